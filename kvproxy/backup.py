@@ -50,11 +50,6 @@ def write_backup(
         archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.
         done: called with the name of each copied file.
         replace: overwrite an existing archive.
-
-    Raises:
-        NotFound: there is no file to save.
-        InvalidRequest: the archive exists, has another suffix, or cannot be written.
-        KvproxyError: a database cannot be read.
     """
     if not archive.name.endswith(_SUFFIXES):
         raise InvalidRequest(
@@ -90,10 +85,7 @@ def write_backup(
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> Backup:
     """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored.
 
-    Raises:
-        NotFound: the archive does not exist.
-        InvalidRequest: the archive is damaged, or files exist.
-        SettingsError: a proxy uses the data folder.
+    `replace` overwrites existing files.
     """
     places = _source_files(settings)
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ _FILE = "serve.lock"
 
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Lock a data folder for the proxy at `url`, which a second proxy's SettingsError names."""
+    """Lock a data folder for the proxy at `url`. If another proxy holds the lock, SettingsError names its URL."""
     with (folder / _FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import EncryptionSettings
 
 _MAGIC = b"\x00kvs\x01"
-"""Prefix of encrypted data; neither JSON nor a chunk begins with it."""
+"""Prefix of encrypted data; no unencrypted data begins with it."""
 _KEY, _NAME, _NONCE = 32, 4, 12
 _BODY = len(_MAGIC) + _NAME + _NONCE
 _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
@@ -37,12 +37,12 @@ class Cipher:
         self.names = frozenset(name.hex() for name in self._ciphers)
 
     def encrypt(self, clear: bytes | bytearray | memoryview, associated_data: bytes) -> bytes:
-        """Encrypt. `decrypt` requires the same `associated_data`, so that ciphertexts cannot be exchanged."""
+        """Encrypt. `decrypt` requires the same `associated_data`, so that no ciphertext can replace another."""
         nonce = os.urandom(_NONCE)
         return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, associated_data)))
 
     def decrypt(self, encrypted: bytes | bytearray | memoryview, associated_data: bytes) -> bytes:
-        """Decrypt. Raises ValueError if the key is unknown, or if the bytes or `associated_data` differ."""
+        """Decrypt. Raises ValueError if the key is unknown, the bytes are damaged, or `associated_data` differs."""
         if not is_encrypted(encrypted):
             raise ValueError("it is not encrypted")
         view = memoryview(encrypted)

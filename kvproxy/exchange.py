@@ -98,7 +98,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request, its response, and what happened in between.
+    """All facts about a request and its response.
 
     Times of steps are values of `time.perf_counter`; 0.0 for a step that did not happen.
 

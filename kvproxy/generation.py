@@ -37,7 +37,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on the output: `text` is a JSON schema, or a grammar in llguidance's Lark."""
+    """A constraint on the output: `text` is a JSON schema, or a grammar in llguidance's Lark syntax."""
 
     kind: Literal["json_schema", "lark"]
     text: str
@@ -74,7 +74,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens. `cached_tokens` of the prompt were not computed; `tier_tokens` of these came from tiers."""
+    """Numbers of tokens. `cached_tokens` came from the prefix cache, including `tier_tokens` from tiers."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -40,7 +40,9 @@ def open_response_cache(
 ) -> ResponseCache:
     """Open the stored responses and their index. A missing file is created.
 
-    Args and errors as for `library.open_async_cache`, and:
+    `library.open_async_cache` describes the other arguments, and the errors.
+
+    Args:
         data: data folder, see `load_embedder`.
         clock: seconds since the epoch.
         tenant_limit: returns the most stored bytes of a tenant; None for no limit.

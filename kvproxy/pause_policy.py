@@ -16,9 +16,9 @@ _MOST_REQUESTS = 12
 # Upper bounds of the classes of pauses, in seconds.
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _PRIOR_PAUSES = 500.0
-"""Weight of the more general distribution, as a number of pauses."""
+"""Weight of a prior distribution, as a number of pauses."""
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-"""Pauses per class in 60 Claude Code sessions (callanjfox/kv-cache-tester); the pause after the last request is endless."""
+"""Pauses per class of `PAUSE_BOUNDS` in 60 Claude Code sessions (callanjfox/kv-cache-tester); the last ones are endless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Survival:
         return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
     def end_probabilities(self) -> list[float]:
-        """Return, for each interval of keep-warm requests, the probability that a pause that reaches it ends in it."""
+        """Return, per interval of keep-warm requests, the probability that a pause ends in it, unless it ended before."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 
@@ -49,7 +49,7 @@ class Survival:
 class PauseTimes:
     """Counts of pauses by client and hour of the day.
 
-    With few pauses in an hour, its distribution approaches the client's; with few of the client, that approaches all clients'.
+    The client's distribution is the prior of an hour's distribution, and has the prior of all clients.
     """
 
     def __init__(self, typical: Sequence[int] = TYPICAL_PAUSES) -> None:
@@ -97,10 +97,10 @@ def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.
 
 
 def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: CachePrices) -> bool:
-    """Whether to write the new tokens of a prompt for one hour.
+    """Whether the provider should cache the new tokens of a prompt for one hour, not five minutes.
 
     Args:
-        new: tokens to write, at the price for five minutes or for one hour.
+        new: number of new tokens.
         unprotected: tokens after the longest prefix that is kept for one hour, including `new`.
     """
     likely = survival.between(KEEP_WARM_SECONDS, HOUR)

@@ -84,11 +84,11 @@ class Quota:
         shared: SharedState | None = None,
     ) -> None:
         self.client = client
-        self.charges_cached = charge_cached
-        self._spent = on_spent
+        self.charge_cached = charge_cached
+        self.on_spent = on_spent
         self._shared = shared
         self._requests = self._bucket("requests", client.requests_per_minute)
-        self._tokens = self._bucket("tokens", client.tokens_per_minute)
+        self.tokens = self._bucket("tokens", client.tokens_per_minute)
         self._in_flight = 0
 
     def _bucket(self, unit: str, per_minute: int | None) -> _Bucket | None:
@@ -100,11 +100,11 @@ class Quota:
         if before.requests_per_minute != client.requests_per_minute:
             self._requests = self._bucket("requests", client.requests_per_minute)
         if before.tokens_per_minute != client.tokens_per_minute:
-            self._tokens = self._bucket("tokens", client.tokens_per_minute)
+            self.tokens = self._bucket("tokens", client.tokens_per_minute)
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator["Account"]:
-        """Admit a request, which is in flight until the `with` block ends. Raises TooManyRequests."""
+        """Admit a request, which is in flight during the `with` block. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
             raise _too_many("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
@@ -117,14 +117,44 @@ class Quota:
         finally:
             self._in_flight -= 1
 
-    async def take(self, tokens: int) -> None:
-        """Charge a client for tokens before they are computed.
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for bucket, unit in ((self._requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None:
+                headers |= bucket.local.headers(unit)
+        return headers
 
-        Raises:
-            TooManyRequests: this minute's quota is used up.
-            RequestTooLarge: the tokens exceed a whole minute's quota.
+
+class Account:
+    """The tokens that one request charges to its client's quota."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._reserved: int | None = None
+
+    async def reserve(self, tokens: int) -> None:
+        """Charge the estimated tokens before they are computed.
+
+        Raises TooManyRequests if this minute's quota is used up, or RequestTooLarge for more than a minute's quota.
         """
-        bucket, per_minute = self._tokens, self.client.tokens_per_minute
+        await self._charge(tokens)
+        self._reserved = (self._reserved or 0) + tokens
+
+    def settle(self, tokens: int) -> None:
+        """Replace all reservations with the actual tokens."""
+        if self._reserved is not None:
+            self._quota.on_spent(self._quota.client.name, tokens)
+            if self._quota.tokens is not None:
+                self._quota.tokens.charge(tokens - self._reserved)
+        self._reserved = None
+
+    async def charge_cached_response(self, tokens: int) -> None:
+        """Charge for a cached response, if the settings require it. Raises as `reserve`."""
+        if self._quota.charge_cached:
+            await self._charge(tokens)
+
+    async def _charge(self, tokens: int) -> None:
+        bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
         if bucket is None or per_minute is None:
             return
         if tokens > per_minute:
@@ -134,43 +164,6 @@ class Quota:
             )
         if (wait := await bucket.take(tokens)) > 0:
             raise _too_many("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
-
-    def correct(self, taken: int, used: int) -> None:
-        """Replace the estimate `taken` with the actual usage."""
-        self._spent(self.client.name, used)
-        if self._tokens is not None:
-            self._tokens.charge(used - taken)
-
-    def headers(self) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
-            if bucket is not None:
-                headers |= bucket.local.headers(unit)
-        return headers
-
-
-class Account:
-    """The charges of one request."""
-
-    def __init__(self, quota: Quota) -> None:
-        self._quota = quota
-        self._taken: int | None = None
-
-    async def reserve(self, tokens: int) -> None:
-        """Charge the estimated tokens before they are computed. Raises as `Quota.take`."""
-        await self._quota.take(tokens)
-        self._taken = (self._taken or 0) + tokens
-
-    def settle(self, tokens: int) -> None:
-        """Replace all reservations with the actual tokens."""
-        if self._taken is not None:
-            self._quota.correct(self._taken, tokens)
-        self._taken = None
-
-    async def charge_cached_response(self, tokens: int) -> None:
-        """Charge for a cached response, if the settings require it. Raises as `Quota.take`."""
-        if self._quota.charges_cached:
-            await self._quota.take(tokens)
 
 
 class Quotas:
@@ -183,7 +176,7 @@ class Quotas:
         self._quotas: dict[str, Quota] = {}
 
     def get(self, client: ClientSettings) -> Quota:
-        """Return a client's quota, with its latest limits."""
+        """Return a client's quota, updated to its current limits."""
         quota = self._quotas.get(client.name)
         if quota is None:
             quota = self._quotas[client.name] = self._make(client)

@@ -113,7 +113,7 @@ class SharedState:
             del self._held[key]
 
     async def beat(self) -> None:
-        """Send a heartbeat, count the running proxies, and look for changes.
+        """Send a heartbeat, and read the number of running proxies and of the last change.
 
         It also releases leases whose release failed.
         """

@@ -37,12 +37,12 @@ class TokenBucket:
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
             f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),
-            f"x-ratelimit-reset-{unit}": _format_duration(self.wait(self.per_minute)),
+            f"x-ratelimit-reset-{unit}": format_limit_reset(self.wait(self.per_minute)),
         }
 
 
-def _format_duration(seconds: float) -> str:
-    """Format seconds for rate limit headers: `350ms`, `12s`, `1m0s`."""
+def format_limit_reset(seconds: float) -> str:
+    """Format seconds as OpenAI's header `x-ratelimit-reset-*`: `350ms`, `12s`, `1m0s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     minutes, rest = divmod(round(seconds), 60)

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from kvproxy.http.routes import EVERY_METHOD
 from kvproxy.http.serve import make_server
-from kvproxy.http.services import Services, build
+from kvproxy.http.services import Services, build_services
 from kvproxy.settings import Settings, load_settings
 from tests.polling import until
 
@@ -96,7 +96,7 @@ def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services
     """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
-    services = build(settings)
+    services = build_services(settings)
     with run_server(make_server(services), port) as url:
         yield url, services
 

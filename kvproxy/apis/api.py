@@ -50,7 +50,7 @@ class Api:
     assembler: type[Assembler]
 
     def check(self, body: JsonMap) -> None:
-        """Raise InvalidRequest if a field that every server checks is missing or invalid."""
+        """Raise InvalidRequest if a field is missing or invalid."""
         raise NotImplementedError
 
     def is_cacheable(self, body: JsonMap) -> bool:
@@ -66,7 +66,7 @@ class Api:
         return last_item_text(body, "messages")
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
-        """Whether a response without `stream` is complete and successful."""
+        """Whether a response is complete and successful."""
         raise NotImplementedError
 
     def output_text(self, response: JsonMap) -> str | None:

@@ -99,7 +99,7 @@ class ChoicesApi(Api):
         return True
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        """Encode a stored response as chunks and [DONE]. Each chunk repeats its `id`, `model`, and similar fields."""
+        """Encode a stored response as chunks and [DONE]."""
         head: JsonObject = {name: value for name, value in response.items() if name not in ("choices", "usage")}
         head |= self.chunk_fields
         has_usage = includes_usage(body)

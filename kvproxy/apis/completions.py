@@ -1,4 +1,4 @@
-"""OpenAI's completions of a raw prompt."""
+"""OpenAI's completions API, for raw prompts."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings. Only equal requests match."""
+"""OpenAI's embeddings API. Only exact hits are possible."""
 
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.choices import ChoiceAssembler

@@ -10,7 +10,7 @@ import orjson
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = dict[str, "Json"]
 JsonMap: TypeAlias = Mapping[str, "Json"]
-"""A read-only object."""
+"""A read-only JSON object."""
 
 # An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")

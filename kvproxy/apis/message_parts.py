@@ -49,7 +49,7 @@ def answer_message(response: JsonMap) -> JsonObject | None:
 
 
 def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
-    """Return `part_digests` of the response's `answer_message`."""
+    """Return `part_digests` of the response's `answer_message`; None without one."""
     message = answer_message(response)
     return None if message is None else part_digests(message)
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""Anthropic's Messages API."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""OpenAI's Responses API."""
 
 from collections.abc import Iterator
 from itertools import chain

@@ -15,7 +15,7 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 def prefer_cached_models(settings: Settings) -> None:
     """Use only the local cache if the Hub is unreachable. Raises ModelUnsupported for a model that is not in it.
 
-    Call it before the import of `huggingface_hub`, which reads the environment.
+    Call it before the import of `huggingface_hub`, which reads `HF_HUB_OFFLINE`.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

@@ -28,7 +28,7 @@ _OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """A metric, or a group of metrics with a common prefix. `members` describes those by name without the prefix."""
+    """A metric, or a group of metrics with a common prefix. `members` are texts by name without the prefix."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "group"]

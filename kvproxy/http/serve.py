@@ -17,7 +17,7 @@ from kvproxy.http.connections.client_connection import refuse_connection
 from kvproxy.http.connections.proxy_server import ProxyServer
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hugging_face_hub import prefer_cached_models
-from kvproxy.http.services import Services, build
+from kvproxy.http.services import Services, build_services
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
 from kvproxy.telemetry.process_log import log_to_stderr
@@ -48,7 +48,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     url = f"http://{host}:{listener.getsockname()[1]}"
     with listener, locked_folder(settings.data, url):
         prefer_cached_models(settings)
-        services = build(settings)
+        services = build_services(settings)
         # Exclude loaded objects from garbage collection, which would stop all requests for 0.1 s.
         gc.collect()
         gc.freeze()

@@ -155,7 +155,7 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def record_change(self, request: Request, change: str) -> None:
-        """Log a change by an operator, and record it if proxies share state in PostgreSQL."""
+        """Log a change by an operator, and record it in the state that proxies share, if any."""
         operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
         _log.info("%s: %s", operator, change)
         if self.shared is not None:
@@ -178,8 +178,8 @@ class Services:
         await asyncio.to_thread(self.answerer.journal.close)
 
 
-def build(settings: Settings) -> Services:
-    """Open the store, and load the embedder and the model.
+def build_services(settings: Settings) -> Services:
+    """Create the services: open the store, and load the embedder and the model.
 
     Raises:
         SettingsError: the store, the embedder, the journal or a tier cannot be used.

@@ -1,4 +1,4 @@
-"""The configuration: one file per section; `tree` reads it."""
+"""The configuration: one file per section; `tree.py` reads them all."""
 
 from kvproxy.settings.cache import LEAST_SIMILARITY, CacheSettings
 from kvproxy.settings.engine import EngineSettings

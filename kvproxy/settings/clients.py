@@ -25,7 +25,7 @@ class ClientSettings(Section):
     )
 
     def accepts(self, digest: str, now: float) -> bool:
-        """Whether a key with this digest is valid at a time in seconds since the epoch."""
+        """Whether a key with this digest is valid at `now`, in seconds since the epoch."""
         if digest == self.previous_key_sha256:
             return self.previous_key_expires is not None and now < self.previous_key_expires
         return digest == self.key_sha256

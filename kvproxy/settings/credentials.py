@@ -20,7 +20,7 @@ def _clean(value: object) -> object:
 
 SecretKey = Annotated[SecretStr | None, BeforeValidator(_clean)]
 PlainKey = Annotated[str | None, BeforeValidator(_clean)]
-"""A key as text. Give such a field `repr=False`."""
+"""A key as text. A field of this type needs `repr=False`, to keep the key out of logs."""
 
 
 def parse_upstream_url(text: str) -> dict[str, str]:

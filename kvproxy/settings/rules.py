@@ -10,7 +10,7 @@ _TENANT_HEADERS = frozenset("authorization api-key x-api-key cookie".split())
 
 
 class RuleSettings(Section):
-    """A rule for some requests; `*` in patterns matches any text."""
+    """A rule for all requests that match its patterns, in which `*` matches any text."""
 
     name: str = Field(min_length=1, max_length=64, description="Name of the rule in `kvproxy explain`.")
     path: str | None = Field(None, description="Pattern of the route, such as /v1/chat/*.")

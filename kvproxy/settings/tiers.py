@@ -6,7 +6,7 @@ from kvproxy.settings.section import Bytes, Seconds, Section
 
 
 class TierSettings(Section):
-    """Storage of keys and values outside the pool."""
+    """Storage of KV chunks outside the engine's block pool."""
 
     host: Bytes | None = Field(None, description='Host memory for chunks, such as "4GiB".')
     disk: Path | None = Field(None, description="Folder for chunks, which survives restarts.")

@@ -1,7 +1,7 @@
 """All settings. Later sources override earlier sources: defaults, TOML file, environment, flags.
 
 Environment variables have the form `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`; an empty variable counts as unset. The TOML file is
-`KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder: from the flag, from `KVPROXY_DATA`, or the platform's.
+`KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder (`--data`, `KVPROXY_DATA`, or the platform's default).
 """
 
 import os

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import event
 from tests.commands.run import ROOT
-from tests.http.test_request_framing import PROBES, responses, statuses
+from tests.http.test_request_heads import PROBES, responses, statuses
 from tests.polling import until
 from tests.ports import free_port
 from tests.postgres_server import empty

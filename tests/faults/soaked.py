@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.http.app import create_app
-from kvproxy.http.services import Services, build
+from kvproxy.http.services import Services, build_services
 from kvproxy.settings import load_settings
 from tests.benchmarks.servers import resident_mib
 from tests.servers import run_app
@@ -55,7 +55,7 @@ def with_resources(services: Services) -> Callable[[Scope, Any, Any], Awaitable[
 def main() -> None:
     upstream, data = sys.argv[1], Path(sys.argv[2])
     own: dict[str, Any] = {"upstream": upstream} if upstream != "-" else {"engine": {"num_blocks": 256}}
-    services = build(load_settings(data=data, cache={"semantic": False, "max_entries": 500}, **own))
+    services = build_services(load_settings(data=data, cache={"semantic": False, "max_entries": 500}, **own))
     with run_app(with_resources(services)) as url:
         print(url, flush=True)
         sys.stdin.read()

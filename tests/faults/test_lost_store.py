@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.http.services import build
+from kvproxy.http.services import build_services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
@@ -67,7 +67,7 @@ def test_nothing_is_called_stored_in_a_deleted_file(
 
 def test_a_proxy_closes_without_its_store(upstream: str, tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    services = build(load_settings(data=tmp_path, upstream=upstream))
+    services = build_services(load_settings(data=tmp_path, upstream=upstream))
     for file in tmp_path.glob("responses.db*"):
         file.unlink()
     asyncio.run(services.close())

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from kvproxy.http.admin import ROUTES
 from kvproxy.http.app import create_app
-from kvproxy.http.services import build
+from kvproxy.http.services import build_services
 from kvproxy.settings import Settings, load_settings
 from tests.servers import run_front, run_upstream
 
@@ -21,7 +21,7 @@ def settings(data: Path, **fields: object) -> Settings:
 
 
 def client_of(found: Settings) -> TestClient:
-    return TestClient(create_app(build(found)), base_url="http://127.0.0.1")
+    return TestClient(create_app(build_services(found)), base_url="http://127.0.0.1")
 
 
 def status(client: TestClient, headers: Mapping[str, str | bytes], base: str = "") -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.http.test_request_framing import HOST, connected, responses
+from tests.http.test_request_heads import HOST, connected, responses
 from tests.servers import run_connections, run_front
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

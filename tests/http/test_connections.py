@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
-from tests.http.test_request_framing import until_closed
+from tests.http.test_request_heads import until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_app, run_front, run_upstream

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS
 from kvproxy.flow import answer
 from kvproxy.http.app import create_app
-from kvproxy.http.services import Services, build
+from kvproxy.http.services import Services, build_services
 from kvproxy.settings import load_settings
 from tests.http.wild import Script, Seen, Wild, observe
 from tests.polling import until
@@ -79,7 +79,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     wild, loops = Wild(), []
     with wild.serve() as direct, pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer, "HOLD_SECONDS", 0.1)
-        services = build(load_settings(data=data, upstream=direct, cache={"semantic": False}))
+        services = build_services(load_settings(data=data, upstream=direct, cache={"semantic": False}))
         inner = create_app(services)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:

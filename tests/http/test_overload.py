@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.settings import load_settings
-from tests.http.test_request_framing import connected, post, statuses, until_closed
+from tests.http.test_request_heads import connected, post, statuses, until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_app, run_front, run_proxy

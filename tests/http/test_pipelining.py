@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kvproxy.http.connections.client_connection import MOST_PIPELINED
-from tests.http.test_request_framing import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
+from tests.http.test_request_heads import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream
 

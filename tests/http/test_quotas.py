@@ -21,10 +21,10 @@ from kvproxy.client_keys import add_client
 from kvproxy.flow.quota_charges import estimate_prompt_tokens
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.quotas import Quotas
+from kvproxy.quotas import Account, Quotas
 from kvproxy.settings.clients import ClientSettings
-from kvproxy.token_bucket import TokenBucket, duration
-from tests.http.test_request_framing import connected, post, until_closed
+from kvproxy.token_bucket import TokenBucket, format_limit_reset
+from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream
 from tests.statuses import makes_entry
@@ -263,7 +263,7 @@ async def test_other_limits_hold_from_the_next_request_on() -> None:
     """They are read from the file without a restart; what was used stays used."""
     quotas = Quotas(Metrics().count_client_tokens, charge_cached=False)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
-    await quotas.get(client).take(60)
+    await Account(quotas.get(client)).reserve(60)
     more = client.model_copy(update={"requests_per_minute": 6})
     told = quotas.get(more).headers()
     assert told["x-ratelimit-limit-requests"] == "6"
@@ -301,7 +301,7 @@ def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[floa
     ("seconds", "text"), [(0.0, "0ms"), (0.35, "350ms"), (12.2, "12s"), (60, "1m0s"), (75.4, "1m15s")]
 )
 def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_limit_reset(seconds) == text
 
 
 def test_an_estimate_counts_every_field_that_may_reach_the_model_and_no_pictures() -> None:

@@ -12,7 +12,7 @@ from kvproxy.backends.embedded_prefix_cache import EmbeddedPrefixCache
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.http.serve import make_server
-from kvproxy.http.services import build
+from kvproxy.http.services import build_services
 from kvproxy.settings import load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_server
@@ -68,7 +68,7 @@ def run_large(data: Path, num_blocks: int, **settings: Any) -> Iterator[tuple[st
         found = load_settings(
             data=data, upstream=upstream, cache={"semantic": False}, limits={"drain_seconds": 0.0}, **settings
         )
-        services = build(found)
+        services = build_services(found)
         services.prefix = EmbeddedPrefixCache(SimpleNamespace(worker=Worker(manager)))  # type: ignore[arg-type]
         with run_server(make_server(services)) as url:
             yield url, manager, services

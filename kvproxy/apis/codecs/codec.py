@@ -47,7 +47,7 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that a completion repeats. Its first token, the only one without a log-probability, stands apart."""
+    """A prompt that a completion repeats, and its first token, which has no log-probability."""
 
     text: str
     first_token: str

@@ -26,9 +26,9 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of the field `param` with the value `json_format`, or the tools that the response may call.
+    """Return the grammar of a JSON response, and the tools that the response may call; one of them is None.
 
-    Raises InvalidRequest for both, since the response would be ambiguous.
+    `param` is the field that contains `json_format`. Raises InvalidRequest for JSON together with tools.
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:

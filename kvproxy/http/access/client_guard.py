@@ -45,7 +45,7 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if they have changed. `change` is the number of the last change in PostgreSQL, or 0."""
+        """Reload the clients if they have changed. `change` numbers the last change in PostgreSQL."""
         stamp = change, *self._file_version()
         if stamp == self._changed:
             return

@@ -84,7 +84,7 @@ async def show(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
-    """Remove all idle blocks from the prefix cache."""
+    """Empty the prefix cache, unless a request is running."""
     return reply(await services(request).prefix.reset())
 
 

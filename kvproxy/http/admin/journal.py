@@ -85,7 +85,7 @@ def _flat(row: RecordWithQuestions) -> dict[str, object]:
 
 
 async def log(request: Request) -> Response:
-    """List matching records, newest first, with numbers below `before`."""
+    """List matching records, newest first, with record numbers below `before`."""
     app, query = services(request), _query(request.query_params)
     rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
     return reply([_flat(row) for row in rows])

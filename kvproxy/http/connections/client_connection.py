@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
-from kvproxy.http.connections import framing
+from kvproxy.http.connections import request_heads
 from kvproxy.http.connections.client_disconnects import BODILESS, JOINS_BODY
 from kvproxy.http.error_responses import error_response
 from kvproxy.settings.limits import LimitSettings
@@ -135,7 +135,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
 
     def _ignore_upgrade(self) -> None:
-        head = framing.head_without_upgrade(
+        head = request_heads.head_without_upgrade(
             self.parser.get_method(), self.parser.get_http_version(), self.url, self.headers
         )
         self.parser = httptools.HttpRequestParser(self)
@@ -175,7 +175,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
         else:
             method, version = self.parser.get_method(), self.parser.get_http_version()
-            self._refusal = framing.head_error(method, version, self.url, self.headers)
+            self._refusal = request_heads.head_error(method, version, self.url, self.headers)
         if self._refusal is not None:
             # Ends the parsing.
             raise self._refusal

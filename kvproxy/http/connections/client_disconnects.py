@@ -25,7 +25,7 @@ _log = logging.getLogger("kvproxy")
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, T], deadline: Deadline, upload_done: asyncio.Event | None = None
 ) -> T:
-    """Await `work`. If the client disconnects or the deadline passes, cancel it and raise ClientDisconnect or an error.
+    """Await `work`, or cancel it when the client disconnects or the deadline passes, and raise the error.
 
     `upload_done` is set when `work` has read the request's body; until then, nothing else may read from the client.
     """

@@ -32,7 +32,7 @@ class Deadlines:
 
     @contextmanager
     def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future that receives `error` at a time of the event loop, or the error of `end_all`."""
+        """Yield a future that receives `error` when the event loop's clock reaches `time`, or the error of `end_all`."""
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[KvproxyError] = loop.create_future()
         if self._final_error is not None:

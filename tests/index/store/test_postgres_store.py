@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.http.services import build
+from kvproxy.http.services import build_services
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres.database import display_name
@@ -29,7 +29,7 @@ def test_a_start_without_the_server_fails_with_the_fix(tmp_path: Path) -> None:
         open_store(url)
     assert "secret" not in str(caught.value)
     with pytest.raises(SettingsError, match="cannot reach"):
-        build(load_settings(data=tmp_path, store=url))
+        build_services(load_settings(data=tmp_path, store=url))
 
 
 def test_an_invalid_url_is_an_error() -> None:

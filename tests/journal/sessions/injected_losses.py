@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from kvproxy.http.serve import make_server
-from kvproxy.http.services import Services, build
+from kvproxy.http.services import Services, build_services
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import main_cause
@@ -118,7 +118,7 @@ class Proxy:
 @contextlib.contextmanager
 def proxy(clock: Any = time.time, **settings: Any) -> Iterator[Proxy]:
     with tempfile.TemporaryDirectory() as folder:
-        services = build(
+        services = build_services(
             load_settings(data=Path(folder), cache={"enabled": False, "semantic": False}, journal=_JOURNAL, **settings)
         )
         services.answerer.clock = clock

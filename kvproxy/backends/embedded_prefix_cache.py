@@ -1,6 +1,5 @@
 """The prefix cache of the embedded engine: its block pool and tiers."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast, get_args
@@ -12,12 +11,11 @@ from kvproxy.backends.prefix_cache import (
     PrefixCacheStats,
     PrefixReport,
     ResetReport,
-    add_branch_texts,
     decode_divergence,
 )
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_pool
+from kvproxy.blocks.chain_tree import TreeNode, nodes_of_pool
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, PoolMap
@@ -44,10 +42,8 @@ class EmbeddedPrefixCache(PrefixCache):
         # A salt begins with the tenant's name.
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
-    async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        nodes = await self._worker.inspect(nodes_of_pool)
-        found, total = await asyncio.to_thread(list_branches, nodes, parent, start, limit)
-        return await add_branch_texts(self, found), total
+    async def _tree_nodes(self) -> list[TreeNode]:
+        return await self._worker.inspect(nodes_of_pool)
 
     async def chains(self) -> list[ChainRow]:
         found = await self._worker.inspect(pool_rows.list_chains)

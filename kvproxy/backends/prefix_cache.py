@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.blocks.chain_tree import Branch
+from kvproxy.blocks.chain_tree import Branch, TreeNode, list_branches
 from kvproxy.blocks.pool_rows import map_rows
 from kvproxy.blocks.row_types import (
     BlockContent,
@@ -155,6 +155,12 @@ class PrefixCache:
 
     async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
         """Return `limit` branches from index `start` below the block `parent` (None: the roots), and the number of all."""
+        found, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
+        contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in found))
+        texts = ["" if content is None else content.text for content in contents]
+        return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total
+
+    async def _tree_nodes(self) -> list[TreeNode]:
         raise no_events_error()
 
     async def chains(self) -> list[ChainRow]:
@@ -216,9 +222,3 @@ async def decode_divergence(divergence: Divergence | None, detokenize: Detokeniz
     parts = (divergence.cached, divergence.prompt, divergence.before)
     cached, prompt, context = await asyncio.gather(*map(detokenize, parts))
     return DivergenceText(divergence.position, cached, prompt, context)
-
-
-async def add_branch_texts(cache: PrefixCache, branches: Sequence[Branch]) -> list[Branch]:
-    contents = await asyncio.gather(*(cache.find_block(branch.names[0]) for branch in branches))
-    texts = ["" if content is None else content.text for content in contents]
-    return [replace(branch, text=text) for branch, text in zip(branches, texts, strict=True)]

@@ -12,10 +12,9 @@ from kvproxy.backends.prefix_cache import (
     PrefixCacheStats,
     PrefixReport,
     ResetReport,
-    add_branch_texts,
     no_events_error,
 )
-from kvproxy.blocks.chain_tree import Branch, list_branches, nodes_of_rows
+from kvproxy.blocks.chain_tree import TreeNode, nodes_of_rows
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
@@ -52,13 +51,12 @@ class FleetPrefixCache(PrefixCache):
             raise NoPrefixCache("engines do not publish their eviction order: see blocks ls and blocks chains")
         return [row for view in slots for row in await view.eviction_queue()]
 
-    async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+    async def _tree_nodes(self) -> list[TreeNode]:
         mirrors = self._mirrors()
         if not mirrors:
             raise no_events_error()
         rows = [row for view in mirrors for row in await view.blocks()]
-        found, total = await asyncio.to_thread(lambda: list_branches(nodes_of_rows(rows), parent, start, limit))
-        return await add_branch_texts(self, found), total
+        return await asyncio.to_thread(nodes_of_rows, rows)
 
     async def chains(self) -> list[ChainRow]:
         return [row for view in self._views() for row in await view.chains()]

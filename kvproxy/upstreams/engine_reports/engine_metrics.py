@@ -8,14 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvproxy.backends.prefix_cache import EngineMetrics
 
 _VLLM = "vllm:cache_config_info"
-_NAMES = (
-    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
-    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", _VLLM,
-    "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:max_total_num_tokens",
-    "sglang:page_size", "sglang:prompt_tokens_total", "sglang:cached_tokens_total",
-    "llamacpp:requests_processing", "llamacpp:requests_deferred", "llamacpp:kv_cache_usage_ratio",
-    "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total",
-)  # fmt: skip
+_PREFIXES = ("vllm:", "sglang:", "llamacpp:")
 
 
 class _Samples:
@@ -23,7 +16,7 @@ class _Samples:
         self.values: dict[str, list[float]] = defaultdict(list)
         self.vllm_config: dict[str, str] = {}
         # Skip histograms, which would take most of the time.
-        lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
+        lines = [line for line in page.splitlines() if line.startswith(_PREFIXES) and "_bucket{" not in line]
         try:
             for family in text_string_to_metric_families("\n".join(lines) + "\n"):
                 for sample in family.samples:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.encryption import Cipher
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix
+from kvproxy.upstreams.llama.packed_tokens import Tokens
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -77,10 +77,6 @@ class SlotFiles:
 
     def get(self, name: str) -> SlotFile | None:
         return self._files.get(name)
-
-    def covered_tokens(self, identity: str, tokens: Tokens) -> int:
-        """Return the length of the longest prefix of `tokens` that a file has."""
-        return max((common_prefix(file.tokens or b"", tokens) for file in self.saved(identity)), default=0)
 
     @property
     def total_bytes(self) -> int:

@@ -54,7 +54,8 @@ class SlotSaver:
         return None if file is None else await self._restore(slot, file)
 
     def unsaved_tokens(self, slot: Slot) -> int:
-        return num_tokens(slot.prefix) - self.files.covered_tokens(self.identity, slot.prefix)
+        saved = (common_prefix(file.tokens or b"", slot.prefix) for file in self.files.saved(self.identity))
+        return num_tokens(slot.prefix) - max(saved, default=0)
 
     def should_save_idle(self, slot: Slot) -> bool:
         return self.is_enabled and self.unsaved_tokens(slot) >= max(
@@ -139,7 +140,11 @@ class SlotSaver:
             await self._client.erase(slot.id)
             for file in unused:
                 if self.files.total_bytes > self._max_bytes and self.files.reserve(file.name):
-                    await self._overwrite(slot, file)
+                    num_bytes = None
+                    try:
+                        num_bytes = (await self._client.save(slot.id, file.name)).num_bytes
+                    finally:
+                        self.files.discard(file.name, num_bytes)
             if name in dict(self.saved_prefixes()):
                 restored = await self._client.restore(slot.id, name)
         except UpstreamError as error:
@@ -147,10 +152,3 @@ class SlotSaver:
         finally:
             if restored is None:
                 slot.prefix, slot.tokens = b"", 0
-
-    async def _overwrite(self, slot: Slot, file: SlotFile) -> None:
-        num_bytes = None
-        try:
-            num_bytes = (await self._client.save(slot.id, file.name)).num_bytes
-        finally:
-            self.files.discard(file.name, num_bytes)

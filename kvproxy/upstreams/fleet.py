@@ -14,7 +14,7 @@ from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.prefix_match import compute_hashes
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.conversation_key import affinity_key
+from kvproxy.upstreams.affinity_key import affinity_key
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import Ring, rank_engines

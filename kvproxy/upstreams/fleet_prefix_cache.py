@@ -19,7 +19,7 @@ from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolRepor
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.llama.slot_view import SlotView
-from kvproxy.upstreams.mirrored_prefix import MirrorView, reset_engine
+from kvproxy.upstreams.mirror_view import MirrorView, reset_engine
 
 
 class FleetPrefixCache(PrefixCache):

@@ -24,7 +24,7 @@ from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.shared_state import SharedState
 
 MAX_UNSENT_BYTES = 256 * 1024
-"""Bytes that are read from the backend before a client receives them."""
+"""Maximum bytes that are read from the backend ahead of the clients."""
 PARSE_STEP_BYTES = 4 * 1024
 """Bytes that are parsed before other tasks may run: about 25 events, or half a millisecond."""
 

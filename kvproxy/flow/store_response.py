@@ -60,7 +60,7 @@ class ResponseWriter:
         return min(first_set((max_age,), self.settings.ttl), first_set((longest,), math.inf))
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
-        """Return the fresh response to an equal request. Raises a CacheStoreError."""
+        """Return the fresh response to an equal request, if its `max-age` permits. Raises a CacheStoreError."""
         entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
         max_age = exchange.api_request.control.max_age
         if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):

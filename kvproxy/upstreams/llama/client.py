@@ -14,7 +14,7 @@ from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 _SECONDS = 2.0
-"""Timeout of calls that delay a client. Older servers respond only between two batches."""
+"""Timeout of calls that delay a client. Older servers do not respond while they compute a batch."""
 _FILE_SECONDS = 60.0
 """Timeout of saving or restoring a slot, which may have gigabytes."""
 

@@ -104,7 +104,7 @@ class Placement:
         self._unplaced_before = server.unplaced_requests
 
     def follow(self, reply: RelayedResponse) -> None:
-        """Capture the response, and release the slot after its end."""
+        """Record the response while it passes, and release the slot after its end."""
         capture = ResponseCapture(self.request.api, reply.streams)
         reply.chunks = capture.capture(reply.chunks)
         reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))

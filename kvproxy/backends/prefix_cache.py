@@ -96,8 +96,6 @@ class PrefixReport:
         engine, rank: URL and data-parallel rank of the engine with the longest prefix.
         engines: cached tokens by URL.
         complete: all cached tokens of the engine are known.
-        hashes_match: published hashes equal the proxy's, so the configured algorithm and seed are right.
-        digests: the prompt's block hashes.
         groups: reuse by KV cache group; empty if all layers have full attention.
         slots: the engine is llama.cpp.
     """
@@ -112,8 +110,6 @@ class PrefixReport:
     rank: int | None = None
     engines: dict[str, int] = field(default_factory=dict)
     complete: bool | None = None
-    hashes_match: bool | None = None
-    digests: tuple[str, ...] = ()
     groups: tuple[GroupMatch, ...] = ()
     slots: bool = False
 

@@ -83,8 +83,6 @@ class MirrorView:
             engine=self._engine.url,
             rank=rank,
             complete=self._mirror.complete,
-            hashes_match=match.hashes_match,
-            digests=tuple(digest.hex() for digest in match.hashes.digests),
         )
 
 

@@ -83,8 +83,7 @@ def test_explain_predicts_the_reused_tokens(pair: tuple[str, str]) -> None:
     until(lambda: told(mirror)["matched_tokens"] == told(engine)["matched_tokens"] > 0)
     before = told(mirror)
     assert before["divergence"] == told(engine)["divergence"]
-    assert before["hashes_match"]
-    assert before["blocks"] == [digest[-16:] for digest in before["digests"]][: len(before["blocks"])]
+    assert before["reason"] is None, "the hashes of the engine do not match"
     usage = ask(mirror, "What is evidence?").json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == before["matched_tokens"]
     assert usage["prompt_tokens"] == before["prompt_tokens"]

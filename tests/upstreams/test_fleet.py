@@ -108,7 +108,7 @@ def test_requests_follow_their_prefix(tmp_path: Path) -> None:
 
         chat = {"model": "m", "messages": [{"role": "user", "content": prompts[1] + "x"}]}
         found = running.post("/explain", chat).json()["prefix"]
-        assert (found["matched_tokens"], found["engine"], found["hashes_match"]) == (96, urls[1], True)
+        assert (found["matched_tokens"], found["engine"], found["reason"]) == (96, urls[1], None)
         assert found["engines"] == {urls[0]: 0, urls[1]: 96, urls[2]: 0}
 
         # After an eviction, requests go to the engine with the prefix.

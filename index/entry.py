@@ -67,7 +67,7 @@ class Entry:
             "response": json.loads(self.response),
         }
 
-    def line(self) -> bytes:
+    def export_line(self) -> bytes:
         """Return a line of an export, which contains the bodies as stored, because parsing could change them."""
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
         # JSON strings contain no unescaped line breaks.
@@ -105,16 +105,9 @@ class Entry:
 
 
 _NAMES = tuple(column.name for column in fields(Entry))
-_SUMMARY = (
-    *("id", "namespace", "model", "prompt", "created", "hits", "last_hit", "expires", "endpoint", "tenant", "semantic"),
-    *("prompt_tokens", "completion_tokens", "tags", "backend", "request_id"),
-    *("stale_while_revalidate", "stale_if_error"),
-)
-_TEXTS = ("id", "key", "namespace", "tenant", "model", "endpoint", "prompt", "backend", "request_id")
-_NUMBERS = (
-    *("created", "expires", "last_hit", "hits", "prompt_tokens", "completion_tokens"),
-    *("stale_while_revalidate", "stale_if_error"),
-)
+_SUMMARY = tuple(name for name in _NAMES if name not in ("key", "request", "response"))
+_TEXTS = tuple(column.name for column in fields(Entry) if column.type is str)
+_NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, float)), "last_hit")
 _MAX_NUMBER = 2**63 - 1  # The largest integer of the databases.
 
 

@@ -5,7 +5,7 @@ import asyncio
 from kvproxy.index.entry import Entry
 
 _MAX_BYTES = 32 * 2**20
-"""Size of all pending writes above which new requests wait; enough for hundreds of small writes."""
+"""Size of all pending writes from which further ones delay their responses; enough for hundreds of small entries."""
 
 
 class PendingWrite:
@@ -44,7 +44,7 @@ class PendingWrite:
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
 
-    async def entry(self, seconds: float | None = None) -> Entry | None:
+    async def wait_for_entry(self, seconds: float | None = None) -> Entry | None:
         """Wait for redaction, and return the entry; None if it must not be stored, or after a timeout."""
         if not self._entry.done():
             await asyncio.wait([self._entry], timeout=seconds)

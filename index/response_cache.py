@@ -39,13 +39,13 @@ class ResponseCache:
         """Return the redacted text; raises RedactionFailed."""
         return text if self._redact is None else await asyncio.to_thread(self._redact, text)
 
-    async def is_comparable(self, question: str) -> bool:
+    async def is_unchanged_by_redaction(self, question: str) -> bool:
         return self._redact is None or await self.redact_text(question) == question
 
     async def find(self, key: str) -> Entry | None:
         """Return the stored or pending entry with a key, unless its last stale period is over."""
         pending = self.pending_writes.get(key)
-        entry = await pending.entry() if pending is not None else None
+        entry = await pending.wait_for_entry() if pending is not None else None
         if entry is not None:
             return entry if entry.freshness(self._clock()) != "expired" else None
         # Reading a file takes less time than starting a thread.

@@ -47,7 +47,7 @@ class AsyncCache:
         entry = await cache.find(_digest(namespace, question))
         if entry is not None and entry.expires <= self._clock():
             entry = None
-        if entry is None and cache.semantic is not None and await cache.is_comparable(question):
+        if entry is None and cache.semantic is not None and await cache.is_unchanged_by_redaction(question):
             lookup = await cache.semantic.lookup(_digest(namespace), question)
             entry, similarity = lookup.entry, lookup.similarity
         if entry is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.evaluation.stream_evaluation import make_stream, read_stream
+from kvproxy.index.evaluation.stream_evaluation import embed_stream, read_stream
 from kvproxy.index.evaluation.stream_replay import StoredQuestions, Stream
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.learned.error_model import FEATURES, REACH, compute_features
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stream", type=Path)
     options = parser.parse_args()
-    stream = make_stream(read_stream(options.stream), load_embedder(), None, lambda share: None)
+    stream = embed_stream(read_stream(options.stream), load_embedder(), None, lambda share: None)
     parts = []
     for seed, dropped in ((0, 0.8), (3, 0.5)):
         order = list(range(len(stream.texts)))

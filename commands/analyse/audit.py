@@ -93,7 +93,7 @@ def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
 def _print(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]", *, history: bool
 ) -> None:
-    from kvproxy.index.evaluation.confidence_intervals import wilson
+    from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 
     names = ("original", "changed") if history else ("cold", "warm")
     if different:
@@ -113,7 +113,7 @@ def _print(
             " --enable-prompt-tokens-details), and support cache_salt or --flush"
         )
         return
-    low, high = wilson(len(different), len(proven))
+    low, high = wilson_interval(len(different), len(proven))
     typer.echo(
         f"{len(different):,} of {len(proven):,} {names[1]} responses differ from the {names[0]} response"
         f" ({percent(len(different) / len(proven))}, between {percent(low)} and {percent(high)})"
@@ -139,13 +139,13 @@ def _tokens_from(tokens: tuple[str, ...], at: int) -> str:
 def _document(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]"
 ) -> dict[str, Any]:
-    from kvproxy.index.evaluation.confidence_intervals import wilson
+    from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 
     return {
         "pairs": len(pairs),
         "proven": len(proven),
         "flips": len(different),
-        "interval": list(wilson(len(different), len(proven))),
+        "interval": list(wilson_interval(len(different), len(proven))),
         "differ": [
             {
                 "request": pair.number,

@@ -74,5 +74,5 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
     if not store_exists(settings):
         raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
     with open_configured_store(settings) as opened:
-        encrypted = opened.encrypt_again()
+        encrypted = opened.reencrypt()
     return text_output({"encrypted": encrypted}, f"encrypted {plural(encrypted, 'response')}")

@@ -3,7 +3,7 @@ import math
 _Z = 1.96  # 95%
 
 
-def wilson(count: int, total: int) -> tuple[float, float]:
+def wilson_interval(count: int, total: int) -> tuple[float, float]:
     """Return the 95% Wilson confidence interval of the share `count / total`; (0, 1) if the total is 0."""
     if not total:
         return 0.0, 1.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import Pair
 from kvproxy.index.evaluation.stream_evaluation import Progress, embed
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
@@ -162,7 +162,9 @@ def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> lis
         served = scores >= level
         count, right = int(served.sum()), int((served & same).sum())
         shares = right / max(1, total), (count - right) / count if count else None
-        points.append(LevelResult(level, *shares, count, wilson(right, total), wilson(count - right, count)))
+        points.append(
+            LevelResult(level, *shares, count, wilson_interval(right, total), wilson_interval(count - right, count))
+        )
     return points
 
 

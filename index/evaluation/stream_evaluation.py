@@ -103,7 +103,7 @@ def _line(record: dict[str, Any]) -> StreamLine:
     return line
 
 
-def make_stream(
+def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
     """Embed the questions of a stream for a replay.

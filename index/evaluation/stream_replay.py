@@ -6,7 +6,7 @@ import numpy as np
 
 from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Decision, Neighbour, Policy, Ruling
+from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
 
 AnswersEqual = Callable[[int, int], bool]
@@ -166,18 +166,18 @@ def replay(
             Neighbour(stream.texts[stored.lines[place]], cosine, name)
             for place, cosine, name in zip(places, cosines, classes, strict=True)
         ]
-        ruling = policy.decide(stream.texts[line], neighbours) if neighbours else Ruling([], None)
+        result = policy.decide(stream.texts[line], neighbours) if neighbours else PolicyResult([], None)
         if neighbours:
-            ranked = [_score(*pair, policy) for pair in zip(ruling.decisions, neighbours, strict=True)]
+            ranked = [_score(*pair, policy) for pair in zip(result.decisions, neighbours, strict=True)]
             best = int(np.argmax(ranked))
             scores[line], right[line] = ranked[best], stream.same(int(stored.lines[places[best]]), line)
-        if ruling.chosen is not None and chance() >= ruling.exploration_share:
-            chosen = int(stored.lines[places[ruling.chosen]])
+        if result.chosen is not None and chance() >= result.exploration_share:
+            chosen = int(stored.lines[places[result.chosen]])
             served[line], wrong[line] = True, not stream.same(chosen, line)
-            if ruling.record is not None and isinstance(policy, LearnedPolicy):
-                policy.record_served("", ruling.record.risk)
+            if result.record is not None and isinstance(policy, LearnedPolicy):
+                policy.record_served("", result.record.risk)
         else:
-            joined = _learn(stream, policy, stored, line, places, classes, ruling, judge)
+            joined = _learn(stream, policy, stored, line, places, classes, result, judge)
             stored.add(line, joined)
         if line % 100 == 0:
             progress(line / count)
@@ -199,11 +199,11 @@ def _learn(
     line: int,
     places: Sequence[int],
     classes: Sequence[str],
-    ruling: Ruling,
+    result: PolicyResult,
     judge: AnswersEqual | None,
 ) -> str:
     own = digest(stream.answers[line]) if judge is None else f"line {line}"
-    record, compare = ruling.record, judge or stream.same
+    record, compare = result.record, judge or stream.same
     if record is None or not isinstance(policy, LearnedPolicy):
         return own
     judged = int(stored.lines[places[record.place]])
@@ -223,12 +223,12 @@ def _learn(
                 f"line {judged}",
                 assignment.right,
                 "answer",
-                ruling.chosen is not None,
+                result.chosen is not None,
                 0.0,
                 answer=classes[record.place],
                 features=record.features,
                 error=record.error,
-                chance=ruling.exploration_share if ruling.chosen is not None else 1.0,
+                chance=result.exploration_share if result.chosen is not None else 1.0,
                 vetoes=policy.vetoes(question, cached_question),
                 joined=joined,
                 checked=record.checked,

@@ -44,13 +44,13 @@ class ThreadedEmbedder:
         self._threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._threads, "kvproxy-embed")
 
-    def _one(self, text: str) -> np.ndarray:
+    def _embed_one(self, text: str) -> np.ndarray:
         raise NotImplementedError
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         if len(texts) < 2 or self._threads == 1:
-            return np.array([self._one(text) for text in texts], dtype=np.float32).reshape(-1, self.dim)
-        return np.stack(list(self._pool.map(self._one, texts)))
+            return np.array([self._embed_one(text) for text in texts], dtype=np.float32).reshape(-1, self.dim)
+        return np.stack(list(self._pool.map(self._embed_one, texts)))
 
 
 class SentenceEmbedder:

@@ -127,10 +127,12 @@ def _script(text: str) -> str | None:
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
     """Whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
-    return not has_hidden_text(text) and is_known(text, languages, embedder.vocabulary) and embedder.can_read(text)
+    return (
+        not has_hidden_text(text) and is_in_languages(text, languages, embedder.vocabulary) and embedder.can_read(text)
+    )
 
 
-def is_known(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
+def is_in_languages(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
     """Whether a text is in one of several languages.
 
     Args:

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, find_rejection
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
 _HOPELESS = 0.55
 """Share of the level. If a neighbour's score is lower, farther neighbours are not scored: only 0.1% would be accepted."""
@@ -31,9 +31,9 @@ class CheckedPolicy:
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
-    ) -> Ruling:
+    ) -> PolicyResult:
         if not self._verifier.can_read(question):
-            return Ruling([Decision("vetoed", "language") for _ in neighbours], None)
+            return PolicyResult([Decision("vetoed", "language") for _ in neighbours], None)
         floor = max(self.floor, limits.min_similarity or 0.0)
         level = max(self.level, limits.min_probability or 0.0)
         decisions = [Decision("not compared") for _ in neighbours]
@@ -46,8 +46,8 @@ class CheckedPolicy:
             score = float(self._verifier.score([(question, neighbour.prompt)], cosine)[0])
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
-                return Ruling(decisions, place)
+                return PolicyResult(decisions, place)
             decisions[place] = Decision("low probability", score=score)
             if score < _HOPELESS * level:
                 break
-        return Ruling(decisions, None)
+        return PolicyResult(decisions, None)

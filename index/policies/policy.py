@@ -58,7 +58,7 @@ _DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}
 _DIFFERENCES["context"] = "an earlier question has another meaning"
 
 
-def meaning_of(verdict: Verdict, guard: str | None) -> str:
+def describe_verdict(verdict: Verdict, guard: str | None) -> str:
     return _MEANINGS.get(verdict) or _DIFFERENCES.get(guard or "", "the guards found a difference")
 
 
@@ -96,7 +96,7 @@ class LearningRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class PolicyResult:
     """The decisions on all neighbours of a question.
 
     Attributes:
@@ -178,7 +178,7 @@ class Policy(Protocol):
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
-    ) -> Ruling:
+    ) -> PolicyResult:
         """Decide about all neighbours, which must be sorted, nearest first."""
 
 

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, Ruling, find_rejection
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
 
 class ThresholdPolicy:
@@ -16,11 +16,11 @@ class ThresholdPolicy:
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
-    ) -> Ruling:
+    ) -> PolicyResult:
         floor = max(self.floor, limits.min_similarity or 0.0)
         decisions = [
             find_rejection(question, neighbour, floor, self._guards) or Decision("accepted", score=neighbour.similarity)
             for neighbour in neighbours
         ]
         accepted = (place for place, decision in enumerate(decisions) if decision.verdict == "accepted")
-        return Ruling(decisions, next(accepted, None))
+        return PolicyResult(decisions, next(accepted, None))

@@ -42,7 +42,7 @@ class EarlierTurns:
         self._embed = embed
         self._known: dict[tuple[str, str], bool] = {}
 
-    def match(self, question: str) -> bool:
+    def matches(self, question: str) -> bool:
         """Whether each earlier turn equals that of a stored question, or the policy accepts the difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))

@@ -5,15 +5,15 @@ import numpy as np
 
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, Ruling
+from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult
 from kvproxy.index.search.conversations import EarlierTurns, last_turn
 from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
-from kvproxy.index.search.neighbours import Neighbours
+from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
-"""Multiple of `reach` to search for fresh entries, if one of the nearest entries has expired."""
+"""If one of the nearest `reach` entries has expired, this multiple of entries is searched for fresh ones."""
 
 
 class Decider:
@@ -29,7 +29,7 @@ class Decider:
     def __init__(
         self,
         store: Store,
-        neighbours: Neighbours,
+        vector_search: VectorSearch,
         observations: Observations | None,
         policy: Policy,
         make_policy: Callable[[PolicyName], Policy] | None,
@@ -37,7 +37,7 @@ class Decider:
         embed: Callable[[str], np.ndarray | None] = lambda text: None,
     ) -> None:
         self._store = store
-        self._neighbours = neighbours
+        self._vector_search = vector_search
         self._observations = observations
         self.policy = policy
         self._other = make_policy
@@ -62,7 +62,7 @@ class Decider:
         """Return the nearest `reach` entries, and the nearest `reach` of an allowed freshness, with their cosines."""
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
-            found = self._neighbours.search(request.namespace, vector, count, floor)
+            found = self._vector_search.search(request.namespace, vector, count, floor)
             # An earlier version or an import may have stored a question with hidden text.
             return [(head, cosine) for head, cosine in found if not has_hidden_text(head.prompt)]
 
@@ -92,17 +92,17 @@ class Decider:
             if place in decisions:
                 continue
             # A policy refuses a neighbour below the floor anyway.
-            if cosine >= policy.floor and not earlier.match(head.prompt):
+            if cosine >= policy.floor and not earlier.matches(head.prompt):
                 decisions[place] = Decision("vetoed", "context")
             else:
                 neighbours[place] = Neighbour(last_turn(head.prompt), cosine, head.answer)
-        eligible, ruling = list(neighbours), Ruling([], None)
+        eligible, result = list(neighbours), PolicyResult([], None)
         if neighbours:
             question = last_turn(request.question)
-            ruling = policy.decide(question, list(neighbours.values()), request.limits, request.namespace)
-        chosen_place = None if ruling.chosen is None else eligible[ruling.chosen]
-        explored = chosen_place is not None and request.explore and self.random_number() < ruling.exploration_share
-        decisions |= zip(eligible, ruling.decisions, strict=True)
+            result = policy.decide(question, list(neighbours.values()), request.limits, request.namespace)
+        chosen_place = None if result.chosen is None else eligible[result.chosen]
+        explored = chosen_place is not None and request.explore and self.random_number() < result.exploration_share
+        decisions |= zip(eligible, result.decisions, strict=True)
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
         candidates = []
@@ -110,20 +110,20 @@ class Decider:
             made = decisions[place]
             values = (made.verdict, made.guard, made.score, made.error)
             candidates.append(Candidate(head.id, head.prompt, cosine, head.answer, *values))
-        observation = _observation(ruling, [candidates[place] for place in eligible])
+        observation = _observation(result, [candidates[place] for place in eligible])
         chosen = None if chosen_place is None else candidates[chosen_place]
         # The entry may have been removed since the search.
         entry = self._store.get(chosen.id) if chosen is not None and not explored else None
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
 
 
-def _observation(ruling: Ruling, near: Sequence[Candidate]) -> PendingObservation | None:
-    record, accepted = ruling.record, ruling.chosen is not None
+def _observation(result: PolicyResult, near: Sequence[Candidate]) -> PendingObservation | None:
+    record, accepted = result.record, result.chosen is not None
     if record is None:
-        scores = {place: made.score for place, made in enumerate(ruling.decisions) if made.score is not None}
-        place = max(scores, key=scores.__getitem__, default=None) if ruling.chosen is None else ruling.chosen
+        scores = {place: made.score for place, made in enumerate(result.decisions) if made.score is not None}
+        place = max(scores, key=scores.__getitem__, default=None) if result.chosen is None else result.chosen
         if place is None:
             return None
         record = LearningRecord(place, None, 0.0)
-    share = ruling.exploration_share if accepted else 1.0
+    share = result.exploration_share if accepted else 1.0
     return PendingObservation(near[record.place], record, tuple(near), accepted, share)

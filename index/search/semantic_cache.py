@@ -13,7 +13,7 @@ import numpy as np
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.models.embedder import Embedder, EmbeddingCache
-from kvproxy.index.models.languages import EVERY, can_match, is_known
+from kvproxy.index.models.languages import EVERY, can_match, is_in_languages
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -23,7 +23,7 @@ from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
-from kvproxy.index.search.neighbours import open_neighbours
+from kvproxy.index.search.vector_search import open_vector_search
 from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
@@ -69,10 +69,10 @@ class SemanticCache:
         self._embeddings = EmbeddingCache(embedder)
         self.observations = observations
         self._languages = tuple(languages)
-        self._neighbours = open_neighbours(store, embedder.name, embedder.dim)
-        store.removal_listeners.append(lambda removed: self._neighbours.remove(removed))
+        self._vector_search = open_vector_search(store, embedder.name, embedder.dim)
+        store.removal_listeners.append(lambda removed: self._vector_search.remove(removed))
         self.decider = Decider(
-            store, self._neighbours, observations, policy, make_policy, random_number, self._vector_or_none
+            store, self._vector_search, observations, policy, make_policy, random_number, self._vector_or_none
         )
         self.pending_writes = PendingWrites()
         self._writes = WriteBatcher(self._write)
@@ -94,8 +94,8 @@ class SemanticCache:
     def _vector_or_none(self, text: str) -> np.ndarray | None:
         return self._embeddings.vectors([text])[0] if self.can_read(text) else None
 
-    def has_vector(self, text: str) -> bool:
-        return is_known(last_turn(text), self._languages, self._embedder.vocabulary)
+    def supports_language(self, text: str) -> bool:
+        return is_in_languages(last_turn(text), self._languages, self._embedder.vocabulary)
 
     async def lookup(
         self,
@@ -138,7 +138,7 @@ class SemanticCache:
         return found
 
     async def _has_vectors(self, namespace: str) -> bool:
-        holds = self._neighbours.has_vectors
+        holds = self._vector_search.has_vectors
         return await asyncio.to_thread(holds, namespace) if self._store.remote else holds(namespace)
 
     def _look_up(self, request: LookupRequest) -> LookupResult:
@@ -213,7 +213,7 @@ class SemanticCache:
             self._store.add_vectors(found, self._embedder.name)
             self._store.unindex([entry.id for entry in missing if entry.id not in vectors])
             embedded += len(found)
-        self._neighbours.load()
+        self._vector_search.load()
         return embedded
 
     def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
@@ -240,7 +240,9 @@ class SemanticCache:
         with self._order:
             numbers = self._store.add_vectors([(entry, vectors[entry.id]) for entry in embedded], self._embedder.name)
             added = [NewEntry(entry, vectors[entry.id], self._embedder.name) for entry in embedded]
-            self._neighbours.index_entries(added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ()))
+            self._vector_search.index_entries(
+                added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ())
+            )
         self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
     async def _embed_deferred(self) -> bool:
@@ -256,20 +258,20 @@ class SemanticCache:
         with self._order:
             result = self._store.put_many(entries)
             try:
-                self._neighbours.index_entries(entries, result)
+                self._vector_search.index_entries(entries, result)
             except Exception:
                 # The entries are stored and have exact hits. At the next start, they enter the index.
                 _log.exception("the index did not follow a write")
         return result
 
     def _unindex(self, ids: Sequence[str]) -> None:
-        self._neighbours.remove(self._store.unindex(ids))
+        self._vector_search.remove(self._store.unindex(ids))
 
     def maintain(self) -> None:
         """Store observations, read those of other proxies, and maintain the indexes; called periodically."""
         if self.learning is not None:
             self.learning.flush()
-        self._neighbours.maintain()
+        self._vector_search.maintain()
 
     def close(self) -> None:
         self._queue.close()
@@ -277,4 +279,4 @@ class SemanticCache:
             # The store logs its failure. The rest of the proxy must still close.
             with contextlib.suppress(CacheStoreError):
                 self.learning.flush()
-        self._neighbours.close()
+        self._vector_search.close()

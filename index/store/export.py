@@ -14,7 +14,7 @@ IMPORT_BATCH = 256
 
 
 def export_lines(store: Store) -> Iterator[bytes]:
-    return (entry.line() for entry in store.entries())
+    return (entry.export_line() for entry in store.entries())
 
 
 def read_lines(lines: bytes) -> list[Entry]:

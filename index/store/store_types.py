@@ -96,7 +96,7 @@ class RemovedEntry:
     """An entry that was removed, or not stored.
 
     Attributes:
-        numbers: numbers of its vectors.
+        numbers: see `WriteResult`; an entry has a vector for each embedder.
         reason: None if it was not stored, because it exceeds the capacity.
     """
 

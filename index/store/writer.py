@@ -153,7 +153,7 @@ class StoreWriter:
             chosen = self.database.is_in("entry", "ids")
             run(f"update answers set name = entry where {chosen}", {"ids": self.database.array(ids)})
 
-    def encrypt_again(self) -> int:
+    def reencrypt(self) -> int:
         cipher, resealed = self.codec.cipher, 0
         if cipher is None:
             return 0

@@ -14,7 +14,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.policy import meaning_of
+from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import earlier_turns
 from kvproxy.index.search.lookup_result import FRESH, Candidate
 from kvproxy.index.store import EntryFilter, Store
@@ -117,11 +117,11 @@ async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheK
     text = key.text
     if text is None:
         why = "this request is answered from an equal one only (tools, images, structured or long input)"
-    elif not await answerer.cache.is_comparable(text):
+    elif not await answerer.cache.is_unchanged_by_redaction(text):
         why = "a part of it is redacted, so only an equal request is answered alike"
     elif has_hidden_text(text):
         why = "it holds characters that a reader does not see, or words of two alphabets"
-    elif not cache.has_vector(text):
+    elif not cache.supports_language(text):
         why = "it is in a language that the models in use do not know, see cache.languages"
     elif not cache.can_read(text):
         why = "the embedder does not read all of this text (letters, length)"
@@ -135,7 +135,7 @@ async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheK
 
 
 def _neighbour_report(candidate: Candidate, question: str, *, served: bool) -> dict[str, object]:
-    why = meaning_of(candidate.verdict, candidate.guard)
+    why = describe_verdict(candidate.verdict, candidate.guard)
     if candidate.verdict == "accepted" and earlier_turns(candidate.prompt) != earlier_turns(question):
         why += ", and the earlier questions mean the same"
     return {

@@ -96,7 +96,7 @@ class CacheLookup:
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
         with _failures_logged(exchange):
-            if self._semantic is None or key.text is None or not await self._cache.is_comparable(key.text):
+            if self._semantic is None or key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
                 return None
             seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
             lookup = await self._semantic.lookup(

@@ -80,7 +80,7 @@ class ResponseWriter:
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
         pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
         pending.task.add_done_callback(partial(self._written, exchange, entry))
-        await pending.entry(self.settings.lookup_timeout)
+        await pending.wait_for_entry(self.settings.lookup_timeout)
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending

@@ -3,7 +3,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
-from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, storage_price
 from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
@@ -152,7 +152,8 @@ def _wrong_interval(counts: Mapping[str, int] | None, settings: CacheSettings) -
     if counts is not None and counts["accepted"]:
         wrong, compared = counts["accepted_wrong"], counts["accepted"]
         return WrongInterval(
-            *wilson(wrong, compared), f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong"
+            *wilson_interval(wrong, compared),
+            f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong",
         )
     if settings.policy == "learned":
         return WrongInterval(0.0, settings.max_error, "the policy's bound, cache.max_error")

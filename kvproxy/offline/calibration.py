@@ -7,7 +7,7 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.index.evaluation.pair_evaluation import Calibration, ConfiguredLevels, calibrate
-from kvproxy.index.evaluation.stream_evaluation import StreamReport, curve, make_stream, measure, read_stream
+from kvproxy.index.evaluation.stream_evaluation import StreamReport, curve, embed_stream, measure, read_stream
 from kvproxy.index.evaluation.stream_replay import ReplayObservations
 from kvproxy.index.models.content_words import new_words_test
 from kvproxy.index.models.embedder import Embedder, load_embedder
@@ -65,7 +65,7 @@ def calibrate_stream(
         lines = read_stream(file)
         embedder, verifier = _models(settings)
         similarity = cache.judge_similarity if judge == "similarity" else None
-        stream = make_stream(lines, embedder, similarity, progress)
+        stream = embed_stream(lines, embedder, similarity, progress)
         checked, new_words = None, new_words_test(embedder.name)
         if verifier is not None:
             checked = CheckedPolicy(verifier, cache.min_probability, LEAST_SIMILARITY["checked"], guards)

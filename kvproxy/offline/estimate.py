@@ -7,7 +7,7 @@ from random import Random
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Match
-from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
 from kvproxy.offline.prefix_estimate import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
@@ -27,7 +27,7 @@ class WrongShare:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return the 95% confidence interval of the share; None without comparisons."""
-        return wilson(self.wrong, self.compared) if self.compared else None
+        return wilson_interval(self.wrong, self.compared) if self.compared else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.languages import can_match
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
@@ -231,7 +231,7 @@ def main() -> None:
             hijacked.append({"target": target, "text": found[0], "queries": found[1]})
             print(f"  {target!r} <- {found[0]!r} after {found[1]:,} queries", flush=True)
         if number % 5 == 0 or number == len(chosen):
-            low, high = wilson(len(hijacked), number)
+            low, high = wilson_interval(len(hijacked), number)
             print(f"{number:,} targets, {len(hijacked)} hijacked: {len(hijacked) / number:.1%} ({low:.1%} to {high:.1%}),"
                   f" {time.perf_counter() - start:,.0f} s", flush=True)  # fmt: skip
     print("refusals:", ", ".join(f"{name} {count:,}" for name, count in oracle.refusals.most_common()))

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings
@@ -152,7 +152,7 @@ def main() -> None:
         hits[case.kind] += hit
     print("| set | cases | served | 95% interval |\n|---|---|---|---|")
     for kind, total in totals.items():
-        low, high = wilson(hits[kind], total)
+        low, high = wilson_interval(hits[kind], total)
         print(f"| {kind} | {total:,} | {hits[kind]:,} ({hits[kind] / total:.2%}) | {low:.2%} to {high:.2%} |")
     right, wrong = hits["rephrased"], hits["one earlier near-miss"]
     share = wrong / max(1, right + wrong)

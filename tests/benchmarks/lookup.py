@@ -26,7 +26,7 @@ from tests.benchmarks.stored_questions import (
     FOLDER,
     NAMESPACE,
     QuestionVectors,
-    open_neighbours,
+    open_vector_search,
     prepare_store,
 )
 
@@ -76,7 +76,7 @@ def measure(folder: Path, size: int, count: int) -> None:
     path = prepare_store(folder, size)
     with contextlib.ExitStack() as stack:
         before, began = free_memory(), time.perf_counter()
-        store, neighbours = stack.enter_context(open_neighbours(path))
+        store, neighbours = stack.enter_context(open_vector_search(path))
         load, memory = time.perf_counter() - began, free_memory() - before
         queries = QuestionVectors(folder, size + 1).moved(sample(store, min(count, size)))
         index, nearest = neighbours.indexes[NAMESPACE], exact_nearest(store, queries)

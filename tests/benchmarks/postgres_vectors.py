@@ -14,7 +14,7 @@ import numpy as np
 import psycopg
 
 from kvproxy.index.store import open_store
-from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+from kvproxy.index.store.postgres.vector_search import PostgresSearch
 from tests.benchmarks.stored_questions import DIM, EMBEDDER, FOLDER, NAMESPACE, QuestionVectors
 from tests.index.entries import make_entry
 from tests.postgres_server import empty, run_postgres
@@ -48,7 +48,7 @@ def measure(url: str, folder: Path, size: int, count: int) -> None:
     with contextlib.closing(open_store(url)) as store:
         store.put(make_entry())
         names = np.array(_fill(url, vectors), object)
-        neighbours = PostgresNeighbours(store, EMBEDDER, DIM)
+        neighbours = PostgresSearch(store, EMBEDDER, DIM)
         began = time.perf_counter()
         neighbours.maintain()
         built = time.perf_counter() - began

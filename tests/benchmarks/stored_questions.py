@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.search.neighbours import FaissNeighbours
+from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import NewEntry, SqliteStore
 from tests.index.entries import make_entry
 from training.demo.corpus import load_pairs
@@ -74,10 +74,10 @@ def _fill(folder: Path, path: Path, entries: int) -> None:
 
 
 @contextlib.contextmanager
-def open_neighbours(path: Path) -> Iterator[tuple[SqliteStore, FaissNeighbours]]:
+def open_vector_search(path: Path) -> Iterator[tuple[SqliteStore, FaissSearch]]:
     """Open a store, load its vector index, and wait for the graph."""
     store = SqliteStore(path)
-    neighbours = FaissNeighbours(store, EMBEDDER, DIM)
+    neighbours = FaissSearch(store, EMBEDDER, DIM)
     neighbours.load()
     neighbours.wait_for_rebuilds()
     try:

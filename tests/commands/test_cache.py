@@ -120,7 +120,7 @@ def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: p
     path = stored(tmp_path / "responses.db", make_entry("one"), make_entry("two"))
     backup = tmp_path / "backup.jsonl"
     backup.write_text("old")
-    monkeypatch.setattr(Entry, "line", lambda entry: 1 / 0)
+    monkeypatch.setattr(Entry, "export_line", lambda entry: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         kvproxy("cache", "export", backup, "--store", path)
     assert [file.name for file in tmp_path.glob("backup*")] == ["backup.jsonl"]

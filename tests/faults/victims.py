@@ -13,8 +13,8 @@ import numpy as np
 from kvproxy.client_keys import add_client, all_clients, remove_client
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.observations import Observation
 from kvproxy.index.store.open_store import open_observations
@@ -117,7 +117,7 @@ class Responses(Victim):
         store.close()
 
 
-class SmallGraphs(FaissNeighbours):
+class SmallGraphs(FaissSearch):
     """Graphs of 60 vectors or more."""
 
     def __init__(self, store: SqliteStore) -> None:
@@ -134,7 +134,7 @@ class Graphs(Victim):
         limited = is_limited(folder)
         store = SqliteStore(folder / "r.db", capacity=Capacity(self._limit if limited else None))
         semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
-        semantic._neighbours = SmallGraphs(store)
+        semantic._vector_search = SmallGraphs(store)
         semantic.rebuild()
         report(READY)
 

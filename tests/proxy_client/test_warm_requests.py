@@ -89,7 +89,7 @@ def test_only_line_feeds_separate_prompts(tmp_path_factory: pytest.TempPathFacto
 
 def test_an_export_with_unicode_line_separators_is_read(tmp_path: Path) -> None:
     request = json.dumps(said("a\u2028b\x85c"), ensure_ascii=False).encode()
-    reading = read(tmp_path, "\ufeff" + make_entry(request=request).line().decode())
+    reading = read(tmp_path, "\ufeff" + make_entry(request=request).export_line().decode())
     assert questions(reading) == ["a\u2028b\x85c"]
 
 

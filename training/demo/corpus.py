@@ -36,5 +36,5 @@ def load_pairs(folder: Path = DATA) -> list[Pair]:
 
 
 def is_off_topic(pair: Pair) -> bool:
-    """Whether a pair is the refusal of questions about other topics."""
+    """Whether a pair has the refusal, the answer to questions about other topics."""
     return pair.chapter == OFF_TOPIC

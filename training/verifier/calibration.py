@@ -36,7 +36,7 @@ class Bin:
 
 
 def reliability_curve(probabilities: np.ndarray, same: np.ndarray) -> list[Bin]:
-    """Return the non-empty ones of ten bins of equal width."""
+    """Group pairs by probability into ten bins of equal width, and return the bins that are not empty."""
     place = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
     curve = []
     for number in range(_BINS):

@@ -16,7 +16,7 @@ def implied_pairs(pairs: Sequence[Pair], max_cluster: int = MAX_CLUSTER) -> list
     """Return the pairs that follow from labelled pairs and are not among them.
 
     Args:
-        max_cluster: questions with the same answer above which nothing is derived, because a wrong label would spread.
+        max_cluster: maximum number of questions with the same answer. In a larger cluster, a wrong label would spread too far.
     """
     cluster = cluster_of_questions([pair for pair in pairs if pair.same])
     members: dict[str, list[str]] = {}

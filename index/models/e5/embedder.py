@@ -55,7 +55,7 @@ class MultilingualEmbedder(ThreadedEmbedder):
         ids = self._ids(_PREFIX + text)
         return len(ids) <= _MAX_READ and UNKNOWN not in ids
 
-    def _one(self, text: str) -> np.ndarray:
+    def _embed_one(self, text: str) -> np.ndarray:
         ids = list(self._ids(_PREFIX + text)[:_MAX_TOKENS])
         tokens = unpack(self._words[ids]) + self._positions[: len(ids)]
         vector: np.ndarray = self._session.run(None, {"tokens": tokens[None]})[0][0] - self._mean

@@ -64,7 +64,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
     def _ids_of(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text).ids)
 
-    def _one(self, text: str) -> np.ndarray:
+    def _embed_one(self, text: str) -> np.ndarray:
         ids = self._ids(text)
         tokens = look_up(self._tables, ids, [0] * len(ids))
         vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]

@@ -1,4 +1,7 @@
-"""Evidence from comparisons that a class's answer has changed, or that a guard's differences do not change it."""
+"""Evidence that the answer of a class has changed, or that it does not depend on the differences that a guard detects.
+
+A class is a set of entries whose answers are equal; see `answer_classes`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,7 +30,7 @@ class ClassErrors:
     lifted_guards: set[tuple[str, str]] = field(default_factory=set)
 
     def change_probability(self, name: str) -> float:
-        """Return the probability that a class's answer has changed, minus the probability without evidence."""
+        """Return by how much evidence has raised the probability that a class's answer has changed."""
         odds = self.odds.get(name, _PRIOR_ODDS)
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 MIN_SERVED = 500
-"""Number of served answers from which the bound holds. Before, the allowed number of wrong answers is that of 500."""
+"""Number of served answers from which the bound holds. With fewer, as many wrong answers are allowed as with 500."""
 _LOG_LIMIT = math.log(10)
 """Logarithm of the value that the supermartingale exceeds with 10% probability."""
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.

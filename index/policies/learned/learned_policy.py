@@ -17,7 +17,7 @@ from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
 from kvproxy.index.policies.learned.error_model import REACH, Prior
 from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
-from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, Ruling
+from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
 
 _READ_BATCH = 1000
@@ -25,7 +25,7 @@ _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_NAMESPACES = 2000
 """Maximum number of namespaces in memory; the states of other namespaces are in the database."""
 _LIFTED_ERROR = 2.0
-"""Maximum error of an answer despite the veto of a lifted guard, as a multiple of `max_error`."""
+"""Maximum estimated error of an answer that is served despite a lifted guard's veto, as a multiple of `max_error`."""
 _SURE = 0.5
 """Before `checked` has proved itself, the error of a class's only entry may be this share of `1 - checked.level`."""
 
@@ -68,29 +68,29 @@ class LearnedPolicy:
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
-    ) -> Ruling:
+    ) -> PolicyResult:
         learner = self.learner(namespace)
         estimate = learner.estimate(neighbours)
         if estimate is None:
-            return Ruling([Decision("uncertain") for _ in neighbours], None)
+            return PolicyResult([Decision("uncertain") for _ in neighbours], None)
         nearest = neighbours[estimate.place]
         if not nearest.similarity >= self.floor:  # A NaN is refused, too.
             # A comparison would not help, because such a question is never served.
-            return Ruling([Decision("low similarity") for _ in neighbours], None)
+            return PolicyResult([Decision("low similarity") for _ in neighbours], None)
         own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]
         if self._has_new_words is not None and self._has_new_words(question, own):
             decisions[estimate.place] = Decision("vetoed", "words", error=estimate.error)
-            return Ruling(decisions, None, 0.0, LearningRecord(estimate.place, None, estimate.error))
+            return PolicyResult(decisions, None, 0.0, LearningRecord(estimate.place, None, estimate.error))
         decisions[estimate.place] = decision = self._decide_nearest(question, nearest, estimate, learner, limits)
         record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
-            return Ruling(decisions, estimate.place, learner.exploration_share(estimate.error), record)
+            return PolicyResult(decisions, estimate.place, learner.exploration_share(estimate.error), record)
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
         decided = estimate.error <= learner.level.limit
         if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
-            return Ruling(decisions, None, 0.0, record)
+            return PolicyResult(decisions, None, 0.0, record)
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
 
     def _decide_nearest(
@@ -128,18 +128,20 @@ class LearnedPolicy:
         record: LearningRecord,
         error: float,
         chance: float,
-    ) -> Ruling:
+    ) -> PolicyResult:
         assert self.checked is not None
-        ruling = self.checked.decide(question, neighbours[: self.checked.reach], limits)
+        result = self.checked.decide(question, neighbours[: self.checked.reach], limits)
         decisions = [
-            decision if decision.score is None else replace(decision, error=error) for decision in ruling.decisions
+            decision if decision.score is None else replace(decision, error=error) for decision in result.decisions
         ]
         decisions += [Decision("not compared") for _ in neighbours[len(decisions) :]]
-        if ruling.chosen is None:
-            return Ruling(decisions, None, 0.0, record)
-        if ruling.chosen == record.place:
-            return Ruling(decisions, ruling.chosen, chance, replace(record, risk=error, checked=True))
-        return Ruling(decisions, ruling.chosen, chance, LearningRecord(ruling.chosen, None, error, error, checked=True))
+        if result.chosen is None:
+            return PolicyResult(decisions, None, 0.0, record)
+        if result.chosen == record.place:
+            return PolicyResult(decisions, result.chosen, chance, replace(record, risk=error, checked=True))
+        return PolicyResult(
+            decisions, result.chosen, chance, LearningRecord(result.chosen, None, error, error, checked=True)
+        )
 
     def vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))

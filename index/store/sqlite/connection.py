@@ -3,19 +3,13 @@
 import contextlib
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.private_files import make_private_file, restrict_to_owner
-
-if TYPE_CHECKING:
-    from sqlite_utils import Database
-
 
 _BUSY_TIMEOUT = 10.0  # Seconds.
 
@@ -61,23 +55,11 @@ def create_schema(connection: sqlite3.Connection, name: str, version: int, state
         found = _version(connection)
         if found == version:
             return
-        database = _database(connection)
-        if database.table_names():
+        if connection.execute("select 1 from sqlite_master").fetchone():
             raise SchemaVersionError(name, found, version)
         for statement in statements:
-            database.execute(statement)
+            connection.execute(statement)
         connection.execute(f"pragma user_version = {version}")
-
-
-def _database(connection: sqlite3.Connection) -> "Database":
-    hidden = {} if "sqlite_utils" in sys.modules or "pandas" in sys.modules else {"pandas": None}
-    sys.modules.update(hidden)  # type: ignore[arg-type]
-    try:
-        from sqlite_utils import Database
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-    return Database(connection, execute_plugins=False)
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -115,7 +97,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Write the log into the deleted database file. Otherwise, SQLite would write it into a new file at this path."""
+        """Write the log into the open, deleted file. Otherwise, SQLite would write it into a new file at this path."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

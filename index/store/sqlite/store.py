@@ -36,8 +36,8 @@ class SqliteStore(Store):
             self.count()
         return super().failure()
 
-    def encrypt_again(self) -> int:
-        resealed = super().encrypt_again()
+    def reencrypt(self) -> int:
+        resealed = super().reencrypt()
         if resealed:
             # Remove the old texts from the file.
             self.database.vacuum()

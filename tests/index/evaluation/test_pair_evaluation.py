@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.evaluation.confidence_intervals import wilson
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import ConfiguredLevels, LevelResult, calibrate
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -133,6 +133,6 @@ def test_an_invalid_line_of_pairs_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_wilson_interval() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(5, 100) == pytest.approx((0.0215, 0.1118), abs=1e-3)  # The textbook's value.
-    assert wilson(0, 50)[0] == 0.0
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert wilson_interval(5, 100) == pytest.approx((0.0215, 0.1118), abs=1e-3)  # The textbook's value.
+    assert wilson_interval(0, 50)[0] == 0.0

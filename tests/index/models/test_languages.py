@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.models.languages import EVERY, is_known, language_of
+from kvproxy.index.models.languages import EVERY, is_in_languages, language_of
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -57,21 +57,21 @@ def embedder() -> MiniLMEmbedder:
 def test_other_languages_are_detected(language: str) -> None:
     for text in QUESTIONS[language]:
         assert language_of(text) == language
-        assert not is_known(text, ("en",))
-        assert is_known(text, ("en", language))
-        assert is_known(text, (EVERY,))
+        assert not is_in_languages(text, ("en",))
+        assert is_in_languages(text, ("en", language))
+        assert is_in_languages(text, (EVERY,))
 
 
 @pytest.mark.parametrize("text", ENGLISH)
 def test_english_names_and_code_are_english(embedder: MiniLMEmbedder, text: str) -> None:
     assert language_of(text) == "en"
-    assert is_known(text, ("en",), embedder.vocabulary)
-    assert not is_known(text, ("de",))
+    assert is_in_languages(text, ("en",), embedder.vocabulary)
+    assert not is_in_languages(text, ("de",))
 
 
 def test_unknown_words_without_function_words_are_not_english(embedder: MiniLMEmbedder) -> None:
-    assert not is_known("Hauptstadt Frankreich", ("en",), embedder.vocabulary)
-    assert is_known("Hauptstadt Frankreich", ("en",))
+    assert not is_in_languages("Hauptstadt Frankreich", ("en",), embedder.vocabulary)
+    assert is_in_languages("Hauptstadt Frankreich", ("en",))
 
 
 def test_almost_all_english_questions_are_detected(embedder: MiniLMEmbedder) -> None:
@@ -80,14 +80,14 @@ def test_almost_all_english_questions_are_detected(embedder: MiniLMEmbedder) -> 
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     texts = {text for line in lines for text in line.values() if isinstance(text, str)}
     assert len(texts) > 500
-    strange = [text for text in texts if not is_known(text, ("en",), embedder.vocabulary)]
+    strange = [text for text in texts if not is_in_languages(text, ("en",), embedder.vocabulary)]
     assert len(strange) < 0.01 * len(texts), strange
 
 
 @settings(max_examples=50)
 @given(st.text(max_size=20))
 def test_any_text_has_a_language(text: str) -> None:
-    assert is_known(text, (language_of(text),))
+    assert is_in_languages(text, (language_of(text),))
 
 
 async def test_questions_in_other_languages_have_exact_hits_only(store: SqliteStore) -> None:

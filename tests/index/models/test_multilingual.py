@@ -154,14 +154,14 @@ def test_a_question_with_new_words_is_neither_served_nor_learned_from() -> None:
         return LearnedPolicy(MemoryObservations(), None, 0.05, 0.5, has_new_words=new_words_test(name))
 
     near = [Neighbour("Wie sperre ich die Karte?", 0.97, "a"), Neighbour("Karte sperren", 0.95, "a")]
-    ruling = policy("multilingual-e5-small.1").decide("Karte entsperren", near)
-    assert (ruling.chosen, ruling.decisions[0].guard) == (None, "words")
-    assert ruling.record is not None
-    assert ruling.record.features is None
-    ruling = policy("all-MiniLM-L6-v2").decide("Karte entsperren", near)
-    assert ruling.decisions[0].guard is None
-    assert ruling.record is not None
-    assert ruling.record.features is not None
+    result = policy("multilingual-e5-small.1").decide("Karte entsperren", near)
+    assert (result.chosen, result.decisions[0].guard) == (None, "words")
+    assert result.record is not None
+    assert result.record.features is None
+    result = policy("all-MiniLM-L6-v2").decide("Karte entsperren", near)
+    assert result.decisions[0].guard is None
+    assert result.record is not None
+    assert result.record.features is not None
 
 
 def test_without_the_embedder_nothing_changes() -> None:

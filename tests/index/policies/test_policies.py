@@ -53,11 +53,11 @@ def test_the_verifier_reads_the_nearest_neighbour_first_and_stops_at_a_decision(
 
     def verdicts(**scores: float) -> list[str]:
         verifier = Fixed({f"What is {word}?": score for word, score in scores.items()})
-        ruling = CheckedPolicy(verifier, 0.9, 0.7).decide(question, near)
+        result = CheckedPolicy(verifier, 0.9, 0.7).decide(question, near)
         assert verifier.read == [f"What is {word}?" for word in scores]
-        accepted = [place for place, each in enumerate(ruling.decisions) if each.verdict == "accepted"]
-        assert accepted == [place for place in [ruling.chosen] if place is not None]
-        return [each.verdict for each in ruling.decisions]
+        accepted = [place for place, each in enumerate(result.decisions) if each.verdict == "accepted"]
+        assert accepted == [place for place in [result.chosen] if place is not None]
+        return [each.verdict for each in result.decisions]
 
     below = "low probability"
     assert verdicts(b=0.95) == ["accepted", *["not compared"] * 4]
@@ -125,10 +125,10 @@ def test_a_veto_stands_until_it_is_lifted_for_the_class() -> None:
 
 def test_checked_decides_in_a_new_namespace() -> None:
     policy = LearnedPolicy(MemoryObservations(), CheckedPolicy(Fixed(0.95), 0.9, 0.5, guards=()), 0.02, floor=0.5)
-    ruling = policy.decide("how do I open the account", near_class("a"))
-    assert (ruling.chosen, ruling.exploration_share) == (0, 0.0)
-    assert ruling.record is not None
-    assert ruling.record.checked
+    result = policy.decide("how do I open the account", near_class("a"))
+    assert (result.chosen, result.exploration_share) == (0, 0.0)
+    assert result.record is not None
+    assert result.record.checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
 

@@ -12,8 +12,8 @@ import pytest
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
@@ -24,7 +24,7 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path)
     chance = random.Random(0)
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(entries=300))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
-    near = semantic._neighbours = FaissNeighbours(store, HashEmbedder.name, 64, min_indexed=20, flat_limit=80)
+    near = semantic._vector_search = FaissSearch(store, HashEmbedder.name, 64, min_indexed=20, flat_limit=80)
     semantic.rebuild()
     removed: set[str] = set()
     served = 0
@@ -94,8 +94,8 @@ async def test_an_entry_of_another_namespace_is_never_a_candidate(make_store: Ma
         def search(self, namespace: str, vector: np.ndarray, limit: int) -> list[tuple[StoredQuestion, float]]:
             return [(store.questions([other.id])[other.id], 1.0), *inner.search(namespace, vector, limit)]
 
-    inner = semantic._neighbours
-    semantic._neighbours = Confused()  # type: ignore[assignment]
+    inner = semantic._vector_search
+    semantic._vector_search = Confused()  # type: ignore[assignment]
     found = await semantic.lookup("mine", "the same words")
     assert found.entry is not None
     assert found.entry.namespace == "mine"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.guards import GUARDS
-from kvproxy.index.policies.policy import Limits, Policy, meaning_of
+from kvproxy.index.policies.policy import Limits, Policy, describe_verdict
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.conversations import EarlierTurns, earlier_turns, join_turns, last_turn
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -51,31 +51,31 @@ def test_one_earlier_question_that_a_guard_refuses_prevents_a_match(
     asked, stored = zip(*before, other, *after, strict=True)
     if turned:
         asked, stored = stored, asked
-    assert not earlier(asked).match(join_turns([*stored, "continue"]))
+    assert not earlier(asked).matches(join_turns([*stored, "continue"]))
 
 
 @given(st.lists(st.sampled_from(SAME), min_size=1, max_size=4))
 def test_reworded_questions_match_in_order_only(turns: list[tuple[str, str]]) -> None:
     asked, stored = zip(*turns, strict=True)
     found = earlier(asked)
-    assert found.match(join_turns([*stored, "continue"]))
-    assert not found.match(join_turns([*stored[1:], "continue"]))
-    assert not found.match(join_turns([*stored, stored[0], "continue"]))
+    assert found.matches(join_turns([*stored, "continue"]))
+    assert not found.matches(join_turns([*stored[1:], "continue"]))
+    assert not found.matches(join_turns([*stored, stored[0], "continue"]))
 
 
 def test_without_a_policy_or_a_vector_only_equal_turns_match() -> None:
     one, other = SAME[0]
-    assert earlier([one], None).match(join_turns([one, "continue"]))
-    assert not earlier([one], None).match(join_turns([other, "continue"]))
+    assert earlier([one], None).matches(join_turns([one, "continue"]))
+    assert not earlier([one], None).matches(join_turns([other, "continue"]))
     unreadable = EarlierTurns(join_turns([one, "continue"]), EVERYTHING, Limits(), lambda text: None)
-    assert not unreadable.match(join_turns([other, "continue"]))
+    assert not unreadable.matches(join_turns([other, "continue"]))
 
 
 def test_a_lookup_compares_few_pairs() -> None:
     found = earlier(["Is it open?"])
     stored = [join_turns([f"Is it{' ' * number}open?", "continue"]) for number in range(2, 9)]
-    assert [found.match(each) for each in stored] == [True] * 5 + [False] * 2
-    assert found.match(stored[0])
+    assert [found.matches(each) for each in stored] == [True] * 5 + [False] * 2
+    assert found.matches(stored[0])
 
 
 def test_a_single_turn_has_no_earlier_turns() -> None:
@@ -93,7 +93,9 @@ async def test_a_lookup_serves_the_answer_and_says_why_not(store: SqliteStore, t
         assert (found.entry is not None) is served
         (candidate,) = found.candidates
         assert candidate.guard == (None if served else "context")
-        assert served or meaning_of(candidate.verdict, candidate.guard) == "an earlier question has another meaning"
+        assert (
+            served or describe_verdict(candidate.verdict, candidate.guard) == "an earlier question has another meaning"
+        )
         assert not (await cache.lookup("n", "And then?")).entry
         assert not (await cache.lookup("other", join_turns([turn, "And then?"]))).entry
     finally:

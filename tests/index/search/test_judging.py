@@ -1,33 +1,33 @@
-"""The result of a lookup from the ruling of a policy."""
+"""The result of a lookup from the result of a policy."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, Ruling
+from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, PolicyResult
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
-from kvproxy.index.search.neighbours import FaissNeighbours
+from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
 
 
 class FixedPolicy:
-    """Returns a fixed ruling, and records the neighbours."""
+    """Returns a fixed result, and records the neighbours."""
 
     name = "fixed"
     reach = 5
     floor = 0.0
 
-    def __init__(self, ruling: Ruling) -> None:
-        self.ruling = ruling
+    def __init__(self, result: PolicyResult) -> None:
+        self.result = result
         self.prompts: list[str] = []
 
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
-    ) -> Ruling:
+    ) -> PolicyResult:
         self.prompts = [neighbour.prompt for neighbour in neighbours]
-        return self.ruling
+        return self.result
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +40,13 @@ def entries(store: SqliteStore) -> None:
 
 def looked_up(store: SqliteStore, policy: FixedPolicy, chance: float | None = 0.0, near: str = "a b c") -> Lookup:
     """Let a policy decide about entries; `chance` None disables exploration."""
-    decider = Decider(store, FaissNeighbours(store, "e", 2), None, policy, None, lambda: chance or 0.0)
+    decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: chance or 0.0)
     heads = store.questions(near.split())
     found = [(heads[id], 0.9 - 0.1 * place) for place, id in enumerate(near.split()) if id in heads]
     return decider.decide_candidates(LookupRequest("n", "what is it", explore=chance is not None), found, policy)
 
 
-ACCEPTED = Ruling(
+ACCEPTED = PolicyResult(
     [Decision("not compared"), Decision("accepted", score=0.9), Decision("not compared")], 1, exploration_share=0.3
 )
 
@@ -73,7 +73,7 @@ def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: S
         Decision("low probability", score=0.7),
         Decision("vetoed", "names"),
     ]
-    found = looked_up(store, FixedPolicy(Ruling(decisions, None)))
+    found = looked_up(store, FixedPolicy(PolicyResult(decisions, None)))
     assert found.observation is not None
     assert (found.observation.candidate.id, found.observation.accepted, found.observation.comparison_probability) == (
         "b",
@@ -82,17 +82,17 @@ def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: S
     )
     assert found.observation.record == LearningRecord(1, None, 0.0, 0.0)
     assert found.outcome == "low probability"
-    nothing = looked_up(store, FixedPolicy(Ruling([Decision("vetoed", "names")] * 3, None)))
+    nothing = looked_up(store, FixedPolicy(PolicyResult([Decision("vetoed", "names")] * 3, None)))
     assert (nothing.observation, nothing.outcome) == (None, "vetoed")
     noted = LearningRecord(2, (1.0,), 0.1, 0.1)
-    found = looked_up(store, FixedPolicy(Ruling([Decision("not compared")] * 3, None, 0.0, noted)))
+    found = looked_up(store, FixedPolicy(PolicyResult([Decision("not compared")] * 3, None, 0.0, noted)))
     assert found.observation is not None
     assert (found.observation.candidate.id, found.observation.record) == ("c", noted)
     assert found.outcome == "no neighbour"
 
 
 def test_the_policy_sees_no_expired_entries_and_no_other_namespaces(store: SqliteStore) -> None:
-    policy = FixedPolicy(Ruling([Decision("accepted", score=1.0)], 0))
+    policy = FixedPolicy(PolicyResult([Decision("accepted", score=1.0)], 0))
     found = looked_up(store, policy, None, near="old theirs gone a")
     assert policy.prompts == ["what is a"]
     assert [(each.id, each.verdict) for each in found.candidates] == [("old", "expired"), ("a", "accepted")]
@@ -104,9 +104,9 @@ def test_an_entry_removed_during_the_lookup_is_not_served(store: SqliteStore) ->
     class Removing(FixedPolicy):
         def decide(
             self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
-        ) -> Ruling:
+        ) -> PolicyResult:
             store.delete(["b"])
-            return self.ruling
+            return self.result
 
     found = looked_up(store, Removing(ACCEPTED), None)
     assert (found.entry, found.similarity) == (None, None)

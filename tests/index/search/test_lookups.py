@@ -17,8 +17,8 @@ from kvproxy.index.search import lookup_queue
 from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue
 from kvproxy.index.search.lookup_result import SERVABLE_AFTER_ERROR, Lookup, LookupRequest
-from kvproxy.index.search.neighbours import FaissNeighbours
 from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
@@ -205,7 +205,7 @@ async def test_a_failed_embedding_is_repeated_with_the_next_entry(cache: Cache) 
 
 async def test_concurrent_inserts_reach_the_index_in_order(cache: Cache) -> None:
     # The index ignores numbers below its last one.
-    near = cache.semantic._neighbours = FaissNeighbours(cache.store, HashEmbedder.name, 64, min_indexed=4)
+    near = cache.semantic._vector_search = FaissSearch(cache.store, HashEmbedder.name, 64, min_indexed=4)
     for number in range(30):
         insert = cache.semantic.insert(make_entry(f"now {number}"))
         await asyncio.gather(insert, cache.semantic.insert_deferred(make_entry(f"soon {number}")))

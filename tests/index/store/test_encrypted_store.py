@@ -70,7 +70,7 @@ def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
 def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     store = SqliteStore(path)
-    assert store.encrypt_again() == 0
+    assert store.reencrypt() == 0
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
     store.put_many([NewEntry(entry) for entry in clear])
     store.close()
@@ -84,12 +84,12 @@ def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path)
     assert SECRET.encode() in content(tmp_path)
     everything = {entry.id: entry for entry in store.entries()}
     assert everything == {entry.id: entry for entry in (*clear, ENTRY, newest)}
-    assert store.encrypt_again() == 701
+    assert store.reencrypt() == 701
     assert store.count_by_key_name() == {BOTH.name: 702}
     assert {entry.id: entry for entry in store.entries()} == everything
     assert list(stored_vectors(store).values()) == [ENTRY.id]
     assert SECRET.encode() not in content(tmp_path), "old pages were left"
-    assert store.encrypt_again() == 0
+    assert store.reencrypt() == 0
     store.close()
     # The old key is no longer needed.
     SqliteStore(path, cipher=NEW).close()

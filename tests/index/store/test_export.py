@@ -45,7 +45,7 @@ def test_an_entry_is_one_line_and_can_be_imported(
         )
         for number, (request, response, prompt, tags, indent, escaped) in enumerate(drawn)
     ]
-    lines = b"".join(entry.line() for entry in entries)
+    lines = b"".join(entry.export_line() for entry in entries)
     assert lines.count(b"\n") == len(entries)
     assert [json.loads(line) for line in lines.split(b"\n")[:-1]] == [entry.document() for entry in entries]
     assert [entry.document() for entry in read_lines(lines)] == [entry.document() for entry in entries]
@@ -88,11 +88,11 @@ def test_an_invalid_entry_is_refused_with_its_line(changed: dict[str, Any]) -> N
     deep = b"[" * 100_000 + b"]" * 100_000
     with pytest.raises(ImportFailed, match="line 1"):
         read_lines(deep)
-    lines = make_entry().line() + json.dumps(make_entry("other").document() | changed).encode()
+    lines = make_entry().export_line() + json.dumps(make_entry("other").document() | changed).encode()
     with pytest.raises(ImportFailed, match="line 2"):
         read_lines(lines)
 
 
 def test_a_line_contains_all_fields() -> None:
     entry = make_entry(tags=("a",), hits=3, last_hit=2.5, backend="b", request_id="r", stale_if_error=7.0)
-    assert Entry.from_document(json.loads(entry.line())) == entry
+    assert Entry.from_document(json.loads(entry.export_line())) == entry

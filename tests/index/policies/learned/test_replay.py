@@ -15,7 +15,7 @@ from kvproxy.index.evaluation.stream_evaluation import (
     add_judge_errors,
     best_threshold,
     curve,
-    make_stream,
+    embed_stream,
     measure,
     read_stream,
 )
@@ -156,8 +156,8 @@ def test_answers_are_compared_by_words_or_by_cosine() -> None:
         StreamLine("two", "The pool has blocks!"),
         StreamLine("one", "no idea at all"),
     ]
-    strict = make_stream(lines, HashEmbedder(), None, lambda share: None)
-    loose = make_stream(lines, HashEmbedder(), -1.0, lambda share: None)
+    strict = embed_stream(lines, HashEmbedder(), None, lambda share: None)
+    loose = embed_stream(lines, HashEmbedder(), -1.0, lambda share: None)
     assert (strict.same(0, 1), strict.same(0, 2), loose.same(0, 2)) == (True, False, True)
     assert (strict.vectors[0] == strict.vectors[2]).all()
     turned = strict.reordered([2, 0, 1])

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.search.neighbours import FaissNeighbours, Neighbours, open_neighbours
+from kvproxy.index.search.vector_search import FaissSearch, VectorSearch, open_vector_search
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store
 from kvproxy.index.store.open_store import open_store
-from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+from kvproxy.index.store.postgres.vector_search import PostgresSearch
 from tests.index.conftest import MakeStore
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.index.search.test_vector_index import DIM, unit
 
 
-def neighbours_of(store: Store) -> Neighbours:
+def neighbours_of(store: Store) -> VectorSearch:
     if isinstance(store, SqliteStore):
-        found: Neighbours = FaissNeighbours(store, "e", DIM, min_indexed=20, flat_limit=100)
+        found: VectorSearch = FaissSearch(store, "e", DIM, min_indexed=20, flat_limit=100)
     else:
-        found = open_neighbours(store, "e", DIM)
+        found = open_vector_search(store, "e", DIM)
     found.load()
     return found
 
 
-def keep(store: Store, near: Neighbours, vectors: np.ndarray, namespace: str, first: int = 0) -> list[str]:
+def keep(store: Store, near: VectorSearch, vectors: np.ndarray, namespace: str, first: int = 0) -> list[str]:
     ids = [f"{namespace}{number:031x}" for number in range(first, first + len(vectors))]
     puts = [
         NewEntry(make_entry(id, id=id, key=id, namespace=namespace), vector, "e")
@@ -81,7 +81,7 @@ def graphs_in(store: Any) -> int:
 
 def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) -> None:
     store = open_store(empty_postgres)
-    near = PostgresNeighbours(store, "e", DIM, min_graph=100)
+    near = PostgresSearch(store, "e", DIM, min_graph=100)
     vectors = unit(500)
     keep(store, near, vectors, "a")
     keep(store, near, unit(50, 1), "b")
@@ -92,7 +92,7 @@ def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) ->
     assert found == [f"a{number:031x}" for number in range(0, 500, 20)]
     near.remove([RemovedEntry("x", "a")])
     # Only a proxy with the same embedder removes the graph, when the namespace is small.
-    PostgresNeighbours(store, "another", DIM, min_graph=100).maintain()
+    PostgresSearch(store, "another", DIM, min_graph=100).maintain()
     store.delete([f"a{number:031x}" for number in range(400)])
     near.maintain()
     assert graphs_in(store) == 1
@@ -119,7 +119,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
     with tempfile.TemporaryDirectory() as folder:
         now = 1000.0
         store = SqliteStore(Path(folder) / "r.db", clock=lambda: now)
-        near = FaissNeighbours(store, "e", DIM, min_indexed=small, flat_limit=flat_limit)
+        near = FaissSearch(store, "e", DIM, min_indexed=small, flat_limit=flat_limit)
         near.load()
         vectors = unit(count, seed)
         for number, vector in enumerate(vectors):
@@ -152,7 +152,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
 
 def test_a_namespace_has_an_index_in_memory_while_it_is_large(store: SqliteStore) -> None:
     near = neighbours_of(store)
-    assert isinstance(near, FaissNeighbours)
+    assert isinstance(near, FaissSearch)
     ids = keep(store, near, unit(19), "a")
     assert near.indexes == {}
     ids += keep(store, near, unit(600, 1), "a", 19)

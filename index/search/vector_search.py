@@ -19,8 +19,8 @@ _BATCH = 2_000
 _log = logging.getLogger("kvproxy")
 
 
-class Neighbours:
-    """The interface of vector search. Thread-safe; methods may raise a CacheStoreError."""
+class VectorSearch:
+    """Finds the nearest stored questions of a namespace. Thread-safe; methods may raise a CacheStoreError."""
 
     def load(self) -> None: ...
 
@@ -47,15 +47,15 @@ class Neighbours:
     def close(self) -> None: ...
 
 
-def open_neighbours(store: Store, embedder: str, dim: int) -> Neighbours:
+def open_vector_search(store: Store, embedder: str, dim: int) -> VectorSearch:
     if isinstance(store, SqliteStore):
-        return FaissNeighbours(store, embedder, dim)
-    from kvproxy.index.store.postgres.neighbours import PostgresNeighbours
+        return FaissSearch(store, embedder, dim)
+    from kvproxy.index.store.postgres.vector_search import PostgresSearch
 
-    return PostgresNeighbours(store, embedder, dim)
+    return PostgresSearch(store, embedder, dim)
 
 
-class FaissNeighbours(Neighbours):
+class FaissSearch(VectorSearch):
     """Vector search with a FAISS index for each large namespace. The store is the source of truth."""
 
     def __init__(

@@ -10,7 +10,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from kvproxy.index.search.neighbours import Neighbours
+from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store.database import Row
 from kvproxy.index.store.postgres.database import PostgresDatabase
 from kvproxy.index.store.sql_fragments import QUESTION, read_questions
@@ -21,7 +21,7 @@ MIN_GRAPH = 5_000  # Comparing fewer vectors takes some milliseconds.
 _log = logging.getLogger("kvproxy")
 
 
-class PostgresNeighbours(Neighbours):
+class PostgresSearch(VectorSearch):
     def __init__(self, store: Store, embedder: str, dim: int, *, min_graph: int = MIN_GRAPH) -> None:
         assert isinstance(store.database, PostgresDatabase)
         self._store = store

@@ -115,7 +115,7 @@ class Delta:
     """A part of completion number `index`. The last part has the finish reason and the timing.
 
     Attributes:
-        text: generated text without the tool calls.
+        text: generated text without the tool calls and the reasoning.
         calls: tool calls that this part completes.
         prompt_logprobs: of all prompt tokens but the first; only in the first part.
     """
@@ -129,3 +129,4 @@ class Delta:
     timing: Timing | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""

@@ -13,7 +13,20 @@ from kvproxy.apis.field_checks import (
     check_objects,
     check_texts,
 )
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads, text_of
+from kvproxy.apis.json import (
+    Json,
+    JsonMap,
+    JsonObject,
+    as_index,
+    as_list,
+    as_object,
+    as_text,
+    field,
+    loads,
+    objects,
+    text_of,
+)
+from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.apis.sse import Event, event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
@@ -125,7 +138,8 @@ class Messages(Api):
         return response.get("error") is None and response.get("stop_reason") in _COMPLETE
 
     def output_text(self, response: JsonMap) -> str | None:
-        return text_of(response.get("content"))
+        content = objects(response.get("content"))
+        return text_of([block for block in content if block.get("type") not in REASONING_BLOCKS])
 
     def usage(self, response: JsonMap) -> tuple[int, int]:
         return token_counts(response, "input_tokens", "output_tokens")

@@ -83,10 +83,8 @@ class Responses(Api):
         return reached_limit and body.get("max_output_tokens") is not None
 
     def output_text(self, response: JsonMap) -> str | None:
-        output = response.get("output")
-        if not isinstance(output, list) or len(output) != 1:
-            return None
-        return text_of(field(output[0], "content"), "output_text")
+        output = [item for item in objects(response.get("output")) if item.get("type") != "reasoning"]
+        return text_of(output[0].get("content"), "output_text") if len(output) == 1 else None
 
     def usage(self, response: JsonMap) -> tuple[int, int]:
         return token_counts(response, "input_tokens", "output_tokens")

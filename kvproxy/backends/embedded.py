@@ -12,6 +12,7 @@ from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Forwarder, GeneratedResponse
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
+from kvproxy.engine.text.reasoning import ReasoningParser
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar
@@ -71,7 +72,7 @@ class EmbeddedBackend:
         decoded = self._decode(request)
         generation = await self.generation_request(request, decoded)
         echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
-        form = await self._tool_call_format(decoded)
+        parser = await self._output_parser(decoded, generation)
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
 
@@ -79,16 +80,15 @@ class EmbeddedBackend:
         answer = list[Delta]()
 
         async def all_pieces() -> AsyncIterator[Delta]:
-            calls = None if form is None else ToolCallParser(form)
             async with aclosing(pieces) as rest:  # type: ignore[type-var]
                 answer.append(first)
-                yield first if calls is None else calls.parse(first)
+                yield parser.parse(first) if parser else first
                 async for piece in rest:
                     if keeps:
                         answer.append(piece)
                     if keeps and piece.finish_reason is not None:
                         await self._keep_answer(generation, answer)
-                    yield piece if calls is None else calls.parse(piece)
+                    yield parser.parse(piece) if parser else piece
 
         closed = False
 
@@ -149,6 +149,18 @@ class EmbeddedBackend:
                 param="tools",
             )
         return form
+
+    async def _output_parser(
+        self, decoded: DecodedRequest, generation: GenerationRequest
+    ) -> ToolCallParser | ReasoningParser | None:
+        form = await self._tool_call_format(decoded)
+        if form is not None:
+            return ToolCallParser(form)
+        # A grammar leaves no room for reasoning.
+        if generation.grammar is not None or not isinstance(decoded.prompt, Conversation):
+            return None
+        reasoning = await self.worker.async_tokenizer.run(lambda tokenizer: tokenizer.reasoning_format)
+        return None if reasoning is None else ReasoningParser(reasoning, reasoning.begins_in(generation.tokens))
 
     async def _grammar(self, decoded: DecodedRequest) -> Grammar | None:
         form = await self._tool_call_format(decoded)

@@ -351,7 +351,7 @@ def test_prompts_of_chats_and_messages_for_templates() -> None:
     assert found.messages == (
         {"role": "system", "content": "ab"},
         USER,
-        {"role": "assistant", "content": "c", "tool_calls": [call]},
+        {"role": "assistant", "content": "c", "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "t", "content": "r"},
         {"role": "tool", "tool_call_id": "u", "content": ""},
     )
@@ -447,3 +447,16 @@ def test_no_tools_and_invalid_tool_choices() -> None:
         with pytest.raises(InvalidRequest) as raised:
             wanted("chat", tools=[TOOL], tool_choice=choice)
         assert raised.value.param == "tool_choice"
+
+
+def test_reasoning_items_become_a_part_of_the_answer_after_them() -> None:
+    items: Any = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        {"role": "user", "content": "c"},
+    ]
+    found = CODECS["responses"].decode_prompt({"input": items})
+    assert isinstance(found, Conversation)
+    assert found.messages[1] == {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    assert found.messages[2] == {"role": "user", "content": "c"}

@@ -5,7 +5,6 @@ The model is the demonstration model with two tokens for the begin and the end o
 
 import json
 import random
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,43 +14,21 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.demo import model_path
 from kvproxy.settings import load_settings
 from tests.engines.conftest import Table
 from tests.engines.running import Model, Vllm, running
 from tests.polling import until
 from tests.servers import run_proxy
+from tests.thinking_model import make_thinking_model
 
 BLOCK = 32
 KINDS = ("content", "reasoning")
 WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()
-TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>"
-    "{% set thoughts = message.reasoning_content or message.reasoning %}"
-    "{% if thoughts %}<think>{{ thoughts }}</think>{% endif %}{{ message.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% if thinking is defined and thinking %}<think>{% endif %}{% endif %}"
-)
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "4096", "--num-gpu-blocks-override", "600", "--enable-scale-out"),
     *("--reasoning-parser", "deepseek_v3", "--reasoning-config"),
     json.dumps({"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}),
 )
-
-
-def make_thinking_model(folder: Path) -> Path:
-    """Copy the demonstration model, and replace its last two tokens."""
-    shutil.copytree(model_path(), folder)
-    whole = json.loads((folder / "tokenizer.json").read_text())
-    model = whole["model"]
-    names = {number: token for token, number in model["vocab"].items()}
-    for number, content in zip(sorted(names)[-2:], ("<think>", "</think>"), strict=True):
-        del model["vocab"][names[number]]
-        model["merges"] = [merge for merge in model["merges"] if "".join(merge) != names[number]]
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        whole["added_tokens"].append({"id": number, "content": content, **flags})
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
 
 
 @dataclass(slots=True)

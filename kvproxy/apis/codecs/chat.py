@@ -45,8 +45,11 @@ class ChatEncoder(ChoicesEncoder):
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
             yield self._chunk(_choice(piece.index, {"role": "assistant", "content": ""}))
-        if piece.text or piece.logprobs:
-            choice = _choice(piece.index, {"content": piece.text})
+        if piece.text or piece.reasoning or piece.logprobs:
+            delta: JsonObject = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+            if piece.text or not piece.reasoning:
+                delta["content"] = piece.text
+            choice = _choice(piece.index, delta)
             if piece.logprobs:
                 choice["logprobs"] = {"content": [_logprob(item) for item in piece.logprobs]}
             yield self._chunk(choice)
@@ -76,6 +79,8 @@ def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> 
 
 def _complete_choice(id: str, index: int, choice: CollectedChoice) -> JsonObject:
     message: JsonObject = {"role": "assistant", "content": choice.text}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
     if choice.calls:
         calls: list[Json] = [_call(id, index, at, call) for at, call in enumerate(choice.calls)]
         message |= {"content": choice.text or None, "tool_calls": calls}

@@ -34,11 +34,15 @@ class ChoicesEncoder:
 
 
 def usage_of(output: CollectedOutput) -> JsonObject:
+    details: JsonObject = {}
+    if output.reasoning_tokens:
+        details["completion_tokens_details"] = {"reasoning_tokens": output.reasoning_tokens}
     return {
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": output.completion_tokens,
         "total_tokens": output.prompt_tokens + output.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
+        **details,
     }
 
 

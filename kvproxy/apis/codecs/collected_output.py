@@ -10,10 +10,12 @@ class CollectedChoice:
     """One completion of a prompt."""
 
     text: str = ""
+    reasoning: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class CollectedOutput:
@@ -38,6 +40,9 @@ class CollectedOutput:
             self.prompt_logprobs = piece.prompt_logprobs
         choice = self.choices.setdefault(piece.index, CollectedChoice())
         choice.text += piece.text
+        choice.reasoning += piece.reasoning
+        if choice.reasoning and not choice.text:
+            choice.reasoning_tokens += len(piece.tokens)
         choice.logprobs += piece.logprobs
         choice.calls += piece.calls
         choice.finish_reason = piece.finish_reason or choice.finish_reason
@@ -47,6 +52,10 @@ class CollectedOutput:
     @property
     def completion_tokens(self) -> int:
         return sum(choice.completion_tokens for choice in self.choices.values())
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices.values())
 
     @property
     def first_choice(self) -> CollectedChoice:

@@ -8,7 +8,7 @@ from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import read_constraints
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, text_of
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, field, loads, objects, text_of
 from kvproxy.apis.messages import typed_event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
@@ -37,9 +37,9 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
             "the embedded engine supports output_config.format only: remove the other fields", param=name
         )
     grammar, tools = read_constraints(body, prompt.tools, body.get("output_format") or field(config, "format"), name)
-    if field(body.get("thinking"), "type") not in (None, "disabled"):
+    if field(body.get("thinking"), "type") not in (None, "disabled", "adaptive"):
         raise InvalidRequest(
-            "the embedded engine does not support thinking: remove it, or use --upstream", param="thinking"
+            "the embedded engine does not limit thinking: use the type adaptive, or use --upstream", param="thinking"
         )
     numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
     request = fields.base_request(body, prompt, defaults, stop=fields.texts(body, "stop_sequences"), **numbers)
@@ -50,6 +50,7 @@ class MessagesEncoder:
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         self._output = CollectedOutput()
         self._blocks = 0
+        self._open = ""
         self._head: JsonObject = {
             "id": f"msg_{request.request_id}",
             "type": "message",
@@ -61,33 +62,42 @@ class MessagesEncoder:
         if self._output.add(piece):
             start: JsonObject = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage(0)}
             yield typed_event({"type": "message_start", "message": {**self._head, **start}})
+        if piece.reasoning:
+            if self._open != "thinking":
+                yield from self._start_block({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
         if piece.text:
-            if not self._blocks:
-                yield self._start_block({"type": "text", "text": ""})
+            if self._open != "text":
+                yield from self._start_block({"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": piece.text})
         for call in piece.calls:
-            yield self._start_block({**self._call(self._blocks, call), "input": {}})
+            yield from self._start_block({**self._call(self._blocks, call), "input": {}})
             yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-            yield typed_event({"type": "content_block_stop", "index": self._blocks - 1})
 
-    def _start_block(self, block: JsonObject) -> bytes:
-        self._blocks += 1
-        return typed_event({"type": "content_block_start", "index": self._blocks - 1, "content_block": block})
+    def _start_block(self, block: JsonObject) -> Iterator[bytes]:
+        yield from self._stop_block()
+        self._blocks, self._open = self._blocks + 1, as_text(block["type"])
+        yield typed_event({"type": "content_block_start", "index": self._blocks - 1, "content_block": block})
+
+    def _stop_block(self) -> Iterator[bytes]:
+        if self._open:
+            yield typed_event({"type": "content_block_stop", "index": self._blocks - 1})
 
     def _delta(self, delta: JsonObject) -> bytes:
         return typed_event({"type": "content_block_delta", "index": self._blocks - 1, "delta": delta})
 
     def end(self) -> Iterator[bytes]:
-        if not self._blocks:
-            yield self._start_block({"type": "text", "text": ""})
-        if not self._output.first_choice.calls:
-            yield typed_event({"type": "content_block_stop", "index": 0})
+        if self._open in ("", "thinking"):
+            yield from self._start_block({"type": "text", "text": ""})
+        yield from self._stop_block()
         yield typed_event({"type": "message_delta", "delta": self._stop(), "usage": self._usage()})
         yield typed_event({"type": "message_stop"})
 
     def response(self) -> JsonObject:
         output = self._output.first_choice
         text: list[Json] = [{"type": "text", "text": output.text}] if output.text or not output.calls else []
+        if output.reasoning:
+            text.insert(0, {"type": "thinking", "thinking": output.reasoning, "signature": ""})
         calls: list[Json] = [
             {**self._call(at, call), "input": loads(call.arguments.encode())} for at, call in enumerate(output.calls)
         ]
@@ -135,8 +145,10 @@ def _turns(message: JsonObject) -> Iterator[JsonObject]:
     text = text_of([block for block in blocks if block.get("type") not in _IGNORED_IN_TEXT])
     if text is None:
         raise fields.only_text_error("messages")
-    if text or calls:
-        yield {"role": message["role"], "content": text, **({"tool_calls": calls} if calls else {})}
+    thoughts = "".join(str(block.get("thinking") or "") for block in blocks if block.get("type") == "thinking")
+    if text or calls or thoughts:
+        turn: JsonObject = {"role": message["role"], "content": text}
+        yield turn | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thoughts} if thoughts else {})
 
 
 def _call(block: JsonObject) -> JsonObject:

@@ -22,7 +22,7 @@ def decode_prompt(body: JsonMap) -> Conversation:
     items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
     first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
     tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
-    return Conversation((*first, *map(_message, items)), tuple(tools))
+    return Conversation((*first, *_messages(items)), tuple(tools))
 
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
@@ -42,7 +42,7 @@ class ResponsesEncoder:
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         self._output = CollectedOutput()
         self._sequence_number = 0
-        self._has_text = False
+        self._has_reasoning = self._has_text = False
         self._item_id = f"msg_{request.request_id}"
         self._start = _response(request, model)
         self._at: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
@@ -51,6 +51,10 @@ class ResponsesEncoder:
         if self._output.add(piece):
             for name in ("response.created", "response.in_progress"):
                 yield self._event(name, {"response": self._start})
+        if piece.reasoning:
+            if not self._has_reasoning:
+                yield from self._start_reasoning()
+            yield self._event("response.reasoning_text.delta", {**self._reasoning_at, "delta": piece.reasoning})
         if piece.text:
             if not self._has_text:
                 yield from self._start_text()
@@ -60,9 +64,29 @@ class ResponsesEncoder:
             for data in item_events(place, self._call(place, call)):
                 yield self._event(str(data["type"]), data)
 
+    @property
+    def _reasoning_at(self) -> JsonObject:
+        return {"item_id": f"rs_{self._item_id}", "output_index": 0, "content_index": 0}
+
+    def _start_reasoning(self) -> Iterator[bytes]:
+        self._has_reasoning = True
+        yield self._event("response.output_item.added", {"output_index": 0, "item": self._reasoning_item([])})
+        yield self._event("response.content_part.added", {**self._reasoning_at, "part": _reasoning_part("")})
+
+    def _end_reasoning(self) -> Iterator[bytes]:
+        text = self._output.first_choice.reasoning
+        part = _reasoning_part(text)
+        yield self._event("response.reasoning_text.done", {**self._reasoning_at, "text": text})
+        yield self._event("response.content_part.done", {**self._reasoning_at, "part": part})
+        yield self._event("response.output_item.done", {"output_index": 0, "item": self._reasoning_item([part])})
+
     def _start_text(self) -> Iterator[bytes]:
         self._has_text = True
-        yield self._event("response.output_item.added", {"output_index": 0, "item": self._item("in_progress", [])})
+        if self._has_reasoning:
+            yield from self._end_reasoning()
+            self._at["output_index"] = 1
+        item: JsonObject = {"output_index": self._at["output_index"], "item": self._item("in_progress", [])}
+        yield self._event("response.output_item.added", item)
         yield self._event("response.content_part.added", {**self._at, "part": _part("")})
 
     def end(self) -> Iterator[bytes]:
@@ -72,8 +96,8 @@ class ResponsesEncoder:
                 yield from self._start_text()
             yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
             yield self._event("response.content_part.done", {**self._at, "part": _part(text)})
-            (item,) = objects(response["output"])
-            yield self._event("response.output_item.done", {"output_index": 0, "item": item})
+            item: JsonObject = {"output_index": self._at["output_index"], "item": objects(response["output"])[-1]}
+            yield self._event("response.output_item.done", item)
         yield self._event(f"response.{response['status']}", {"response": response})
 
     def response(self) -> JsonObject:
@@ -81,10 +105,11 @@ class ResponsesEncoder:
         status = "incomplete" if output.finish_reason == "length" else "completed"
         details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
         calls: list[Json] = [self._call(place, call) for place, call in enumerate(output.calls)]
+        reasoning: list[Json] = [self._reasoning_item([_reasoning_part(output.reasoning)])] if output.reasoning else []
         end: JsonObject = {
             "status": status,
             "incomplete_details": details,
-            "output": calls or [self._item(status, [_part(output.text)])],
+            "output": calls or [*reasoning, self._item(status, [_part(output.text)])],
             "usage": self._usage(),
         }
         return {**self._start, **end}
@@ -103,13 +128,16 @@ class ResponsesEncoder:
     def _item(self, status: str, content: list[Json]) -> JsonObject:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
+    def _reasoning_item(self, content: list[Json]) -> JsonObject:
+        return {"id": f"rs_{self._item_id}", "type": "reasoning", "summary": [], "content": content}
+
     def _usage(self) -> JsonObject:
         output = self._output
         return {
             "input_tokens": output.prompt_tokens,
             "input_tokens_details": {"cached_tokens": output.cached_tokens},
             "output_tokens": output.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
             "total_tokens": output.prompt_tokens + output.completion_tokens,
         }
 
@@ -117,6 +145,20 @@ class ResponsesEncoder:
 def _tool(tool: JsonObject) -> JsonObject:
     function: JsonObject = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
     return {"type": "function", "function": function}
+
+
+def _messages(items: list[JsonObject]) -> Iterator[JsonObject]:
+    """Yield a message for each item; reasoning becomes a part of the message after it."""
+    reasoning = ""
+    for item in items:
+        if item.get("type") == "reasoning":
+            reasoning += "".join(str(part.get("text") or "") for part in objects(item.get("content")))
+            continue
+        message = _message(item)
+        if reasoning and message.get("role") == "assistant":
+            message["reasoning_content"] = reasoning
+        reasoning = ""
+        yield message
 
 
 def _message(item: JsonObject) -> JsonObject:
@@ -145,6 +187,10 @@ def _text(content: Json) -> str:
     if any(part.get("type") not in _TEXT_PARTS for part in parts):
         raise fields.only_text_error("input")
     return "".join(str(part.get("text", "")) for part in parts)
+
+
+def _reasoning_part(text: str) -> JsonObject:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _part(text: str) -> JsonObject:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
+from kvproxy.engine.text.reasoning import ReasoningFormat, reasoning_format
 from kvproxy.engine.text.segment_cache import SegmentCache
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
@@ -127,6 +128,12 @@ class ChatTokenizer:
 
         added = self._tokenizer.added_tokens_decoder.items()
         return learn_tool_call_format(render, {token.content: number for number, token in added if token.special})
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """Return the format of the model's reasoning; None for a model without reasoning."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return reasoning_format({token.content: number for number, token in added if not token.special})
 
     def to_llguidance(self, vocabulary: int) -> Any:
         from llguidance.hf import from_tokenizer

@@ -17,7 +17,7 @@ def is_stream(headers: Headers) -> bool:
     return any(name == "content-type" and value.startswith("text/event-stream") for name, value in headers)
 
 
-async def _no_op() -> None:
+async def no_op() -> None:
     return None
 
 
@@ -38,7 +38,7 @@ class GeneratedResponse:
     model: str
     echo: Echo | None = None
     block_size: int = 0
-    close: Callable[[], Awaitable[None]] = field(default=_no_op)
+    close: Callable[[], Awaitable[None]] = field(default=no_op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RelayedResponse:
     status: int
     headers: Headers
     chunks: AsyncIterator[bytes]
-    close: Callable[[], Awaitable[None]] = field(default=_no_op)
+    close: Callable[[], Awaitable[None]] = field(default=no_op)
     on_first_chunk: list[Callable[[], None]] = field(default_factory=list)
     on_end: list[Callable[[], None]] = field(default_factory=list)
     served_by: ServingUpstream | None = None

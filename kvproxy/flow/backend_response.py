@@ -14,7 +14,15 @@ from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
 from kvproxy.apis.request_directives import parse_directives
 from kvproxy.apis.sse import EventReader
-from kvproxy.backends.protocol import Backend, GeneratedResponse, Headers, RelayedResponse, Reply, ServingUpstream
+from kvproxy.backends.protocol import (
+    Backend,
+    GeneratedResponse,
+    Headers,
+    RelayedResponse,
+    Reply,
+    ServingUpstream,
+    no_op,
+)
 from kvproxy.generation import Delta
 from kvproxy.index.entry import Entry
 
@@ -64,7 +72,7 @@ class BackendResponse:
     headers: Headers
     chunks: AsyncIterator[bytes]
     reader: ResponseReader
-    close: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]] = field(default=no_op)
     single_chunk: bool = False
     streams: bool = False
     is_private: bool = False
@@ -101,11 +109,8 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
     async def chunks() -> AsyncIterator[bytes]:
         yield entry.response
 
-    async def close() -> None:
-        pass
-
     reader = UpstreamReader(api, False, len(entry.response))
-    return BackendResponse(200, [JSON], chunks(), reader, close, single_chunk=True, is_private=True, entry=entry)
+    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, is_private=True, entry=entry)
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:

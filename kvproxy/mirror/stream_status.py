@@ -29,14 +29,12 @@ class StreamStatus(StreamCounts):
     Attributes:
         next: number of the next batch.
         complete: all batches since the publisher's start or last reset were applied.
-        silent_seconds: seconds since the last message.
     """
 
     endpoint: str
     connected: bool
     next: int
     complete: bool
-    silent_seconds: float | None
     unknown_removals: int
     error: str | None
     replay_fails: bool = False

@@ -45,7 +45,6 @@ class EventSubscriber:
         self._replay = replay
         self._topic = topic.encode()
         self._idle = idle
-        self._received_at: float | None = None
         self._last_error: str | None = None
         self._next_log = 0.0
         self._context: zmq.asyncio.Context | None = None
@@ -88,7 +87,6 @@ class EventSubscriber:
             connected=self.is_connected,
             next=self.sequencer.next,
             complete=self.sequencer.complete,
-            silent_seconds=None if self._received_at is None else round(time.monotonic() - self._received_at, 1),
             unknown_removals=self.state.unknown_removals,
             error=self._last_error,
             replay_fails=self._replay_fails,
@@ -122,7 +120,6 @@ class EventSubscriber:
     async def _receive(self, socket: Any) -> None:
         while True:
             frames = await socket.recv_multipart()
-            self._received_at = time.monotonic()
             # Handle a new connection before its first message, which may come from a new process.
             self._read_monitor()
             if len(frames) == 3 and len(frames[1]) == 8:

@@ -255,7 +255,7 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend, identical ones only once; with leases in PostgreSQL (`shared`) for all proxies."""
+    """Sends requests to the backend, identical ones only once. `shared` has leases in PostgreSQL for several proxies."""
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()
@@ -273,7 +273,7 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the TTL in seconds that a response gets; None if the request sets none, or it is not stored."""
+        """Return the TTL in seconds that a response gets; None if the request sets no TTL, or the response is not stored."""
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._stores(exchange)
         return self._writer.lifetime(request, read_directives(headers)) if is_set else None

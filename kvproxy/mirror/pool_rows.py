@@ -1,6 +1,6 @@
 """Lists of the blocks and chains of mirrored pools, for admin routes and commands.
 
-Call `snapshot_pools` and `report_pools` on the event loop, where events change the pools. The rest may run in threads.
+Call `snapshot_pools` and `report_pools` on the event loop, because KV events change the pools. The rest may run in threads.
 """
 
 from collections.abc import Iterable, Iterator

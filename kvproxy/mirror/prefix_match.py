@@ -1,6 +1,6 @@
 """Finds the cached prefix of a prompt in a mirrored engine.
 
-Call all functions on the event loop, where events change the pools.
+Call all functions on the event loop, because KV events change the pools.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: Bl
 def chains_after_prefix(
     pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
 ) -> CachedChains | None:
-    """Return the cached chains after the cached prefix; None if there are none, or one has the rest of the prompt."""
+    """Return the cached chains after the cached prefix; None without a chain, or if a chain has the rest of the prompt."""
     groups, _ = make_groups(pools, prompt, hasher)
     if isinstance(groups[0], MirroredWindowGroup):
         return None

@@ -106,7 +106,7 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available_engines(self) -> list[FleetEngine]:
-        """Return the available engines; if there are none, ejected ones. Raises Overloaded if all are draining."""
+        """Return the available engines, or else the ejected engines. Raises Overloaded if all are draining."""
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:

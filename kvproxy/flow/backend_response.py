@@ -59,7 +59,7 @@ class BackendResponse:
         reader: reads the same chunks for the cache.
         single_chunk: the body is one chunk.
         streams: the body is a stream of events.
-        is_private: its headers forbid storing it.
+        must_not_store: its headers forbid storing it, or it is stored already.
         prefix: prefix reuse, once reported.
         served_by: the upstream; None for the embedded engine.
         usage: prompt tokens and completion tokens.
@@ -75,7 +75,7 @@ class BackendResponse:
     close: Callable[[], Awaitable[None]] = field(default=no_op)
     single_chunk: bool = False
     streams: bool = False
-    is_private: bool = False
+    must_not_store: bool = False
     prefix: PrefixReuse | None = None
     served_by: ServingUpstream | None = None
     usage: tuple[int, int] | None = None
@@ -99,7 +99,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
                 UpstreamReader(request.api, reply.streams, limit),
                 reply.close,
                 streams=reply.streams,
-                is_private=forbids_storing(reply.headers, request),
+                must_not_store=forbids_storing(reply.headers, request),
                 served_by=reply.served_by,
                 block_size=0 if reply.served_by is None else reply.served_by.block_size,
             )
@@ -110,7 +110,7 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
         yield entry.response
 
     reader = UpstreamReader(api, False, len(entry.response))
-    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, is_private=True, entry=entry)
+    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, must_not_store=True, entry=entry)
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:

@@ -125,7 +125,7 @@ def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str
     content, before = message.get("content"), original.get("content")
     if isinstance(content, str | None) and isinstance(before, str | None) and (content or "") != (before or ""):
         restored["content"] = before
-        kinds.append(_text_change(message, original))
+        kinds.append(_kind_of_text_change(message, original))
     calls: list[Json] = []
     for call, known in zip(objects(message.get("tool_calls")), objects(original.get("tool_calls")), strict=False):
         function, arguments = call.get("function"), field(known.get("function"), "arguments")
@@ -175,13 +175,13 @@ def _kind(block: JsonObject) -> Json:
 
 def _differences(client: JsonObject, original: JsonObject) -> list[str]:
     if joined_text([client]) != joined_text([original]):
-        return [_text_change(client, original)]
+        return [_kind_of_text_change(client, original)]
     # The order of an object's fields is a part of the model's prompt.
     is_same = all(dumps(client.get(name)) == dumps(original.get(name)) for name in ("input", "arguments"))
     return [] if is_same else ["arguments"]
 
 
-def _text_change(client: JsonObject, original: JsonObject) -> str:
+def _kind_of_text_change(client: JsonObject, original: JsonObject) -> str:
     return "reasoning" if _tagged_reasoning([original]) and not _tagged_reasoning([client]) else "text"
 
 

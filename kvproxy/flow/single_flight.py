@@ -141,9 +141,9 @@ class SharedRequest:
             self._client_moved.clear()
             await self._client_moved.wait()
 
-    def _bytes_read_by(self, which: Callable[[list[int]], int]) -> int:
+    def _bytes_read_by(self, choose: Callable[[list[int]], int]) -> int:
         not_started = [0] * (self.num_clients - len(self._bytes_read))
-        return which([*self._bytes_read.values(), *not_started] or [self._size])
+        return choose([*self._bytes_read.values(), *not_started] or [self._size])
 
     def _drop_read_chunks(self) -> None:
         if len(self._chunks_read) < self.num_clients:
@@ -264,7 +264,7 @@ class SingleFlight:
         self._shared = shared
         self._releases: set[asyncio.Task[None]] = set()
 
-    def is_private(self, exchange: Exchange) -> bool:
+    def requires_own_response(self, exchange: Exchange) -> bool:
         """Whether the request must not share a response: it requires a fresh one, or its response is not stored."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
@@ -282,7 +282,7 @@ class SingleFlight:
         """As `SharedRequests.join`, for identical requests of one tenant. Tenants must not share errors and cookies."""
         request, stores = exchange.api_request, self._stores(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
-        unique = object() if self.is_private(exchange) else None
+        unique = object() if self.requires_own_response(exchange) else None
         return self.requests.join(
             (exchange.cache_key.exact, request.tenant, form, unique),
             lambda: SharedRequest(
@@ -293,7 +293,7 @@ class SingleFlight:
     async def _open(self, exchange: Exchange) -> BackendResponse:
         """Send the request. If another proxy has it in flight, wait for its stored response instead."""
         shared = self._shared
-        if shared is None or self.is_private(exchange):
+        if shared is None or self.requires_own_response(exchange):
             return await self._send(exchange)
         try:
             await shared.acquire(exchange.cache_key.exact)

@@ -160,7 +160,7 @@ class ResponseRecorder:
                 if request.control.rule.repair_history:
                     await asyncio.to_thread(self._writer.history.remember, request, body)
             self._record_reuse(response, body)
-            if body is None or not self._stores or response.is_private:
+            if body is None or not self._stores or response.must_not_store:
                 return None
             return await self._writer.begin(self._exchange, body, read_directives(response.headers))
         except Exception as error:

@@ -96,7 +96,7 @@ class UpstreamClient:
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> RelayedResponse:
         """Send a request without the queue of client requests. Raises UpstreamError."""
-        sent = self._headers(headers, path, whole=isinstance(body, bytes))
+        sent = self._headers(headers, path, omits_length=isinstance(body, bytes))
         # A streamed body cannot be sent twice.
         retries = self._settings.retries if isinstance(body, bytes) else 0
         while True:
@@ -107,9 +107,9 @@ class UpstreamClient:
                     raise
                 retries -= 1
 
-    def _headers(self, headers: Mapping[str, str], path: str, *, whole: bool) -> Headers:
+    def _headers(self, headers: Mapping[str, str], path: str, *, omits_length: bool) -> Headers:
         def is_sent(name: str) -> bool:
-            if name == ADMIN_TOKEN_HEADER or (whole and name == "content-length"):
+            if name == ADMIN_TOKEN_HEADER or (omits_length and name == "content-length"):
                 return False
             return self._settings.chain or not name.startswith(HEADER_PREFIX)
 

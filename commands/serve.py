@@ -184,7 +184,7 @@ def _banner(services: "Services", url: str) -> None:
     lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.answerer.store.name)]
     if worker is not None:
         lines.append(("blocks", f"{worker.num_blocks:,} of {worker.block_size} tokens"))
-        tiers = [f"{tier.name} ({plural(tier.chunks, 'chunk')})" for tier in worker.tier_figures()]
+        tiers = [f"{tier.name} ({plural(tier.chunks, 'chunk')})" for tier in worker.tier_stats()]
         if tiers:
             lines.append(("tiers", f"{', '.join(tiers)}, {settings.tiers.chunk_tokens} tokens per chunk"))
     for name, value in lines:

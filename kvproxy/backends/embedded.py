@@ -87,7 +87,7 @@ class EmbeddedBackend:
                     if keeps:
                         answer.append(piece)
                     if keeps and piece.finish_reason is not None:
-                        await self._keep_answer(generation, answer)
+                        await self._add_output(generation, answer)
                     yield parser.parse(piece) if parser else piece
 
         closed = False
@@ -101,12 +101,12 @@ class EmbeddedBackend:
 
         return GeneratedResponse(all_pieces(), first.usage, request.model, echo, self.worker.block_size, close)
 
-    async def _keep_answer(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
+    async def _add_output(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
         if generation.sampling.n == 1:
             tokens = [token for piece in answer for token in piece.tokens]
             text = "".join(piece.text for piece in answer)
             await self.worker.async_tokenizer.run(
-                lambda tokenizer: tokenizer.keep_answer(generation.tokens, tokens, text, generation.salt or "")
+                lambda tokenizer: tokenizer.add_output(generation.tokens, tokens, text, generation.salt or "")
             )
 
     def _decode(self, request: ApiRequest) -> DecodedRequest:
@@ -191,4 +191,4 @@ class EmbeddedBackend:
     async def _echo(self, decoded: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
         text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.run(lambda it: it.decode(tokens))
-        return Echo(text, await tokenizer.text(tokens[:1]))
+        return Echo(text, await tokenizer.decode_with_special_tokens(tokens[:1]))

@@ -71,7 +71,7 @@ class EmbeddedPrefixCache(PrefixCache):
             prompt_tokens=found.prompt_tokens,
             matched_tokens=found.matched_tokens,
             blocks=found.blocks,
-            tiers=await self._worker.tier_match(prompt, found.matched_tokens),
+            tiers=await self._worker.match_tiers(prompt, found.matched_tokens),
             divergence=await decode_divergence(found.divergence, self._text),
             groups=found.groups,
         )
@@ -100,7 +100,7 @@ class EmbeddedPrefixCache(PrefixCache):
             return self._backend.cache_request("pin", generation, 0)
         found = None
         if leaf_hash:
-            found = await self._worker.inspect(lambda manager: pool_rows.find_chain(manager, leaf_hash))
+            found = await self._worker.inspect(lambda manager: pool_rows.find_cached_prompt(manager, leaf_hash))
         if found is None:
             raise NotFound(f"no cached block has a hash that begins with {leaf_hash!r}: see blocks chains")
         return found
@@ -109,7 +109,7 @@ class EmbeddedPrefixCache(PrefixCache):
         return await self._worker.pins(lambda pins: pins.unpin(name))
 
     async def tiers(self) -> list[TierStats]:
-        return self._worker.tier_figures()
+        return self._worker.tier_stats()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
         if models not in get_args(ModelScope):
@@ -117,7 +117,7 @@ class EmbeddedPrefixCache(PrefixCache):
         return await self._worker.clear_tier(name, cast("ModelScope", models))
 
     async def _text(self, tokens: Sequence[int] | None) -> str:
-        return await self._worker.async_tokenizer.text(tokens) if tokens else ""
+        return await self._worker.async_tokenizer.decode_with_special_tokens(tokens) if tokens else ""
 
 
 def _reset(manager: KVCacheManager) -> ResetReport:

@@ -1,5 +1,3 @@
-"""A physical block of the KV cache; vLLM's `KVCacheBlock`."""
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -7,17 +5,17 @@ if TYPE_CHECKING:
 
 
 class KVCacheBlock:
-    """Metadata of one physical block.
+    """Metadata of one physical block, as in vLLM.
 
     Attributes:
-        ref_count: number of block tables and pins that hold the block. Zero means free or evictable.
+        ref_count: number of block tables and pins that contain the block.
         hash: None if the block is not cached.
-        parent: hash of the previous block in the chain; None at the start of a prompt.
-        group: index of the KV cache group that cached the block; None if there is one group.
+        parent: hash of the previous block of the prompt; None for the first block.
+        group: index of its KV cache group; None if the model has one group.
         priority: highest priority of the requests that used the block since it was cached.
-        last_accessed: number of the pool's operation that last used the block.
-        source: the request that cached the block and the offset of the block's first token; None if it is not cached.
-        prev, next: neighbours in the free queue; None while in use.
+        last_accessed: value of the pool's operation counter at the last use.
+        source: the request that cached the block, and the position of its first token.
+        prev, next: neighbours in the free queue.
     """
 
     __slots__ = ("group", "hash", "id", "last_accessed", "next", "parent", "prev", "priority", "ref_count", "source")

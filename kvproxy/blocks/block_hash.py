@@ -2,7 +2,8 @@
 
     h_i = H((h_(i-1), (t_0, .., t_(n-1)), extra_keys))
 
-The four algorithms equal vLLM's bit for bit. The CBOR algorithms depend on the values only; the others use pickle.
+All digests equal vLLM's. `sha256` and `xxhash` serialize with pickle, which differs between Python versions;
+`sha256_cbor` and `xxhash_cbor` do not.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ _CBOR_NULL = b"\xf6"
 
 
 def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Encode each block's tokens as a CBOR array, followed by null (no extra keys)."""
-    head = _head(0x80, block_size)
+    """Encode each block as the CBOR array of its tokens and a null for the missing extra keys."""
+    head = _cbor_head(0x80, block_size)
     if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
             return _encode_many(array("I", tokens), block_size, head)
@@ -58,11 +59,11 @@ def _encode_many(tokens: "array[int]", block_size: int, head: bytes) -> list[byt
 
 @lru_cache(maxsize=65_536)
 def _encode_token(token: int) -> bytes:
-    return _head(0x00, token)
+    return _cbor_head(0x00, token)
 
 
-def _head(major: int, value: int) -> bytes:
-    """Encode a CBOR head (RFC 8949, section 3)."""
+def _cbor_head(major: int, value: int) -> bytes:
+    """Encode a major type and its argument (RFC 8949, section 3)."""
     if value < 24:
         return bytes((major | value,))
     for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
@@ -80,8 +81,8 @@ _DEFAULT_SEED = "vllm-none-hash"
 class BlockHasher:
     """Computes block hashes.
 
-    `seed` determines the first block's parent hash. None uses `PYTHONHASHSEED` as vLLM does; if that is not set,
-    vLLM's fixed string for sha256, and random bytes for xxhash.
+    `seed` determines `none_hash`, the parent hash of first blocks. Its default is `PYTHONHASHSEED`, as in vLLM. If that
+    is not set, sha256 uses vLLM's fixed string, and xxhash uses random bytes.
     """
 
     def __init__(self, algorithm: HashAlgorithm = "sha256_cbor", seed: str | None = None) -> None:
@@ -100,7 +101,7 @@ class BlockHasher:
             seed = _DEFAULT_SEED
         return self._digest(_cbor(seed) if self._is_cbor else pickle.dumps(seed, pickle.HIGHEST_PROTOCOL))
 
-    def chain(
+    def hash_blocks(
         self,
         tokens: Sequence[int],
         block_size: int,
@@ -109,11 +110,11 @@ class BlockHasher:
         extra_keys: Callable[[int], ExtraKeys] | None = None,
         start: int = 0,
     ) -> list[bytes]:
-        """Hash the full blocks in `tokens[start:]`.
+        """Return the hashes of the full blocks in `tokens[start:]`.
 
         Args:
-            parent: hash of the block that ends at `start`; None if there is no such block.
-            extra_keys: returns the extra keys of the block at a token; None without extra keys.
+            parent: hash of the block that ends at `start`; None for the start of a prompt.
+            extra_keys: returns the extra keys of the block that starts at a position.
         """
         parent = self.none_hash if parent is None else parent
         starts = range(start, len(tokens) - block_size + 1, block_size)
@@ -147,5 +148,5 @@ def _cbor(value: object) -> bytes:
 
 
 def event_hash(digest: bytes) -> int:
-    """Return the hash's integer form in KV events: the low 64 bits, big-endian."""
+    """Return the integer that stands for a block hash in KV events: its low 64 bits."""
     return int.from_bytes(digest[-8:], "big")

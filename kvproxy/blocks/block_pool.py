@@ -8,12 +8,12 @@ from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, K
 from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 from kvproxy.blocks.residency import ResidencyTracker
 
-Key = tuple[int, bytes] | bytes
-"""Key of a cached block: its hash, preceded by the group's index if there are several groups."""
+BlockKey = tuple[int, bytes] | bytes
+"""Key of a cached block: its hash, or (group index, hash) if the model has several KV cache groups."""
 
 
 class BlockPool:
-    """Physical blocks. Block 0 is the null block: never freed, hashed, or counted."""
+    """All physical blocks. Block 0 is vLLM's null block: a placeholder that is never allocated, cached, or counted."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class BlockPool:
         self.null_block.ref_count = 1
         self._make_queue = make_queue
         self.free_queue = make_queue(self.blocks[1:])
-        self.cached_blocks: dict[Key, KVCacheBlock | list[KVCacheBlock]] = {}
+        self.cached_blocks: dict[BlockKey, KVCacheBlock | list[KVCacheBlock]] = {}
         self.record_events = record_events
         self.residency = residency
         self._events: list[KVEvent] = []
@@ -47,15 +47,15 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Return the share of the pool in use, from 0 to 1, without the null block."""
+        """Return the share of blocks in use, from 0 to 1."""
         return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
 
-    def get_cached_block(self, key: Key) -> KVCacheBlock | None:
+    def get_cached_block(self, key: BlockKey) -> KVCacheBlock | None:
         block = self.cached_blocks.get(key)
         return block[0] if type(block) is list else block  # type: ignore[return-value]
 
     def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
-        """Add a holder to each block; raise priorities to at least `priority`."""
+        """Increment the blocks' reference counts, and raise their priorities to at least `priority`."""
         clock = self._clock = self._clock + 1
         self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
         for block in blocks:
@@ -68,7 +68,7 @@ class BlockPool:
             self.residency.on_hit(blocks)
 
     def get_new_blocks(self, count: int) -> list[KVCacheBlock]:
-        """Allocate free blocks and evict their content; raises RuntimeError if fewer are free."""
+        """Allocate free blocks, and evict their cached content. Raises RuntimeError if too few blocks are free."""
         if count > self.num_free_blocks:
             raise RuntimeError(f"cannot allocate {count} blocks: {self.num_free_blocks} are free")
         blocks = self.free_queue.popleft_n(count)
@@ -80,7 +80,7 @@ class BlockPool:
         return blocks
 
     def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove a holder of each block; `blocks` is in eviction order."""
+        """Decrement the blocks' reference counts. Blocks that become free are evicted in the order of `blocks`."""
         uncached: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         for block in blocks:
@@ -103,9 +103,9 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks: `blocks[i]` is block `first + i` of the request; `hashes` has all of them.
+        """Cache full blocks of a request; skip null blocks and blocks that are cached already.
 
-        The null block and cached blocks are skipped.
+        `blocks[i]` is the request's block `first + i`; `hashes[i]` is the hash of its block `i`.
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
@@ -116,7 +116,7 @@ class BlockPool:
                 block.parent = parent
                 block.group = group
                 block.priority = priority
-                key: Key = digest if group is None else (group, digest)
+                key: BlockKey = digest if group is None else (group, digest)
                 other = setdefault(key, block)
                 if other is not block:
                     copies = other if type(other) is list else [other]
@@ -147,12 +147,12 @@ class BlockPool:
                     self._events.append(event)
                 start = end + 1
 
-    def key_of(self, block: KVCacheBlock) -> Key:
+    def key_of(self, block: KVCacheBlock) -> BlockKey:
         assert block.hash is not None
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove cached blocks from the cache; their requests keep them."""
+        """Remove cached blocks from the cache, but not from block tables."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)
@@ -169,7 +169,7 @@ class BlockPool:
         self.num_evictions += len(blocks)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the cache; return False and change nothing while a block is in use."""
+        """Empty the cache. If a block is in use, change nothing and return False."""
         if self.num_free_blocks != self.num_blocks - 1:
             return False
         order = list(self.free_queue)

@@ -1,4 +1,4 @@
-"""The block cache's view of a request."""
+"""A request as the prefix block cache sees it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys
 
 @dataclass(frozen=True, slots=True)
 class MMItem:
-    """A multimodal item: `length` placeholder tokens from `offset`; `identifier` is a hash of its content."""
+    """An image or other item with `length` placeholder tokens from position `offset` on. `identifier` is its hash."""
 
     identifier: str
     offset: int
@@ -16,20 +16,18 @@ class MMItem:
 
 
 class CacheRequest:
-    """The tokens of a request that holds blocks or will hold them.
+    """The tokens of a request, and the options that change block hashes or eviction.
 
     Args:
-        salt: separates the caches of tenants; part of the first block's hash.
-        lora: name and path of the adapter; part of every block's hash.
-        mm: multimodal items by offset; part of the hashes of their blocks.
-        skip_read: never reuse blocks, because prompt log-probabilities need every position.
+        salt: part of the first block's hash, so that tenants share no blocks.
+        lora: name and digest of the LoRA adapter; part of every block's hash.
+        mm: multimodal items; part of the hashes of blocks with their placeholders.
+        skip_read: use no cached blocks, because prompt log-probabilities need every position.
         client: name of the client, for the eviction policy `sessions`; None if unknown.
 
     Attributes:
-        num_prompt: tokens of the prompt, without generated ones.
-        num_computed_tokens: tokens whose keys and values are in blocks.
-        shared_prefix_end: end of a longer prefix, in tokens, that only full-attention groups have cached; 0 without one.
-        is_recorded: the request counts in the statistics already.
+        num_computed_tokens: leading tokens with keys and values in blocks, the scheduled step included.
+        shared_prefix_end: length of a longer cached prefix that lacks its sliding windows; 0 if there is none.
     """
 
     def __init__(
@@ -53,11 +51,11 @@ class CacheRequest:
         self.skip_read = skip_read
         self.client = client
         self.awaits_user = False
-        self.num_prompt = len(self.tokens)
+        self.num_prompt_tokens = len(self.tokens)
         self.shared_prefix_end = 0
         self.num_computed_tokens = 0
         self.block_hashes: list[bytes] = []
-        self.is_recorded = False
+        self.counted_in_stats = False
 
     @property
     def num_tokens(self) -> int:
@@ -71,17 +69,17 @@ class CacheRequest:
         self.salt, self.lora, self.mm, self.priority = parent.salt, parent.lora, parent.mm, parent.priority
         self.block_hashes = list(parent.block_hashes)
         self.num_computed_tokens = parent.num_computed_tokens
-        self.num_prompt, self.shared_prefix_end = parent.num_prompt, parent.shared_prefix_end
-        self.client, self.is_recorded = parent.client, True
+        self.num_prompt_tokens, self.shared_prefix_end = parent.num_prompt_tokens, parent.shared_prefix_end
+        self.client, self.counted_in_stats = parent.client, True
 
     def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:
-        """Hash the blocks that filled up since the last call; return all hashes."""
+        """Hash the blocks that became full since the last call; return all block hashes."""
         hashes = self.block_hashes
         done = len(hashes)
         if len(self.tokens) >= (done + 1) * block_size:
             extra_keys = (lambda start: self.extra_keys(start, start + block_size)) if self.has_extra_keys else None
             parent = hashes[-1] if hashes else None
-            hashes += hasher.chain(
+            hashes += hasher.hash_blocks(
                 self.tokens, block_size, parent=parent, extra_keys=extra_keys, start=done * block_size
             )
         return hashes
@@ -91,7 +89,7 @@ class CacheRequest:
         return bool(self.mm or self.salt or self.lora)
 
     def extra_keys(self, start: int, end: int) -> ExtraKeys:
-        """Return the extra hash keys of a block in vLLM's order; None if empty."""
+        """Return the extra hash keys of the block `tokens[start:end]` in vLLM's order, or None."""
         keys: list[tuple[object, ...]] = []
         if self.lora is not None:
             keys.append(("lora", *self.lora))

@@ -1,4 +1,4 @@
-"""Cached chains as a tree that forks at the first different block."""
+"""The cached chains as a tree, in which chains with the same beginning share a branch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MAX_NAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A cached block; hashes are hexadecimal. `parent` is None at the start of a prompt."""
+    """A cached block. Its name is its number in the pool, or its hash in a mirror."""
 
     name: str
     hash: str
@@ -21,14 +21,14 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Consecutive cached blocks without a fork.
+    """Consecutive cached blocks up to a fork, or to the end of a chain.
 
     Attributes:
         end: hash of the last block.
-        names: of the first blocks, at most 64.
-        below: number of blocks in all branches that follow.
-        leaves: number of chains through this branch.
-        held: number of blocks in use, in this branch and below.
+        names: `TreeNode.name` of the first 64 blocks.
+        below: number of blocks in the branches that follow this one.
+        leaves: number of chains that contain this branch.
+        in_use: number of blocks in use, in this branch and those that follow.
     """
 
     end: str
@@ -36,7 +36,7 @@ class Branch:
     names: tuple[str, ...]
     below: int
     leaves: int
-    held: int
+    in_use: int
     text: str = ""
 
 
@@ -50,13 +50,13 @@ def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
 
 
 def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
-    """Return the nodes of mirrored blocks; copies share a node."""
+    """Return one node for each block hash of a mirror."""
     by_hash = {row.hash: row for row in rows if row.hash is not None}
     return [TreeNode(hash, hash, row.parent) for hash, row in by_hash.items()]
 
 
 def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-    """Return a page of the branches below a block, or of the roots, and their total number."""
+    """Return a page of the branches after a block (None: at the start of prompts), and their total number."""
     children: dict[str | None, list[TreeNode]] = {}
     by_hash = {node.hash: node for node in nodes}
     for node in by_hash.values():

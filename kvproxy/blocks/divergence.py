@@ -1,5 +1,3 @@
-"""The first difference between a prompt and the cached chains."""
-
 from collections.abc import Iterable, Sequence
 
 from kvproxy.blocks.row_types import Divergence
@@ -16,9 +14,11 @@ def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
 def find_divergence(
     tokens: Sequence[int], start: int, block_size: int, children: Iterable[Sequence[int]]
 ) -> Divergence | None:
-    """Find the first difference from the closest cached chain.
+    """Find the first token that differs from the most similar cached chain.
 
-    `start` is the length of the cached prefix in tokens. `children` are the tokens of each cached block that follows it.
+    Args:
+        start: length of the prompt's cached prefix in tokens.
+        children: the tokens of each cached block that follows this prefix.
     """
     block = tokens[start : start + block_size]
     closest: Sequence[int] = ()

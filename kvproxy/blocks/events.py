@@ -13,10 +13,10 @@ class BlockStored:
     """Consecutive blocks of one chain were cached.
 
     Attributes:
-        parent: digest of the previous block; None at the start of a chain.
-        extra_keys: the extra keys of each block (adapter, salt, (item, offset)).
-        kind: the attention type in vLLM's spelling; None for a single group with full attention.
-        window: sliding window in tokens.
+        parent: hash of the block before the first one; None at the start of a prompt.
+        extra_keys: extra hash keys of each block: adapter, salt, and (multimodal item, offset).
+        group: index of the KV cache group; None if the model has one group.
+        kind: vLLM's name of the attention type; None for a model with full attention only.
     """
 
     hashes: tuple[bytes, ...]
@@ -55,7 +55,7 @@ class BlockStored:
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """Return the event as a map in vLLM's format, without defaults."""
+        """Return the event as vLLM publishes it, without unset optional fields."""
         wire: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [event_hash(digest) for digest in self.hashes],
@@ -78,7 +78,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """One physical copy of each named block was evicted."""
+    """One physical copy of each block was evicted; further copies may still be cached."""
 
     hashes: tuple[bytes, ...]
     group: int | None = None

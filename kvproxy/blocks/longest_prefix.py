@@ -13,7 +13,7 @@ class SearchableGroup(Protocol[Hash, Block]):
     def block_size(self) -> int: ...
 
     def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
-        """Select this group's hashes from the hashes of the smallest block size."""
+        """Return the hashes of this group's blocks, which may be larger than the blocks of `hashes`."""
 
     def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]: ...
 
@@ -21,9 +21,9 @@ class SearchableGroup(Protocol[Hash, Block]):
 def find_longest_cache_hit(
     groups: Sequence[SearchableGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
 ) -> tuple[tuple[Sequence[Block], ...], int]:
-    """Return each group's blocks of the longest prefix, and its length in tokens.
+    """Return each group's blocks of the longest prefix that all groups cache, and its length in tokens.
 
-    The length is a multiple of `alignment_tokens` and all block sizes.
+    The length is a multiple of `alignment_tokens` and of all block sizes.
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:

@@ -13,7 +13,7 @@ from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored, KVEvent
 from kvproxy.blocks.eviction import queue_factory, session_policy_of
-from kvproxy.blocks.eviction.eviction_policy import Use
+from kvproxy.blocks.eviction.eviction_policy import CacheUse
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
@@ -22,11 +22,7 @@ from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKV
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """The cached blocks of a prompt.
-
-    Attributes:
-        shared_prefix_end: end of a longer prefix that only the full-attention groups have; 0 without one.
-    """
+    """The longest cached prefix of a prompt; `groups` has its blocks in each KV cache group."""
 
     groups: tuple[Sequence[KVCacheBlock], ...]
     num_tokens: int
@@ -38,13 +34,15 @@ class ComputedBlocks:
 
 
 class KVCacheManager:
-    """Block tables of live requests over one pool. Views show the chains of the main group, the first one.
+    """Allocates blocks to live requests, and caches full blocks.
 
     Args:
         num_blocks: includes the null block.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
-        alignment_tokens: hits are multiples of this, and of all block sizes.
-        clock: seconds, for the eviction policy `sessions`.
+        alignment_tokens: the length of a hit is a multiple of this and of all block sizes.
+        clock: returns seconds, for the eviction policy `sessions`.
+
+    `main` is the first group with full attention, if any. Admin routes show its chains.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class KVCacheManager:
         self._copies: dict[int, int] = {}  # source block by destination block
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
-        """Find the longest cached prefix; the last token is always computed, for its logits."""
+        """Find the longest cached prefix. It excludes the last token, whose logits must be computed."""
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
@@ -124,16 +122,16 @@ class KVCacheManager:
     ) -> list[KVCacheBlock] | None:
         """Allocate slots for `num_new_tokens` after the computed tokens.
 
-        After scheduling, the caller advances `request.num_computed_tokens` by `computed.num_tokens` (for a new request)
-        and `num_new_tokens`.
+        The caller then adds `computed.num_tokens` (of a new request) and `num_new_tokens` to
+        `request.num_computed_tokens`.
 
         Args:
-            computed: result of the lookup, for a new request.
-            num_lookahead_tokens: slots for draft tokens; never cached.
-            delay_cache_blocks: the content is still loading; call `cache_blocks` later.
+            computed: result of `get_computed_blocks`, for a new request.
+            num_lookahead_tokens: further slots, for draft tokens, which are not cached.
+            delay_cache_blocks: the caller calls `cache_blocks` later.
 
         Returns:
-            The new blocks, or None if too few blocks are free; then nothing changes.
+            The new blocks; None, without any change, if too few blocks are free.
         """
         if computed is not None and request.id in self.requests:
             raise ValueError(f"request {request.id!r} is live: free it first")
@@ -170,18 +168,18 @@ class KVCacheManager:
             if hit:
                 self.pool.touch(hit, request.priority)
             group.allocate_new_computed_blocks(request.id, hit)
-        if not request.skip_read and not request.is_recorded:
-            request.is_recorded = True
+        if not request.skip_read and not request.counted_in_stats:
+            request.counted_in_stats = True
             self.num_queried_tokens += request.num_tokens
             self.num_hit_tokens += computed.num_tokens
-            self._follow_session(request, ended=False)
+            self._update_session_policy(request, ended=False)
 
-    def _follow_session(self, request: CacheRequest, *, ended: bool) -> None:
+    def _update_session_policy(self, request: CacheRequest, *, ended: bool) -> None:
         policy = session_policy_of(self.pool.free_queue, request.priority)
         if policy is not None:
             chain = [(self.main.group_id, digest) for digest in self.main.group_hashes(request.block_hashes)]
-            note = policy.end if ended else policy.begin
-            note(chain, Use(self._clock(), request.client, request.awaits_user))
+            record = policy.end if ended else policy.begin
+            record(chain, CacheUse(self._clock(), request.client, request.awaits_user))
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         request.update_hashes(self.hasher, self.hash_block_size)
@@ -189,14 +187,14 @@ class KVCacheManager:
             group.cache_blocks(request, num_computed_tokens)
 
     def free(self, request: CacheRequest) -> None:
-        """Free a request's blocks; cached blocks stay until eviction."""
+        """Free a request's blocks. Cached blocks stay in the cache until their eviction."""
         if self.requests.pop(request.id, None) is not None:
-            self._follow_session(request, ended=True)
+            self._update_session_policy(request, ended=True)
         for group in self.groups:
             group.free(request.id)
 
     def fork(self, parent: CacheRequest, child: CacheRequest) -> None:
-        """Share all blocks of a parent; the first write to a shared block copies it."""
+        """Share all blocks of `parent` with `child`; the first write to a shared block copies it."""
         if parent.id not in self.requests:
             raise ValueError(f"request {parent.id!r} holds no blocks to share")
         if child.id in self.requests:
@@ -210,9 +208,9 @@ class KVCacheManager:
             group.num_cached[child.id] = group.num_cached.get(parent.id, 0)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return and clear the pending copies as (source, destination) block ids.
+        """Return and clear the pending block copies as (source, destination) ids.
 
-        Copy them before the next forward pass. All sources may be read first; no destination occurs twice.
+        The caller reads all sources, then writes the destinations, before the next forward pass.
         """
         copies, self._copies = self._copies, {}
         return [(source, destination) for destination, source in copies.items()]
@@ -237,7 +235,7 @@ class KVCacheManager:
             self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return each group's block table; 0 replaces freed blocks."""
+        """Return each group's block table; 0, the null block, replaces freed blocks."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -250,7 +248,7 @@ class KVCacheManager:
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.max_blocks_in_use(tokens, max_step_tokens))
 
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
-        """Whether the free blocks suffice for the whole request; nothing is reserved."""
+        """Whether enough blocks are free for all tokens of a request; reserves none."""
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]
         num_idle = sum(1 for block in hits if block.ref_count == 0)
@@ -258,7 +256,7 @@ class KVCacheManager:
         return needed <= self.pool.num_free_blocks
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the cache; return False and change nothing while a request is live."""
+        """Empty the cache. If a block is in use, change nothing and return False."""
         return self.pool.reset_prefix_cache()
 
     def take_events(self) -> list[KVEvent]:

@@ -1,5 +1,3 @@
-"""Pins: cached chains that are protected from eviction."""
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +15,13 @@ class PinnedChain:
 
 
 class PinLimitExceeded(Exception):
-    """A pin would leave too few blocks for requests."""
+    """All pins together would exceed `max_blocks`."""
 
 
 class Pins:
-    """Named pins. Pinned blocks count as used, and the cache cannot be reset while a pin exists.
+    """Named pins: cached prefixes that are not evicted. The cache cannot be reset while a pin exists.
 
-    The caller calls `expire` before it allocates blocks or reads statistics.
+    The caller must call `expire` before it allocates blocks or reads statistics.
     """
 
     def __init__(
@@ -42,10 +40,9 @@ class Pins:
         return len(self._pins)
 
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
-        """Pin a prompt's cached prefix for `ttl` seconds; replaces an older pin with the name.
+        """Pin a prompt's cached prefix for `ttl` seconds, in place of an earlier pin with this name.
 
-        Returns the number of pinned tokens, 0 if nothing is cached. If all pins would hold more than `max_blocks`, it raises
-        PinLimitExceeded and the older pin remains.
+        Returns the number of pinned tokens. If it raises PinLimitExceeded, the earlier pin remains.
         """
         found = self._manager.get_computed_blocks(request)
         null = self._manager.pool.null_block

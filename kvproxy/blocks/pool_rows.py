@@ -1,4 +1,4 @@
-"""Views of the embedded engine's block cache for admin routes and commands."""
+"""Rows and statistics of the embedded engine's block cache, for admin routes and commands."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -78,7 +78,7 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
 
 
 def list_chains(manager: KVCacheManager) -> list[ChainRow]:
-    """Return the cached chains of the main group, most recently used first."""
+    """Return the cached chains of the main group, the most recently used first."""
     group = manager.main.group_id
     by_hash = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
     parents = {block.parent for block in by_hash.values()}
@@ -117,10 +117,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Return the state of each block of a pool.
-
-    This must be fast, because it blocks the engine's thread.
-    """
+    """Return the state of each block. It must be fast, because it blocks the engine's thread."""
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = _blocks_in_tables(manager)
     tenants: dict[str, int] = {}
@@ -148,10 +145,10 @@ def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
     return {block.id for group in manager.groups for table in group.tables.values() for block in table}
 
 
-def find_chain(manager: KVCacheManager, prefix: str) -> CacheRequest | None:
-    """Return a request with the cached prompt up to the block whose hash starts with `prefix`."""
+def find_cached_prompt(manager: KVCacheManager, hash_prefix: str) -> CacheRequest | None:
+    """Return a request with the tokens up to the cached block whose hash starts with `hash_prefix`."""
     for block in manager.pool.blocks:
-        if block.hash is not None and block.source is not None and block.hash.hex().startswith(prefix):
+        if block.hash is not None and block.source is not None and block.hash.hex().startswith(hash_prefix):
             request, start = block.source
             # A lookup leaves one token to compute, so add one.
             tokens = [*request.tokens[: start + manager.block_size], 0]
@@ -180,7 +177,7 @@ def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, reque
     max_blocks = (request.num_tokens - 1) // group.block_size
     found = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
     kind = PUBLISHED_KINDS[group.spec.kind]
-    return GroupMatch(group.group_id or 0, kind, group.spec.reach, len(found) * group.block_size)
+    return GroupMatch(group.group_id or 0, kind, group.spec.window, len(found) * group.block_size)
 
 
 def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> GroupStats:
@@ -191,7 +188,7 @@ def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> Gr
         for block in manager.pool.blocks
         if block.hash is not None and not block.ref_count and block.group == group.group_id
     )
-    return GroupStats(group.group_id or 0, PUBLISHED_KINDS[group.spec.kind], group.spec.reach, len(used), cached)
+    return GroupStats(group.group_id or 0, PUBLISHED_KINDS[group.spec.kind], group.spec.window, len(used), cached)
 
 
 def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | None:

@@ -1,7 +1,7 @@
-"""LRU hits of every pool size in one pass (stack distances; Mattson et al., 1970).
+"""Hits of LRU pools of all sizes, computed in one pass (stack distances; Mattson et al., 1970).
 
-Requests run one at a time, as in `KVCacheManager`, and free their blocks from the last to the first. A pool of any size then
-holds the top of one stack, on which each prompt moves to the top with its first block first.
+A stack orders all blocks by their last use. A prompt moves to the top with its first block first, because requests free
+their last blocks first. If requests run one at a time, a pool of n blocks contains the top n blocks.
 """
 
 import math
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 _LEAST_SEGMENTS = 1 << 10
 _GRID = [2 ** (step / 16) for step in range(160, 704)]
-"""Pool sizes of a live curve, in units."""
+"""Pool sizes of `LiveHitCurve` in units, from 2^10 to 2^44."""
 _MAX_LIVE_IDS = 100_000
 
 
-class Run(NamedTuple):
-    """A part of a prompt that was last used by one earlier request.
+class ReusedRun(NamedTuple):
+    """Consecutive units (blocks, or bytes) of a prompt with the same last use: one earlier request.
 
     Attributes:
-        start, stop: range in the prompt, in units (blocks, or bytes).
-        distance: number of different units used since then. A pool with more units still has the run's first unit.
+        start, stop: range in the prompt, in units.
+        distance: number of units above the first one in the stack. A larger pool still contains it.
     """
 
     start: int
@@ -30,10 +30,10 @@ class Run(NamedTuple):
     distance: int
 
 
-class ReuseStack:
-    """The stack of all prompts. A request costs a logarithm of their number for each run, and O(1) for each id.
+class LRUStack:
+    """The stack of all prompts, in segments: the units that one request was the last to use.
 
-    A segment has the units that one request was the last to use: the end of its prompt, because requests share beginnings only.
+    Adding a prompt takes O(log n) per run after n prompts, and O(1) per id.
 
     Args:
         max_ids: forget the least recently used ids beyond this number; None keeps all.
@@ -47,22 +47,22 @@ class ReuseStack:
         self._tree = list(self._sizes)  # a Fenwick tree of the sizes
         self._newest = 0
 
-    def add(self, ids: Sequence[Hashable], ends: Sequence[int] | None = None) -> list[Run]:
-        """Move a prompt to the top, and return the runs of its known beginning.
+    def add(self, ids: Sequence[Hashable], ends: Sequence[int] | None = None) -> list[ReusedRun]:
+        """Move a prompt to the top, and return the runs of its beginning that was in the stack.
 
         Args:
-            ids: two prompts with an equal id are equal up to its end.
-            ends: end of each id in the prompt, in units; by default each id is one unit.
+            ids: hashes of the prompt's parts, each of which covers all previous parts, as block hashes do.
+            ends: end of each part in units; by default each part is one unit.
         """
         if self._newest == len(self._sizes) - 1 or (self._max_ids and len(self._segments) > self._max_ids):
             self._compact()
-        runs: list[Run] = []
+        runs: list[ReusedRun] = []
         index = start = 0
         while index < len(ids) and (segment := self._segments.get(ids[index])) is not None:
             index = self._end_of_run(ids, index, segment)
             stop = index if ends is None else ends[index - 1]
             # The units before `start` were above this run, and have left the tree.
-            runs.append(Run(start, stop, start + self.num_units - self._sum_to(segment)))
+            runs.append(ReusedRun(start, stop, start + self.num_units - self._sum_to(segment)))
             self._resize(segment, start - stop)
             start = stop
         if ids:
@@ -107,25 +107,25 @@ class ReuseStack:
             self._resize(number, size)
 
 
-class LRUCurve:
-    """Counts the block hits of each pool size, from the size of the longest prompt on.
+class HitCurve:
+    """Counts the block hits of all pool sizes.
 
     Attributes:
-        least: blocks of the longest prompt.
+        min_blocks: size of the longest prompt. Smaller pools refuse it, so their hits are not computed.
     """
 
     def __init__(self) -> None:
-        self.least = 1
-        self._stack = ReuseStack()
+        self.min_blocks = 1
+        self._stack = LRUStack()
         self._changes: dict[int, int] = defaultdict(int)
         # A partial block leaves a free block after its request. A pool is full again after a miss, so this is true of the
         # pools above a size.
         self._largest_full = math.inf
 
     def add(self, blocks: Sequence[Hashable], reusable: int, partial: bool) -> None:
-        """Add a request; see `ChainRequest`."""
+        """Add a prompt. Its first `reusable` blocks may be hits; `partial`: it ends with an incomplete block."""
         runs = self._stack.add(blocks)
-        self.least = max(self.least, len(blocks) + partial)
+        self.min_blocks = max(self.min_blocks, len(blocks) + partial)
         for run in runs:
             first, stop = run.distance + 1, run.distance + 1 + max(0, min(run.stop, reusable) - run.start)
             middle = int(min(stop, max(first, self._largest_full + 1)))
@@ -140,27 +140,27 @@ class LRUCurve:
             self._largest_full = max(self._largest_full, last)
 
     def hits(self) -> list[int]:
-        """Return the hits of pools with 0, 1, 2, ... blocks; larger pools have as many hits as the last one."""
+        """Return the hits of pools with 0, 1, 2, ... blocks. Pools beyond the list have as many hits as its last one."""
         first_hits = accumulate(self._changes.get(size, 0) for size in range(max(self._changes, default=0) + 1))
         return list(accumulate(first_hits))
 
 
-class LiveCurve:
-    """The hits of a grid of pool sizes, in bounded memory. Between two sizes, hits are interpolated.
+class LiveHitCurve:
+    """Hit rates of pools of all sizes in bounded memory, interpolated between the sizes of a grid.
 
-    `longest` is the length of the longest prompt in tokens. A smaller pool would refuse this prompt.
+    `longest` is the length of the longest prompt in tokens.
     """
 
     def __init__(self) -> None:
         self.requests = self.tokens = self.units = self.longest = 0
-        self._stack = ReuseStack(_MAX_LIVE_IDS)
+        self._stack = LRUStack(_MAX_LIVE_IDS)
         # Units of a size alone, units of a size and all larger ones, and requests with hits of a size and all larger ones.
         self._partial = [0.0] * (len(_GRID) + 1)
         self._whole = [0] * (len(_GRID) + 1)
         self._requests = [0] * (len(_GRID) + 1)
 
     def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int) -> None:
-        """Add a prompt; see `ReuseStack.add`."""
+        """Add a prompt of `tokens` tokens; `ids` and `ends` are arguments of `LRUStack.add`."""
         self.requests += 1
         self.tokens += tokens
         self.units += ends[-1] if ends else 0
@@ -175,7 +175,7 @@ class LiveCurve:
             self._whole[end] += run.stop - run.start
 
     def hit_rate(self, pool_tokens: float, block_tokens: int = 1) -> float:
-        """Return the share of the prompts that a pool reuses; a hit loses half a block on average."""
+        """Return the share of prompt tokens that a pool reuses. Block boundaries shorten a hit by half a block on average."""
         scale = self.units / max(1, self.tokens)
         size, lost = pool_tokens * scale, (block_tokens - 1) / 2 * scale
         place = min(bisect_left(_GRID, size), len(_GRID) - 1)

@@ -1,7 +1,4 @@
-"""Rows and statistics of a prefix cache, for admin routes and commands.
-
-A field is None if the cache does not provide it, for example because KV events do not contain it.
-"""
+"""Rows and statistics of a prefix cache, for admin routes and commands. A field is None if the cache does not provide it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,12 +18,13 @@ class BlockLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRow:
-    """A block of a pool, or the content of a llama.cpp slot or file; hashes are hexadecimal.
+    """A block of a pool, or the content of a llama.cpp slot or file.
 
     Attributes:
-        last_accessed: ordinal of the last use.
-        group: index of the KV cache group; None if there is one group.
-        copies: number of physical blocks with this content, in all groups.
+        parent: hash of the previous block of the prompt. Hashes are hexadecimal.
+        last_accessed: higher if the last use was later.
+        group: index of the KV cache group; None if the model has one group.
+        copies: number of physical blocks with this content.
     """
 
     id: int | None = None
@@ -60,10 +58,11 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRow:
-    """A cached chain, from its first block that is still cached to a block without a successor (`leaf`).
+    """A chain of cached blocks.
 
     Attributes:
-        complete: the first block is the start of a prompt.
+        leaf: hash of the last block, which no cached block follows.
+        complete: the first block begins a prompt; otherwise, earlier blocks were evicted.
     """
 
     leaf: str | None
@@ -80,27 +79,25 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """A KV cache group's share of the pool.
+    """A KV cache group's blocks in the pool; `cached` counts only blocks not in use.
 
-    Attributes:
-        reach: sliding window or chunk in tokens; 0 for full attention.
-        cached: number of cached blocks that are not in use.
+    `kind` is vLLM's name of the attention type. See `GroupSpec` for `window`.
     """
 
     number: int
     kind: str
-    reach: int
+    window: int
     used: int
     cached: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMatch:
-    """The prefix of a prompt that one KV cache group holds; see `GroupStats`. `tokens` is its length."""
+    """The length of a prompt's cached prefix in one KV cache group, in tokens; see `GroupStats`."""
 
     number: int
     kind: str
-    reach: int
+    window: int
     tokens: int
 
 
@@ -110,8 +107,8 @@ class PoolStats:
 
     Attributes:
         num_blocks: includes the null block.
-        cached: idle blocks in the cache.
-        usage: share of the pool in use, 0 to 1.
+        cached: number of cached blocks that are not in use; `free` includes them.
+        usage: share of the blocks in use, 0 to 1.
         queries, hits: prompt tokens looked up and found since the start.
     """
 
@@ -129,10 +126,10 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Statistics of a pool; see `PoolStats`.
+    """Statistics of a pool, of a mirror, or of llama.cpp slots; see `PoolStats`.
 
     Attributes:
-        distinct: number of different cached blocks, if a pool holds several copies of a block.
+        distinct: number of cached blocks, each counted once although engines have copies.
     """
 
     num_blocks: int | None = None
@@ -155,12 +152,13 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolMap:
-    """A pool in columns with one item for each block, for pictures.
+    """The blocks of a pool as columns, for the dashboard.
 
     Attributes:
-        names: names of the blocks for `show`; None if a block's name is its index.
-        states: a letter for each block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
-        tenant: index in `tenants`; -1 if the block has none.
+        names: None if a block's name is its index.
+        states: a letter per block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
+        refs, used: `BlockRow.ref_count` and `BlockRow.last_accessed`.
+        tenant: index in `tenants`; -1 for an uncached block.
         queue: indexes of the idle blocks in eviction order.
     """
 
@@ -175,12 +173,12 @@ class PoolMap:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference between a prompt and the closest cached chain.
+    """The first difference between a prompt and the most similar cached chain.
 
     Attributes:
-        position: index of the difference.
-        cached, prompt: tokens from `position` to the end of the block.
-        before: the last common tokens.
+        position: index of the first different token.
+        cached, prompt: tokens of both from `position` to the end of the block.
+        before: the equal tokens before `position`.
     """
 
     position: int

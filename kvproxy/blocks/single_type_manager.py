@@ -21,33 +21,33 @@ Block = TypeVar("Block")
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Attention of one group of layers.
+    """Attention of a group of layers.
 
     Attributes:
-        reach: tokens of the sliding window or the chunk.
-        cached_windows: cache all blocks, or only the last window of each prompt and of each shared prefix.
+        window: size of the sliding window, or of the chunk, in tokens; 0 for full attention.
+        cached_windows: `all` caches all blocks, `last` only the last window of each prompt and of each shared prefix.
     """
 
     kind: GroupKind = "full"
     block_size: int = 16
-    reach: int = 0
+    window: int = 0
     cached_windows: CachedWindows = "all"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}: use 1 or more")
-        if self.kind != "full" and self.reach < 1:
-            raise ValueError(f"a {self.kind} group needs a reach of 1 token or more")
+        if self.kind != "full" and self.window < 1:
+            raise ValueError(f"a {self.kind} group needs a window of 1 token or more")
 
 
 class SingleTypeKVCacheManager:
-    """Block tables of a group with full attention; subclasses implement limited attention.
+    """Block tables of a group with full attention. Subclasses implement sliding windows and chunks.
 
-    `group_id` is None if there is one group. `hash_block_size` is a divisor of the group's block size.
+    `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size.
 
     Attributes:
-        tables: the blocks of each live request by its id; the null block replaces freed blocks.
-        num_cached: number of leading blocks of each table that `cache_blocks` has handled.
+        tables: block table of each live request, by its id. The null block replaces freed blocks.
+        num_cached: number of leading blocks of each table that `cache_blocks` has processed.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class SingleTypeKVCacheManager:
     def add_group_info(self, event: BlockStored) -> BlockStored:
         if self.group_id is None and self.spec.kind == "full":
             return event
-        window = self.spec.reach if self.spec.kind == "sliding_window" else None
+        window = self.spec.window if self.spec.kind == "sliding_window" else None
         return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Select the hashes of this group's blocks, each the hash of its last small block."""
+        """Return the hashes of this group's blocks. With larger blocks, these are every n-th of `hashes`."""
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
@@ -92,7 +92,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the new and the idle cached blocks that a request takes."""
+        """Count the blocks that a request takes from the free queue: new blocks and idle cached blocks."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -101,7 +101,6 @@ class SingleTypeKVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def allocate_new_computed_blocks(self, request_id: str, computed: Sequence[KVCacheBlock]) -> None:
-        """Start the table of a new request with its cached blocks."""
         self.tables[request_id] = list(computed)
         self.num_cached[request_id] = len(computed)
 
@@ -133,11 +132,11 @@ class SingleTypeKVCacheManager:
         return table[first:end]
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """Count the leading tokens that later tokens do not attend to."""
+        """Count the leading tokens to which no later token attends."""
         return 0
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free the skipped blocks, and replace them with the null block."""
+        """Replace the blocks of skipped tokens with the null block, and free them."""
         skipped = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
         table = self.tables.get(request_id)
         if not skipped or not table:
@@ -162,14 +161,14 @@ class SingleTypeKVCacheManager:
 
 
 def blocks_in_window(window: int, block_size: int) -> int:
-    """Count the previous blocks that a block's first token attends to."""
+    """Count the previous blocks to which the first token of a block attends."""
     return -(-(window - 1) // block_size)
 
 
 def find_window_hit(
     get_block: Callable[[int], Block | None], num_blocks: int, window_blocks: int, null: Block
 ) -> list[Block]:
-    """Find the longest prefix whose last window is cached; `null` replaces the blocks before it."""
+    """Find the longest prefix with a cached last window. `null` replaces the blocks before this window."""
     found = [null] * num_blocks
     if window_blocks == 0:
         return found
@@ -191,13 +190,13 @@ def find_window_hit(
 
 
 class SlidingWindowManager(SingleTypeKVCacheManager):
-    """Block tables of a group whose tokens attend to themselves and the `reach - 1` previous tokens."""
+    """Block tables of a group in which each token attends to itself and to the `window - 1` previous tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         return find_window_hit(
             lambda index: self.get_cached_block(hashes[index]),
             min(len(hashes), max_blocks),
-            blocks_in_window(self.spec.reach, self.block_size),
+            blocks_in_window(self.spec.window, self.block_size),
             self.pool.null_block,
         )
 
@@ -207,11 +206,11 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         blocks = table[first:end]
         if self.spec.cached_windows == "all":
             return blocks
-        window, null = blocks_in_window(self.spec.reach, self.block_size), self.pool.null_block
+        window, null = blocks_in_window(self.spec.window, self.block_size), self.pool.null_block
         # The prompt's last token is always computed.
         ends = [
             tokens // self._alignment_tokens * self._alignment_tokens // self.block_size
-            for tokens in (request.num_prompt - 1, request.shared_prefix_end)
+            for tokens in (request.num_prompt_tokens - 1, request.shared_prefix_end)
         ]
         return [
             block if any(last - window <= index < last for last in ends) else null
@@ -219,28 +218,28 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         ]
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        return max(0, num_computed_tokens - self.spec.reach + 1)
+        return max(0, num_computed_tokens - self.spec.window + 1)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
         # The window and the step may start and end within blocks.
-        window = -(-(self.spec.reach - 1 + max_step_tokens) // self.block_size) + 1
+        window = -(-(self.spec.window - 1 + max_step_tokens) // self.block_size) + 1
         return min(super().max_blocks_in_use(num_tokens, max_step_tokens), window)
 
 
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
-    """Block tables of a group whose tokens attend to the previous tokens in their own chunk of `reach` tokens."""
+    """Block tables of a group in which each token attends to the previous tokens of its chunk of `window` tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         blocks = min(len(hashes), max_blocks)
-        first = max_blocks * self.block_size // self.spec.reach * self.spec.reach // self.block_size
+        first = max_blocks * self.block_size // self.spec.window * self.spec.window // self.block_size
         found = [self.pool.null_block] * min(first, blocks)
         return found + super().find_longest_cache_hit(hashes[len(found) : blocks], blocks)
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        return num_computed_tokens // self.spec.reach * self.spec.reach
+        return num_computed_tokens // self.spec.window * self.spec.window
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
-        chunk = -(-(self.spec.reach + max_step_tokens) // self.block_size) + 1
+        chunk = -(-(self.spec.window + max_step_tokens) // self.block_size) + 1
         return min(super().max_blocks_in_use(num_tokens, max_step_tokens), chunk)
 
 

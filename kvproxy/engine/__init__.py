@@ -1,1 +1,1 @@
-"""Embedded engine: a transformers model over a paged KV pool."""
+"""The embedded engine: a transformers model over a paged KV pool."""

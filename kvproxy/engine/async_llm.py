@@ -1,5 +1,3 @@
-"""The asynchronous interface of the engine, which runs on its own thread."""
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,8 +28,8 @@ class AsyncLLM:
     """An engine for callers on an event loop.
 
     Attributes:
-        tokenizer: only for the engine's thread; other callers use `async_tokenizer`.
-        adapters: name and digest of each LoRA adapter for block hashes, by name.
+        tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
+        adapters: `CacheRequest.lora` of each LoRA adapter, by its name.
         on_finished: receives the last delta of each sequence, on the event loop.
     """
 
@@ -67,7 +65,7 @@ class AsyncLLM:
         tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
     ) -> "AsyncLLM":
-        """Load `demo`, a folder, or a Hugging Face id."""
+        """Load a model: `demo`, a folder, a `.gguf` file, or a Hugging Face id."""
         if settings.lora and settings.quantization == "int8":
             raise ModelUnsupported(
                 "LoRA adapters need plain weights: remove engine.quantization = int8 or the adapters"
@@ -76,7 +74,7 @@ class AsyncLLM:
         def create() -> AsyncLLM:
             if settings.threads:
                 torch.set_num_threads(settings.threads)
-            loaded = load_model(model, settings.device, settings.dtype, weights=settings.quantization)
+            loaded = load_model(model, settings.device, settings.dtype, quantization=settings.quantization)
             if settings.lora:
                 loaded = replace(loaded, adapters=LoraManager(loaded.model, settings.lora))
             return cls(loaded, settings, tiers, cipher)
@@ -90,21 +88,21 @@ class AsyncLLM:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop after the current step. Live requests receive an error."""
+        """Stop after the current step. Unfinished requests receive an error."""
         self.async_tokenizer.close()
         await asyncio.to_thread(self._thread.stop)
 
     @property
     def failure(self) -> str | None:
-        """Return why the engine failed; None if it works. Any thread may call it."""
+        """Return the cause of the engine's failure, or None. Any thread may read it."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Stream the deltas of all sequences. Closing the iterator aborts the request.
+        """Stream the deltas of the request's `n` sequences. Closing the iterator aborts the request.
 
         Raises:
             InvalidRequest: a value is out of range.
-            ContextTooLong: prompt and output cannot fit.
+            ContextTooLong: prompt and output exceed the model or the block pool.
             Overloaded: the engine failed or stopped.
         """
         self._engine.limits.validate(request)
@@ -132,7 +130,7 @@ class AsyncLLM:
             self._thread.abort(request, send)
 
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
-        """Call `read` with the block cache on the engine's thread."""
+        """Return the result of `read`, which runs on the engine's thread between two steps."""
         return await self._run_between_steps(lambda: read(self._engine.manager))
 
     async def pins(self, change: Callable[[Pins], T]) -> T:
@@ -150,10 +148,10 @@ class AsyncLLM:
             except Exception as error:
                 result.set_exception(error)
 
-        self._thread.put(job)
+        self._thread.run_between_steps(job)
         return await asyncio.wrap_future(result)
 
-    async def tier_match(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
+    async def match_tiers(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
         tiers = self._engine.tiers
         if tiers is None:
             return {}
@@ -166,7 +164,7 @@ class AsyncLLM:
             added[name] = added.get(name, 0) + num_tokens
         return added
 
-    def tier_figures(self) -> list[TierStats]:
+    def tier_stats(self) -> list[TierStats]:
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
     async def clear_tier(self, name: str, models: ModelScope) -> int | None:

@@ -11,7 +11,7 @@ from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
-from kvproxy.engine.health import StepFailed, client_error, is_device_error
+from kvproxy.engine.health import StepFailed, error_for_client, is_device_error
 from kvproxy.engine.kv_connector.tier_connector import create_tier_connector
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.models.lora import LoraAdapter
@@ -34,10 +34,10 @@ _log = logging.getLogger("kvproxy")
 
 
 class EngineCore:
-    """A model with a paged prefix cache. Not thread-safe: `EngineThread` makes all calls.
+    """A model with a paged prefix cache. It is not thread-safe: `EngineThread` makes all calls.
 
     Args:
-        capture: captures decode steps; None uses CUDA graphs if the device supports them.
+        capture: captures steps for replay; None uses CUDA graphs if settings and device allow them.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class EngineCore:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether every sequence waits for a stalled tier."""
+        """Whether no sequence can run, because all wait for chunks that no tier has delivered."""
         return self._waits_for_load and self.tiers is not None and self.tiers.is_idle
 
     def add_request(
         self, request: GenerationRequest, on_output: OutputCallback, on_error: ErrorCallback = ignore_error
     ) -> SequenceState:
-        """Enqueue a request; raises InvalidRequest, also if the id is in use."""
+        """Enqueue a request. Raises InvalidRequest if it is invalid or its id is in use."""
         if any(sequence.request.id == request.id for sequence in self._scheduler.sequences):
             raise InvalidRequest(f"request id {request.id!r} is in use: give each request its own id")
         matcher = self.grammars.matcher(request.grammar) if request.grammar else None
@@ -146,11 +146,11 @@ class EngineCore:
         self._waits_for_load = False
 
     def step(self) -> bool:
-        """Run one step and send its tokens; return whether a token was computed.
+        """Run one step and send its tokens; return whether it computed a token.
 
         Raises:
-            StepFailed: the forward pass failed, and its requests were aborted.
-            Exception: the caller must call `fail_all`.
+            StepFailed: the forward pass failed, and the requests of the step were aborted.
+            Exception: any other error; the caller must call `fail_all`.
         """
         self.pins.expire()
         scheduled = self._scheduler.schedule()
@@ -186,12 +186,12 @@ class EngineCore:
             for sequence in self._scheduler.sequences
             if not unwritten.isdisjoint(chain.from_iterable(self.manager.get_block_ids(sequence.cache_request.id)))
         }
-        self._abort_failed(failed, unwritten, client_error(error))
+        self._abort_failed(failed, unwritten, error_for_client(error))
 
     def _abort_failed_sequence(self, output: SequenceLogits, error: Exception) -> None:
         request_id = output.sequence.request.id
         _log.error("request %s failed and was aborted", request_id, exc_info=error)
-        self._abort_failed({request_id}, self._written_blocks(output.span), client_error(error))
+        self._abort_failed({request_id}, self._written_blocks(output.span), error_for_client(error))
 
     def _written_blocks(self, span: TokenSpan) -> set[int]:
         first = span.start // self.manager.block_size
@@ -206,7 +206,7 @@ class EngineCore:
                 _send_error(sequence, error)
 
     def fail_all(self, error: KvproxyError) -> None:
-        """Abort all requests, and clear the prefix cache because its content is unknown."""
+        """Abort all requests, and clear the prefix cache, whose content may be wrong."""
         failed = self._scheduler.sequences
         for sequence in failed:
             self._scheduler.remove(sequence)

@@ -1,5 +1,3 @@
-"""The thread on which all calls of the engine core run."""
-
 import contextlib
 import logging
 import queue
@@ -10,7 +8,7 @@ import torch
 
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.event_publisher import KVEventPublisher
-from kvproxy.engine.health import EngineHealth, StepFailed, client_error, first_line, is_device_error
+from kvproxy.engine.health import EngineHealth, StepFailed, error_for_client, first_line, is_device_error
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings
@@ -22,10 +20,7 @@ _STALL_POLL_SECONDS = 0.1
 
 
 class EngineThread:
-    """Runs the steps of an engine, and jobs between the steps.
-
-    `health` can be read from any thread.
-    """
+    """The thread that runs the engine's steps, and all other calls of the engine between two steps."""
 
     def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
         self.health = EngineHealth()
@@ -50,22 +45,22 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current step and wait. Live requests receive an error."""
+        """Stop after the current step, and join the thread. Unfinished requests receive an error."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
         if self.publisher is not None:
             self.publisher.close()
 
-    def put(self, job: Job) -> None:
-        """Run a job between steps; raises `Overloaded` if the thread does not run."""
+    def run_between_steps(self, job: Job) -> None:
+        """Enqueue a job; raises Overloaded if the thread does not run."""
         if not self._thread.is_alive():
             raise Overloaded("the engine is not running: start the server again")
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. `send` receives its deltas or one error, and must not block."""
-        self.put(lambda: self._submit(request, send))
+        """Enqueue a request. `send` receives its deltas, then an error if it fails. It must not block."""
+        self.run_between_steps(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:
         try:
@@ -76,11 +71,11 @@ class EngineThread:
         except KvproxyError as error:
             send(error)
         except Exception as error:
-            send(client_error(error))
+            send(error_for_client(error))
             raise
 
     def abort(self, request: GenerationRequest, send: Send) -> None:
-        """Abort a request submitted with `send`; ignore a finished one."""
+        """Abort the request that was submitted with `send`, if it is unfinished."""
         self._jobs.put(lambda: self._abort(request.id, send))
 
     def _abort(self, request_id: str, send: Send) -> None:
@@ -131,7 +126,7 @@ class EngineThread:
             self.health.record_failure(error)
             if is_device_error(error):
                 self.health.set_fatal(f"the device failed ({first_line(error)}): start the server again")
-            self._fail_all(client_error(error))
+            self._fail_all(error_for_client(error))
         else:
             if computed:
                 self.health.record_success()

@@ -1,10 +1,8 @@
 """Publishes KV events over ZeroMQ in the format of vLLM's publisher.
 
-PUB frames are `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of `[time, events, rank]`. A
-ROUTER socket answers `[b"", first number]` with every buffered batch from that number on, then `[b"", b"", ff x 8, b""]`.
-
-If a replay request exceeds the buffer, the engine publishes a snapshot: a batch that begins with
-AllBlocksCleared.
+A PUB socket sends a batch as `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of
+`[time, events, rank]`. A ROUTER socket responds to `[b"", first number]` with the buffered batches from that number on,
+then `[b"", b"", ff x 8, b""]`. If the first batch is missing, the engine publishes AllBlocksCleared and all cached blocks.
 """
 
 import queue
@@ -28,10 +26,10 @@ class KVEventPublisher:
     """Publishes events on a thread that owns the sockets.
 
     Args:
-        endpoint: PUB address; bound if its host is `*` or this machine, otherwise connected.
+        endpoint: PUB address, which the socket binds if its host is `*` or this machine. Otherwise, it connects.
         replay: ROUTER address; None disables replays.
         buffer: number of batches kept for replay.
-        request_snapshot: called on the publisher's thread, to request `publish_snapshot`.
+        request_snapshot: makes the engine call `publish_snapshot`.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class KVEventPublisher:
         return socket
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Enqueue a batch. Call from one thread only."""
+        """Enqueue a batch. Only one thread may call this method."""
         self._queue.put(events)
         self._wake_sender.send(b"")
 

@@ -1,4 +1,4 @@
-"""Errors of steps, and the engine's health."""
+"""Errors of steps, and their effect on the engine's health."""
 
 import torch
 
@@ -21,7 +21,7 @@ class StepFailed(Exception):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether an error requires a restart. Out of memory does not."""
+    """Whether the device failed and the process must restart. Out of memory requires no restart."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -29,7 +29,7 @@ def is_device_error(error: BaseException) -> bool:
     )
 
 
-def client_error(error: BaseException) -> Overloaded:
+def error_for_client(error: BaseException) -> Overloaded:
     kind = "ran out of memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "failed"
     return Overloaded(f"the engine {kind} on this request: see the server's log")
 
@@ -42,7 +42,7 @@ def first_line(error: BaseException) -> str:
 class EngineHealth:
     """The engine's failures, which any thread may read.
 
-    `fatal_error` is permanent. A successful step resets the count of failed steps.
+    `fatal_error` is permanent. Consecutive failed steps are a failure until a step succeeds.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,3 @@
-"""Samples and sends tokens. An error in one sequence ends only its own request."""
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,11 +12,11 @@ from kvproxy.engine.worker.model_runner import SequenceLogits
 
 
 class OutputProcessor:
-    """Samples tokens, and sends them to the sequences' callbacks.
+    """Samples tokens, and sends them to clients. An error in a sequence aborts only its own request.
 
     Args:
         on_finished: receives each finished sequence before its blocks are freed.
-        on_failed: aborts the whole request of a sequence that raised an error.
+        on_failed: receives a sequence that raised an error, and aborts its request.
     """
 
     def __init__(
@@ -32,7 +30,7 @@ class OutputProcessor:
         self._on_failed = on_failed
 
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Sample and send a token for each completely computed sequence."""
+        """Sample and send the next token of each sequence without remaining tokens."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
             with self._contain_errors(output):

@@ -30,13 +30,13 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Return the longest sequence that fits model and pool, in tokens."""
+        """Return the maximum length of a sequence in tokens, by the model and by the block pool."""
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:
-        """Return the most tokens that a request may generate.
+        """Return the maximum number of tokens that a request may generate.
 
-        Raises InvalidRequest for an invalid value, and ContextTooLong if prompt and output cannot fit.
+        Raises InvalidRequest for an invalid value, and ContextTooLong if prompt and output exceed `capacity`.
         """
         validate_sampling(request.sampling)
         _validate_scheduling(request)
@@ -50,11 +50,11 @@ class EngineLimits:
         return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
 
     def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, at_least: bool = False) -> None:
-        """Check that a prompt and its output fit, or raise `ContextTooLong`.
+        """Raise ContextTooLong if a prompt and its output exceed `capacity`.
 
         Args:
-            max_tokens: None requires room for one token.
-            at_least: `num_prompt_tokens` is a lower bound.
+            max_tokens: length of the output; None requires space for one token.
+            at_least: the prompt may be longer than `num_prompt_tokens`.
         """
         if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return

@@ -137,7 +137,7 @@ async def metrics(request: Request) -> Response:
         # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
             app.metrics.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
-        app.metrics.set_tiers(app.built.worker.tier_figures())
+        app.metrics.set_tiers(app.built.worker.tier_stats())
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
             app.metrics.set_upstream(engine.status())

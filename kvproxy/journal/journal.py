@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
@@ -52,7 +52,7 @@ class Journal:
         """Return the result of `work` with the open file; `default` if the journal is disabled."""
         return default
 
-    def reuse_curves(self) -> dict[str, LiveCurve]:
+    def reuse_curves(self) -> dict[str, LiveHitCurve]:
         """Return prefix cache hits by pool size since the start, for each upstream; "" is the embedded engine."""
         return {}
 
@@ -124,7 +124,7 @@ class FileJournal(Journal):
         with contextlib.closing(JournalReader(self.path)) as reader:
             return work(reader)
 
-    def reuse_curves(self) -> dict[str, LiveCurve]:
+    def reuse_curves(self) -> dict[str, LiveHitCurve]:
         return dict(self._writer.reuse_curves)
 
     def recent_question(self, number: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.blocks.reuse_distance import LiveHitCurve
 
 _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
 _UNLIMITED_TOKENS = 1e12
@@ -52,7 +52,7 @@ class PoolForecast:
 
 def forecast(
     engine: str,
-    curve: LiveCurve,
+    curve: LiveHitCurve,
     num_blocks: int | None,
     block_tokens: int | None,
     token_seconds: float | None,

@@ -117,7 +117,7 @@ class Mirror:
         for pools in self.state().pools_by_rank().values():
             block = next((block for pool in pools if (block := _first_full_block(pool)) is not None), None)
             if block is not None:
-                digest = self.hasher.chain(list(block.tokens), hash_block_size(pools))[-1]
+                digest = self.hasher.hash_blocks(list(block.tokens), hash_block_size(pools))[-1]
                 return block.hash in (digest, event_hash(digest))
         return None
 

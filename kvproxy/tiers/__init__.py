@@ -1,1 +1,1 @@
-"""Keys and values outside the block pool, in chunks: host memory, disk, Redis."""
+"""Storage of keys and values outside the block pool, in chunks of 256 tokens: host memory, disk, Redis."""

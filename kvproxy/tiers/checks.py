@@ -1,4 +1,4 @@
-"""Checks of the tiers for `kvproxy doctor`. A check returns its result, or raises an error with the fix."""
+"""Checks of the tiers for `kvproxy doctor`. A check returns a description, or raises an error that contains the fix."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
-    """Check that chunks are multiples of blocks, and that a restart finds them."""
+    """Check that chunks are multiples of blocks, and that their hashes are equal after a restart."""
     check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(
@@ -35,7 +35,7 @@ def check_host(limit: int) -> str:
 
 
 def check_disk(folder: Path, limit: int) -> str:
-    """Check that the folder is private, writable, and large enough."""
+    """Check that the folder is private and writable, and that the disk has space for `limit` bytes."""
     found = [path.stat().st_size for path in folder.glob("*/*.chunk")] if folder.is_dir() else []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def check_disk(folder: Path, limit: int) -> str:
 
 
 def check_redis(settings: TierSettings) -> str:
-    """Check that the server answers and evicts chunks when it is full."""
+    """Check that the server responds, and that it evicts chunks when it is full."""
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:

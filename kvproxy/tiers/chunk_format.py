@@ -3,8 +3,8 @@
     magic 8 | checksum 16 | version u32 | tokens u32 | digest length u32 | header length u32 | payload length u64
     | fingerprint 32 | digest | token ids u32 .. | padding to 64 | payload
 
-Little-endian. The checksum (xxh3_128) covers all bytes after it. `fingerprint` identifies the model, its weights, and the
-layout of the payload; `digest` is the hash of the chunk's last block, so it covers all previous tokens too.
+Little-endian. The checksum (xxh3_128) covers all bytes after it. `fingerprint` identifies the model and the layout of the
+payload. `digest` is the hash of the chunk's last block, which covers all previous tokens.
 """
 
 import struct
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvproxy.tiers.chunk_store import Data
+from kvproxy.tiers.chunk_store import ChunkData
 
 MAGIC = b"kvchunk\n"
 VERSION = 1
@@ -27,7 +27,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """The identity of a chunk; see this module's docstring. `tokens` excludes earlier chunks."""
+    """The fields of a chunk's header that identify it. `tokens` are only its own."""
 
     fingerprint: bytes
     digest: bytes
@@ -42,15 +42,14 @@ def key_prefix(fingerprint: bytes) -> str:
     return f"{fingerprint.hex()[:16]}-"
 
 
-def header_bytes(name: ChunkName) -> int:
-    """Return the offset of the payload in a chunk's buffer."""
+def payload_offset(name: ChunkName) -> int:
     used = _SUM_END + _FIXED.size + len(name.digest) + 4 * len(name.tokens)
     return -(-used // ALIGNMENT) * ALIGNMENT
 
 
 def write_header(buffer: memoryview, name: ChunkName) -> None:
-    """Write header and checksum into a buffer with the payload at `header_bytes`."""
-    start = header_bytes(name)
+    """Write the header and the checksum into a buffer that has the payload at `payload_offset`."""
+    start = payload_offset(name)
     header = _header(name, len(buffer))
     buffer[:start] = bytes(start)
     buffer[_SUM_END : _SUM_END + len(header)] = header
@@ -58,10 +57,10 @@ def write_header(buffer: memoryview, name: ChunkName) -> None:
     buffer[len(MAGIC) : _SUM_END] = xxhash.xxh3_128_digest(buffer[_SUM_END:])
 
 
-def read_payload(data: Data, name: ChunkName) -> memoryview | None:
-    """Return the payload of a chunk; None if the chunk is damaged or is not `name`."""
+def read_payload(data: ChunkData, name: ChunkName) -> memoryview | None:
+    """Return the payload of a chunk; None if the chunk is damaged or has another name."""
     view = memoryview(data)
-    start = header_bytes(name)
+    start = payload_offset(name)
     if len(view) < start or view[: len(MAGIC)] != MAGIC:
         return None
     header = _header(name, len(view))
@@ -73,7 +72,7 @@ def read_payload(data: Data, name: ChunkName) -> memoryview | None:
 
 
 def _header(name: ChunkName, size: int) -> bytes:
-    start = header_bytes(name)
+    start = payload_offset(name)
     ids = array("I", name.tokens)
     if sys.byteorder == "big":
         ids.byteswap()

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-Data = bytes | bytearray | memoryview
-"""A chunk. `get` returns a writable buffer (`bytearray`), because torch reads it in place."""
+ChunkData = bytes | bytearray | memoryview
+"""A chunk's bytes. `ChunkStore.get` returns a writable buffer, because torch reads it without a copy."""
 
 
 class TierError(Exception):
-    """A store failed; the chain counts the error and continues without the store."""
+    """A chunk store failed. `TierChain` counts the error and continues without the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class StoreStats:
     """Statistics of a store.
 
     Attributes:
-        chunks, bytes: the content as far as this process knows.
-        limit: in bytes; None if the store decides itself.
+        chunks, bytes: the content; of Redis, only the chunks that this process wrote or read.
+        limit: maximum size in bytes; None for Redis.
     """
 
     name: str
@@ -36,7 +36,8 @@ class TierStats(StoreStats):
     """Statistics of a tier since the start.
 
     Attributes:
-        dropped: chunks that were never written, because too many were pending.
+        damaged: chunks with a wrong checksum or header.
+        dropped: chunks that were not written, because too many writes were pending.
     """
 
     hits: int = 0
@@ -48,25 +49,25 @@ class TierStats(StoreStats):
 
 
 class ChunkStore(Protocol):
-    """Stores chunks by key; threads may share it. All methods except `should_put` and `stats` may raise TierError."""
+    """Stores chunks by key. It is thread-safe. All methods except `should_put` and `stats` may raise TierError."""
 
     name: str
     remote: bool
-    """Whether `contains` calls another machine; the engine thread calls it on local stores only."""
+    """Whether `contains` calls another machine. The engine's thread does not call it then."""
 
     @property
     def available(self) -> bool: ...
 
-    def get(self, key: str) -> Data | None: ...
+    def get(self, key: str) -> ChunkData | None: ...
 
-    def put(self, key: str, data: Data) -> None:
-        """Store a chunk; the caller does not change the buffer afterwards."""
+    def put(self, key: str, data: ChunkData) -> None:
+        """Store a chunk. The caller must not change the buffer afterwards."""
 
     def contains(self, key: str) -> bool:
-        """Whether the store has a chunk, without counting a use."""
+        """Whether the store has a chunk. This is not a use for LRU eviction."""
 
     def should_put(self, key: str) -> bool:
-        """Whether a chunk should be stored; uses local information only."""
+        """Whether a chunk seems to be missing, without a call to another machine."""
 
     def delete(self, key: str) -> None: ...
 
@@ -79,7 +80,7 @@ class ChunkStore(Protocol):
 
 
 class LocalStore:
-    """Base class of stores of one process: an LRU index with a limit in bytes."""
+    """Base class of stores on this machine: an LRU index of chunks with a limit in bytes."""
 
     name: str
     remote = False
@@ -123,7 +124,7 @@ class LocalStore:
             if key in self._sizes:
                 self._sizes.move_to_end(key)
 
-    def _shrink(self, limit: int) -> int:
+    def _evict_to(self, limit: int) -> int:
         evicted = 0
         while self._bytes > limit:
             with self._lock:

@@ -1,7 +1,6 @@
-"""Chunks on disk, one file each; they survive restarts.
+"""Chunks on disk, one file each, in LRU order of the modification times.
 
-Chunks are written to temporary files and renamed, but not synced: after a power failure, incomplete chunks fail their checksum.
-The files' modification times keep the LRU order.
+A chunk is written to a temporary file and renamed, without fsync. After a power failure, checksums detect incomplete chunks.
 """
 
 import contextlib
@@ -10,17 +9,14 @@ import itertools
 import os
 from pathlib import Path
 
-from kvproxy.tiers.chunk_store import Data, LocalStore, TierError
+from kvproxy.tiers.chunk_store import ChunkData, LocalStore, TierError
 
 _SUFFIX = ".chunk"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore(LocalStore):
-    """A folder of chunks, which one process uses. On a full disk, it evicts chunks.
-
-    Only the owner may read the folder, because chunks contain prompts.
-    """
+    """A folder of chunks, for one process. Only its owner can read it, because chunks contain prompts."""
 
     name = "disk"
 
@@ -30,7 +26,7 @@ class DiskStore(LocalStore):
         self._numbers = itertools.count()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scan()
-        self._shrink(limit)
+        self._evict_to(limit)
 
     def _scan(self) -> None:
         found = []
@@ -49,7 +45,7 @@ class DiskStore(LocalStore):
     def _path(self, key: str) -> Path:
         return self._folder / key[-2:] / f"{key}{_SUFFIX}"
 
-    def get(self, key: str) -> Data | None:
+    def get(self, key: str) -> ChunkData | None:
         if key not in self._sizes:
             return None
         path = self._path(key)
@@ -66,25 +62,25 @@ class DiskStore(LocalStore):
         self._touch(key)
         return data
 
-    def put(self, key: str, data: Data) -> None:
+    def put(self, key: str, data: ChunkData) -> None:
         if len(data) > self._limit:
             return
         if key in self._sizes:
             self.delete(key)
         path = self._path(key)
         try:
-            self._shrink(self._limit - len(data))
+            self._evict_to(self._limit - len(data))
             try:
                 self._write(path, data)
             except OSError as error:
-                if error.errno not in _DISK_FULL or not self._shrink(self._bytes - len(data)):
+                if error.errno not in _DISK_FULL or not self._evict_to(self._bytes - len(data)):
                     raise
                 self._write(path, data)
         except OSError as error:
             raise TierError(f"cannot write {path}: {error.strerror}") from None
         self._add(key, len(data))
 
-    def _write(self, path: Path, data: Data) -> None:
+    def _write(self, path: Path, data: ChunkData) -> None:
         part = self._folder / f"{os.getpid()}-{next(self._numbers)}.part"
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)

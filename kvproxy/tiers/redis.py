@@ -1,5 +1,3 @@
-"""Chunks in Redis or Valkey, shared between machines. After several failures, the store pauses."""
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -9,21 +7,21 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
-from kvproxy.tiers.chunk_store import Data, StoreStats, TierError
+from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
 
 T = TypeVar("T")
 _MAX_FAILURES = 3
-"""Consecutive failures or timeouts after which the store pauses."""
+"""Consecutive failures or timeouts after which all calls fail for `_PAUSE_SECONDS`."""
 _PAUSE_SECONDS = 5.0
-"""After a pause, one call is tried; its failure starts the next pause."""
+"""After a pause, a failure of the first call starts the next pause."""
 _PREFIX = "kvproxy:chunk:"
 _MAX_KNOWN_KEYS = 100_000
 
 
 class RedisStore:
-    """Chunks as string values; Redis evicts them by its `maxmemory` policy.
+    """Chunks as string values in Redis or Valkey, which evicts them by its `maxmemory` policy.
 
-    `timeout` is in seconds, also for a whole call. `ttl` is in seconds.
+    `timeout` and `ttl` are in seconds. The timeout applies to each read and to a whole call.
     """
 
     name = "redis"
@@ -64,7 +62,7 @@ class RedisStore:
     def available(self) -> bool:
         return self._failures < _MAX_FAILURES or self._clock() >= self._next_try
 
-    def get(self, key: str) -> Data | None:
+    def get(self, key: str) -> ChunkData | None:
         found: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
         if found is None:
             self._forget(key)
@@ -72,7 +70,7 @@ class RedisStore:
         self._remember(key, len(found))
         return bytearray(found)
 
-    def put(self, key: str, data: Data) -> None:
+    def put(self, key: str, data: ChunkData) -> None:
         self._call(lambda: self._client.set(_PREFIX + key, memoryview(data), ex=self._ttl))
         self._remember(key, len(data))
 
@@ -100,7 +98,7 @@ class RedisStore:
         return num_deleted
 
     def keys(self) -> Iterator[str]:
-        """Return the keys of all models' chunks."""
+        """Return the keys of all chunks, also of other models."""
         return chain.from_iterable(self._scan())
 
     def _scan(self) -> Iterator[list[str]]:

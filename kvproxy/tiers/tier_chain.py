@@ -1,7 +1,6 @@
-"""The tiers from fastest to slowest, with write-through to all of them.
+"""The tiers from the fastest to the slowest. A chunk is written to all tiers when its last token is computed.
 
-A chunk is written when its last token is computed, not when its blocks are evicted: a killed process would lose the chunks
-that were never evicted, and eviction overwrites single blocks in the same step.
+Its eviction would be too late: the step that evicts a block overwrites it, and a killed process evicts nothing.
 """
 
 import logging
@@ -13,7 +12,7 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from kvproxy.encryption import Cipher, is_encrypted
-from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError, TierStats
+from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError, TierStats
 from kvproxy.tiers.host import HostStore
 
 T = TypeVar("T")
@@ -24,36 +23,38 @@ class TierChain:
     """The configured stores, the fastest first.
 
     Args:
-        pending: maximum bytes of chunks that wait to be written.
-        cipher: encrypts chunks. All machines that share a store need the same keys.
+        max_pending_bytes: maximum size of all pending writes.
+        cipher: encrypts chunks on disk and in Redis. Machines that share a store need the same keys.
     """
 
-    def __init__(self, stores: Sequence[ChunkStore], pending: int = 256 << 20, cipher: Cipher | None = None) -> None:
+    def __init__(
+        self, stores: Sequence[ChunkStore], max_pending_bytes: int = 256 << 20, cipher: Cipher | None = None
+    ) -> None:
         self.stores = tuple(stores)
         self._cipher = cipher
         self._writer = ThreadPoolExecutor(1, "kvproxy-tiers")
         self._is_closed = False
-        self._max_pending_bytes = pending
+        self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0
         self._counts = {store.name: Counter[str]() for store in self.stores}
         self._pending: set[str] = set()
         self._lock = threading.Lock()
 
-    def may_hold(self, key: str) -> bool:
-        """Whether a tier may hold a chunk; calls no other machine."""
+    def may_contain(self, key: str) -> bool:
+        """Whether a tier may contain a chunk. Remote stores count as containing all chunks."""
         return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
 
     def should_save(self, key: str) -> bool:
         return key not in self._pending and any(store.should_put(key) for store in self.stores)
 
     def find_tier(self, key: str) -> str | None:
-        """Return the first tier that holds a chunk; may call another machine."""
+        """Return the name of the fastest tier that contains a chunk; also calls remote stores."""
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
-    def load(self, key: str, accept: Callable[[Data], T | None]) -> T | None:
-        """Load a chunk from the fastest tier that has a valid one, and copy it to the faster tiers.
+    def load(self, key: str, accept: Callable[[ChunkData], T | None]) -> T | None:
+        """Load a chunk from the fastest tier that has a valid one, and copy it to all faster tiers.
 
-        `accept` converts the chunk, or returns None if it is invalid; then the chunk is deleted.
+        `accept` converts the chunk. It returns None for an invalid chunk, which is then deleted.
         """
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
@@ -69,39 +70,43 @@ class TierChain:
             self._count(store, "hits")
             self._count(store, "bytes_loaded", len(data))
             if index:
-                self._submit(key, data, self.stores[:index])
+                self.save(key, data, stores=self.stores[:index])
             return value
         return None
 
-    def _decrypt(self, key: str, data: Data) -> Data:
+    def _decrypt(self, key: str, data: ChunkData) -> ChunkData:
         try:
             return bytearray(self._cipher.decrypt(data, key.encode())) if self._cipher and is_encrypted(data) else data
         except ValueError:
             return data
 
-    def _put(self, store: ChunkStore, key: str, data: Data) -> None:
+    def _put(self, store: ChunkStore, key: str, data: ChunkData) -> None:
         if self._cipher is not None and not isinstance(store, HostStore):
             data = self._cipher.encrypt(data, key.encode())
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Whether `save` would accept a chunk of this size now; nothing is reserved."""
+        """Whether `save` would accept a chunk of this size in bytes now. The check reserves no space."""
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
-    def save(self, key: str, data: Data, finish: Callable[[], None] = lambda: None) -> bool:
-        """Write a chunk in the background; return False if too many bytes are pending, or after `close`.
-
-        `finish` completes the buffer on the background thread.
-        """
-        return self._submit(key, data, self.stores, finish)
-
-    def _submit(
-        self, key: str, data: Data, stores: Sequence[ChunkStore], finish: Callable[[], None] = lambda: None
+    def save(
+        self,
+        key: str,
+        data: ChunkData,
+        finish: Callable[[], None] = lambda: None,
+        stores: Sequence[ChunkStore] | None = None,
     ) -> bool:
+        """Write a chunk on the background thread; return False if too many bytes are pending, or after `close`.
+
+        Args:
+            finish: completes the buffer, on the background thread.
+            stores: None writes to all stores.
+        """
+
         def task() -> None:
             try:
                 finish()
-                for store in stores:
+                for store in self.stores if stores is None else stores:
                     if store.should_put(key):
                         self._call(store, lambda s: self._put(s, key, data))
             except Exception:
@@ -125,9 +130,9 @@ class TierChain:
                 self._count(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete a tier's matching chunks after all pending ones; return None without such a tier.
+        """Delete a tier's chunks with matching keys, after all pending writes.
 
-        Raises TierError after `timeout` seconds.
+        Returns the number of deleted chunks, or None for an unknown tier. Raises TierError after `timeout` seconds.
         """
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
@@ -152,14 +157,14 @@ class TierChain:
             return self._counts[store.name][name]
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all chunks are written; return False after a timeout."""
+        """Wait until all pending chunks are written; return False after a timeout in seconds."""
         return bool(wait([self._writer.submit(int)], timeout).done)
 
     def stats(self) -> list[TierStats]:
         return [TierStats(**(asdict(store.stats()) | self._counts[store.name])) for store in self.stores]
 
     def close(self) -> None:
-        """Write the pending chunks for at most 10 seconds, and close the stores."""
+        """Write pending chunks for at most 10 seconds, and close the stores."""
         with self._lock:
             self._is_closed = True
         self.flush(10.0)

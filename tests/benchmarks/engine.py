@@ -89,7 +89,7 @@ def dtypes(name: str, rounds: int) -> None:
     """Compare float32, bfloat16, and 8-bit weights."""
     print(f"auto selects {load_model(name, 'cpu').dtype} for {name}")
     loaded = {dtype: load_model(name, "cpu", dtype) for dtype in ("float32", "bfloat16")}
-    loaded["int8 weights"] = load_model(name, "cpu", "bfloat16", weights="int8")
+    loaded["int8 weights"] = load_model(name, "cpu", "bfloat16", quantization="int8")
     engines = {kind: EngineCore(each, EngineSettings(num_blocks=2000)) for kind, each in loaded.items()}
     for rows, prompt, answer in ((1, 512, 1), (1, 16, 32), (8, 16, 32)):
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from kvproxy.apis.json import JsonObject
-from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.workload_reader import read_workload
 from tests.journal.sessions.requests import START, Sessions, assistant, request, user
@@ -19,7 +19,7 @@ WORDS = "block cache prefix token turn agent tool file test error queue pool cha
 SIZES = [2**step for step in range(12, 22)]
 
 
-class TimedCurve(LiveCurve):
+class TimedCurve(LiveHitCurve):
     """Sums the CPU seconds of all curves."""
 
     seconds = 0.0
@@ -30,7 +30,7 @@ class TimedCurve(LiveCurve):
         TimedCurve.seconds += time.thread_time() - start
 
 
-def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveCurve, dict[int, tuple[float, float]]]:
+def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveHitCurve, dict[int, tuple[float, float]]]:
     """Return the curve, and the live and the replayed hit rate of each pool size in tokens."""
     generator = random.Random(seed)
 
@@ -73,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     from kvproxy.journal.sessions import turn_writer
 
-    turn_writer.LiveCurve = TimedCurve  # type: ignore[misc]
+    turn_writer.LiveHitCurve = TimedCurve  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
         curve, rates = replay(Path(folder), options.requests)

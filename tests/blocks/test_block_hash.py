@@ -23,7 +23,7 @@ def test_published_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     hasher = BlockHasher()
     assert hasher.none_hash.hex().startswith("9bd96a48")
     assert hasher.none_hash.hex().endswith("81eef0")
-    (digest,) = hasher.chain([1, 2, 3, 4], 4)
+    (digest,) = hasher.hash_blocks([1, 2, 3, 4], 4)
     assert digest.hex().startswith("58d0879d")
     assert digest.hex().endswith("d55111")
     assert event_hash(digest) == 9561501211280363793
@@ -40,7 +40,7 @@ def test_chain_is_the_recipe(tokens: list[int], size: int) -> None:
         for start in range(0, len(tokens) - size + 1, size):
             parent = digest(cbor2.dumps((parent, tuple(tokens[start : start + size]), None), canonical=True))
             expected.append(parent)
-        assert hasher.chain(tokens, size) == expected
+        assert hasher.hash_blocks(tokens, size) == expected
 
 
 @pytest.mark.parametrize("count", [4, 80])
@@ -49,7 +49,7 @@ def test_ids_at_the_borders_of_their_forms(count: int) -> None:
     for edge in EDGES:
         for token in (edge, max(0, edge - 1)):
             expected = _sha256(cbor2.dumps((hasher.none_hash, (token,) * count, None), canonical=True))
-            assert hasher.chain([token] * count, count) == [expected]
+            assert hasher.hash_blocks([token] * count, count) == [expected]
 
 
 @given(TOKENS, TOKENS, st.integers(1, 20))
@@ -60,7 +60,7 @@ def test_incremental_equals_whole(head: list[int], tail: list[int], size: int) -
     for token in tail:
         request.append(token)
         request.update_hashes(hasher, size)
-    assert request.block_hashes == hasher.chain(head + tail, size)
+    assert request.block_hashes == hasher.hash_blocks(head + tail, size)
 
 
 def test_extra_keys_in_vllms_order() -> None:
@@ -76,8 +76,8 @@ def test_extra_keys_in_vllms_order() -> None:
 def test_pickle_kinds_and_random_seed() -> None:
     hasher = BlockHasher("sha256", seed="s")
     expected = pickle.dumps((hasher.none_hash, (1, 2), None), pickle.HIGHEST_PROTOCOL)
-    assert hasher.chain([1, 2], 2) == [_sha256(expected)]
-    assert len(BlockHasher("xxhash", seed="s").chain([1, 2], 2)[0]) == 16
+    assert hasher.hash_blocks([1, 2], 2) == [_sha256(expected)]
+    assert len(BlockHasher("xxhash", seed="s").hash_blocks([1, 2], 2)[0]) == 16
 
 
 @pytest.mark.parametrize(("algorithm", "size"), [("xxhash", 32), ("xxhash_cbor", 16)])

@@ -48,8 +48,8 @@ def test_each_group_has_its_share_of_the_pool() -> None:
     serve(manager, "over", range(8))
     begin(manager, "live", range(100, 108))
     full, window = pool_rows.report_pool(manager).groups
-    assert (full.number, full.kind, full.reach) == (0, "full_attention", 0)
-    assert (window.number, window.kind, window.reach) == (1, "sliding_window", 9)
+    assert (full.number, full.kind, full.window) == (0, "full_attention", 0)
+    assert (window.number, window.kind, window.window) == (1, "sliding_window", 9)
     assert (full.used, full.cached) == (window.used, window.cached) == (2, 2)
     assert pool_rows.report_pool(KVCacheManager(10, 4)).groups == ()
 
@@ -140,7 +140,7 @@ def test_the_tree_equals_a_naive_walk(forest: list[tuple[int, int]], in_use: set
             rest = below(children, run[-1])
             assert (each.end, each.blocks, each.below) == (f"h{run[-1]}", len(run), len(rest))
             assert each.leaves == sum(not children.get(one) for one in [run[-1], *rest])
-            assert each.held == len(in_use & {*run, *rest})
+            assert each.in_use == len(in_use & {*run, *rest})
             queue.append((each.end, run[-1]))
 
 

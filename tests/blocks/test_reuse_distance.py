@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvproxy.blocks import reuse_distance
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.reuse_distance import LiveCurve, LRUCurve, ReuseStack
+from kvproxy.blocks.reuse_distance import HitCurve, LiveHitCurve, LRUStack
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
 
 PROMPTS = st.lists(
@@ -60,7 +60,7 @@ def test_old_segments_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_bounded_stack_forgets_the_least_recently_used() -> None:
-    stack = ReuseStack(max_ids=10)
+    stack = LRUStack(max_ids=10)
     for number in range(100):
         stack.add([number])
     assert stack.add([99])
@@ -72,7 +72,7 @@ def test_a_bounded_stack_forgets_the_least_recently_used() -> None:
 @given(PROMPTS)
 def test_a_live_curve_weighs_each_region(prompts: list[tuple[list[int], int, bool]]) -> None:
     """A region of n KiB counts as n blocks of 1 KiB, here of 16 tokens, that are used together."""
-    curve, blocks, ids = LiveCurve(), LRUCurve(), dict[tuple[int, ...], int]()
+    curve, blocks, ids = LiveHitCurve(), HitCurve(), dict[tuple[int, ...], int]()
     for path, _, _ in prompts:
         prefixes = [tuple(path[: end + 1]) for end in range(len(path))]
         sizes = [1 + token for token in path]

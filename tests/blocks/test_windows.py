@@ -30,9 +30,9 @@ def usable(spec: GroupSpec, cached: Sequence[bool], blocks: int) -> bool:
     if spec.kind == "full":
         first = 0
     elif spec.kind == "sliding_window":
-        first = max(0, blocks - -(-(spec.reach - 1) // spec.block_size))
+        first = max(0, blocks - -(-(spec.window - 1) // spec.block_size))
     else:
-        first = blocks * spec.block_size // spec.reach * spec.reach // spec.block_size
+        first = blocks * spec.block_size // spec.window * spec.window // spec.block_size
     return all(cached[first:blocks])
 
 

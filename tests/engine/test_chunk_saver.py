@@ -25,7 +25,7 @@ def driven_with(pending_chunks: float) -> tuple[Driven, DictStore, threading.Eve
     driven = Driven(tiers={"host": "64MiB"})
     gate, store = threading.Event(), DictStore()
     size = driven.tiers._transfer.num_bytes(driven.tiers._transfer.names(_cache(), 0, 1)[0])
-    driven.replace_chain(TierChain([store], pending=int(pending_chunks * size)))
+    driven.replace_chain(TierChain([store], max_pending_bytes=int(pending_chunks * size)))
     put = store.put
     store.put = lambda key, data: put(key, data) if gate.wait(20) else None  # type: ignore[method-assign]
     return driven, store, gate

@@ -11,7 +11,14 @@ import torch
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.health import FAILURE_THRESHOLD, EngineHealth, StepFailed, client_error, first_line, is_device_error
+from kvproxy.engine.health import (
+    FAILURE_THRESHOLD,
+    EngineHealth,
+    StepFailed,
+    error_for_client,
+    first_line,
+    is_device_error,
+)
 from kvproxy.engine.sampler.sampler import sample
 from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.worker.model_runner import ModelRunner
@@ -279,5 +286,5 @@ def test_an_engine_fails_after_so_many_steps_and_is_dead_for_good() -> None:
     assert health.failure == "the first reason"
     assert (first_line(ValueError()), first_line(ValueError(" a \nb"))) == ("ValueError", "a ")
     for error in (MemoryError(), torch.OutOfMemoryError()):
-        assert "ran out of memory" in client_error(error).message
-    assert "the engine failed on this request" in client_error(ValueError("secret")).message
+        assert "ran out of memory" in error_for_client(error).message
+    assert "the engine failed on this request" in error_for_client(ValueError("secret")).message

@@ -28,7 +28,7 @@ def test_a_layer_computes_with_its_rounded_weights(rows: int, bias: bool) -> Non
 
 
 def test_the_demo_still_answers() -> None:
-    loaded = load_model("demo", "cpu", weights="int8")
+    loaded = load_model("demo", "cpu", quantization="int8")
     assert loaded.dtype == torch.bfloat16
     assert not any(isinstance(module, torch.nn.Linear) for module in loaded.model.modules())
     driven = Driven(loaded, block_size=16)
@@ -42,6 +42,6 @@ def test_it_is_refused_where_it_would_be_slower() -> None:
     with pytest.raises(ModelUnsupported, match=r"set engine\.dtype to bfloat16"):
         quantize(random_model("llama"))
     with pytest.raises(ModelUnsupported, match="int8 weights"):
-        load_model("demo", "cpu", "float32", weights="int8")
+        load_model("demo", "cpu", "float32", quantization="int8")
     with pytest.raises(ModelUnsupported, match="LoRA adapters need plain weights"):
         AsyncLLM.load(EngineSettings(quantization="int8", lora={"one": Path("nowhere")}), "demo")

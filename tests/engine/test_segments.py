@@ -120,7 +120,7 @@ def test_the_generated_tokens_of_an_answer_stay_in_the_next_turn() -> None:
     ours = ChatTokenizer(KINDS["demo"](), frozenset([0]))
     chat = [{"role": "user", "content": "one"}]
     prompt, answer = ours.chat(chat), _other_tokens(ours, "a block of tokens")
-    ours.keep_answer(prompt, [*answer, 0], "a block of tokens")
+    ours.add_output(prompt, [*answer, 0], "a block of tokens")
     chat += [{"role": "assistant", "content": "a block of tokens"}, {"role": "user", "content": "two"}]
     kept = ours.chat(chat)
     assert kept[: len(prompt) + len(answer)] == [*prompt, *answer]
@@ -133,6 +133,6 @@ def test_tokens_of_another_text_are_not_kept() -> None:
     chat = [{"role": "user", "content": "one"}]
     prompt, answer = ours.chat(chat), ours.encode("a block of tokens")
     for text in ("a block", "a block of tokens<|end|>"):
-        ours.keep_answer(prompt, answer, text)
+        ours.add_output(prompt, answer, text)
         continued = [*chat, {"role": "assistant", "content": text}]
         assert ours.chat(continued) == ours.chat(continued, scope="other")

@@ -69,7 +69,7 @@ class Stress:
         self.driven = Driven(loaded, tiers, **(sizes | engine))
         self.flaky = DictStore("redis", remote=True)
         stores: list[ChunkStore] = [HostStore(60_000), DiskStore(folder, 200_000), self.flaky]
-        self.driven.replace_chain(TierChain(stores, pending=self.chance.choice((30_000, 1 << 20))))
+        self.driven.replace_chain(TierChain(stores, max_pending_bytes=self.chance.choice((30_000, 1 << 20))))
         self.asked: dict[str, Asked] = {}
 
     def ask(self, id: str) -> None:

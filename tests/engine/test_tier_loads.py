@@ -146,10 +146,10 @@ async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:
         assert [delta.finish_reason async for delta in worker.generate(asked)] == ["length"]
         assert worker._engine.tiers is not None
         assert await asyncio.to_thread(worker._engine.tiers.chain.flush, 20)
-        assert await worker.tier_match(CacheRequest("q", tokens), 0) == {"host": 48}
-        assert await worker.tier_match(CacheRequest("q", tokens), 16) == {"host": 32}
-        assert await worker.tier_match(CacheRequest("q", [7, *tokens]), 0) == {}
+        assert await worker.match_tiers(CacheRequest("q", tokens), 0) == {"host": 48}
+        assert await worker.match_tiers(CacheRequest("q", tokens), 16) == {"host": 32}
+        assert await worker.match_tiers(CacheRequest("q", [7, *tokens]), 0) == {}
     finally:
         await worker.stop()
     plain = AsyncLLM(tiny(), EngineSettings(num_blocks=100, block_size=4))
-    assert await plain.tier_match(CacheRequest("q", tokens), 0) == {}
+    assert await plain.match_tiers(CacheRequest("q", tokens), 0) == {}

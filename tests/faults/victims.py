@@ -22,7 +22,7 @@ from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
-from kvproxy.tiers.chunk_format import ChunkName, header_bytes, read_payload, write_header
+from kvproxy.tiers.chunk_format import ChunkName, payload_offset, read_payload, write_header
 from kvproxy.tiers.disk import DiskStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
@@ -289,7 +289,7 @@ def _chunk_name(number: int) -> ChunkName:
 def put_chunk(store: DiskStore, number: int, size: int) -> None:
     """Store a chunk whose bytes are its number modulo 256."""
     name = _chunk_name(number)
-    buffer = bytearray(header_bytes(name)) + bytes([number % 256]) * size
+    buffer = bytearray(payload_offset(name)) + bytes([number % 256]) * size
     write_header(memoryview(buffer), name)
     store.put(name.key, buffer)
 

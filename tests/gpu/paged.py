@@ -89,9 +89,9 @@ def expected_rows(
 def _seen(at: torch.Tensor, key: torch.Tensor, group: LayerGroup) -> torch.Tensor:
     """Whether the token at a place sees a key, by transformers' rules."""
     if group.kind == "sliding_window":
-        return (key <= at) & (key > at - group.reach)
+        return (key <= at) & (key > at - group.window)
     if group.kind == "chunked_local":
-        return (key <= at) & (key // group.reach == at // group.reach)
+        return (key <= at) & (key // group.window == at // group.window)
     return key <= at
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.journal.pool_forecast import forecast
 from tests.benchmarks.live_curve import replay
 
@@ -19,7 +19,7 @@ def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
 
 
 def test_a_forecast_states_changes_from_the_current_pool() -> None:
-    curve = LiveCurve()
+    curve = LiveHitCurve()
     for _ in range(10):
         for prompt in ("a", "b"):
             curve.add([prompt], [40_000], 10_000)

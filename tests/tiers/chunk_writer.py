@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from kvproxy.tiers.chunk_format import ChunkName, header_bytes, write_header
+from kvproxy.tiers.chunk_format import ChunkName, payload_offset, write_header
 from kvproxy.tiers.disk import DiskStore
 
 PAYLOAD = 300_000
@@ -17,7 +17,7 @@ def main(folder: Path) -> None:
     store = DiskStore(folder, 1 << 30)
     for number in range(10_000):
         name = name_of(number)
-        buffer = bytearray(header_bytes(name)) + bytes([number % 256]) * PAYLOAD
+        buffer = bytearray(payload_offset(name)) + bytes([number % 256]) * PAYLOAD
         write_header(memoryview(buffer), name)
         store.put(name.key, buffer)
         print(number, flush=True)

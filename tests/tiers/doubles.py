@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from kvproxy.tiers.chunk_store import Data, StoreStats, TierError
+from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
 
 
 class DictStore:
@@ -12,7 +12,7 @@ class DictStore:
     def __init__(self, name: str = "dict", *, remote: bool = False) -> None:
         self.name = name
         self.remote = remote
-        self.chunks: dict[str, Data] = {}
+        self.chunks: dict[str, ChunkData] = {}
         self.failing = False
         self.calls: Counter[str] = Counter()
 
@@ -25,12 +25,12 @@ class DictStore:
         if self.failing:
             raise TierError(f"{self.name} fails")
 
-    def get(self, key: str) -> Data | None:
+    def get(self, key: str) -> ChunkData | None:
         self._call("get")
         found = self.chunks.get(key)
         return bytearray(found) if found is not None else None
 
-    def put(self, key: str, data: Data) -> None:
+    def put(self, key: str, data: ChunkData) -> None:
         self._call("put")
         self.chunks[key] = bytes(data)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
-from kvproxy.tiers.chunk_store import ChunkStore, Data, TierError
+from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.host import HostStore
 from kvproxy.tiers.redis import RedisStore
@@ -146,7 +146,7 @@ class SmallDisk(DiskStore):
 
     others = 0
 
-    def _write(self, path: Path, data: Data) -> None:
+    def _write(self, path: Path, data: ChunkData) -> None:
         if self.others + sum(file.stat().st_size for file in self._folder.rglob("*.chunk")) + len(data) > 1000:
             raise OSError(errno.ENOSPC, "No space left on device")
         super()._write(path, data)
@@ -170,7 +170,7 @@ def test_a_full_disk_is_a_limit(tmp_path: Path) -> None:
 
 def test_the_limit_holds_while_a_chunk_is_written(tmp_path: Path) -> None:
     class Watched(DiskStore):
-        def _write(self, path: Path, data: Data) -> None:
+        def _write(self, path: Path, data: ChunkData) -> None:
             super()._write(path, data)
             used.append(sum(file.stat().st_size for file in self._folder.rglob("*.chunk")))
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvproxy.tiers.chunk_store import Data, TierError
+from kvproxy.tiers.chunk_store import ChunkData, TierError
 from kvproxy.tiers.tier_chain import TierChain
 from tests.tiers.doubles import DictStore
 
 
-def whole(data: Data) -> bytes | None:
+def whole(data: ChunkData) -> bytes | None:
     return None if bytes(data).startswith(b"bad") else bytes(data)
 
 
@@ -36,7 +36,7 @@ def test_a_chunk_is_written_through_and_found_in_the_fastest(stores: tuple[DictS
 
 def test_a_hit_in_a_slow_tier_is_promoted(stores: tuple[DictStore, ...], chain: TierChain) -> None:
     stores[2].put("k", b"data")
-    assert chain.may_hold("k")
+    assert chain.may_contain("k")
     assert chain.find_tier("k") == "slow"
     assert chain.load("k", whole) == b"data"
     assert chain.flush(5)
@@ -64,13 +64,13 @@ def test_a_failing_tier_is_skipped(stores: tuple[DictStore, ...], chain: TierCha
     assert chain.stats()[0].errors > 0
     assert stores[1].chunks == {"k": b"data"}
     stores[2].failing = True
-    assert not chain.may_hold("unknown")
+    assert not chain.may_contain("unknown")
 
 
 def test_the_backlog_is_bounded_and_a_refused_chunk_can_be_saved_later() -> None:
     gate = threading.Event()
     store = DictStore()
-    chain = TierChain([store], pending=100)
+    chain = TierChain([store], max_pending_bytes=100)
     assert chain.save("first", b"x" * 60, lambda: gate.wait(10) and None)
     assert not chain.should_save("first")
     assert not chain.has_room(60)

@@ -53,10 +53,10 @@ class Worker:
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
         return await asyncio.to_thread(read, self.manager)
 
-    async def text(self, ids: Sequence[int]) -> str:
+    async def decode_with_special_tokens(self, ids: Sequence[int]) -> str:
         return "".join(f"{WORDS[id % len(WORDS)]} " for id in ids)
 
-    def tier_figures(self) -> list[object]:
+    def tier_stats(self) -> list[object]:
         return []
 
 

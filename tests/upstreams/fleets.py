@@ -32,7 +32,7 @@ SIZE = 16
 
 
 def block_hashes(tokens: list[int]) -> list[int]:
-    return [event_hash(digest) for digest in BlockHasher().chain(tokens, SIZE)]
+    return [event_hash(digest) for digest in BlockHasher().hash_blocks(tokens, SIZE)]
 
 
 class Engine:

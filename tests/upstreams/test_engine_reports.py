@@ -170,14 +170,14 @@ def test_the_reuse_that_an_engine_reports_is_added_for_each_model() -> None:
 def test_another_hash_algorithm_or_seed_is_a_problem() -> None:
     tokens = list(range(16))
     same = Monitored()
-    same.publish(same.model.store([event_hash(BlockHasher(seed="0").chain(tokens, 16)[0])], tokens=tokens))
+    same.publish(same.model.store([event_hash(BlockHasher(seed="0").hash_blocks(tokens, 16)[0])], tokens=tokens))
     assert same.check() == []
     same.metrics = replace(READ, hash_algorithm="xxhash_cbor")
     assert same.check() == [
         "the engine hashes blocks with xxhash_cbor, not sha256_cbor: set hash_algorithm to xxhash_cbor"
     ]
     other = Monitored()
-    other.publish(other.model.store([event_hash(BlockHasher(seed="1").chain(tokens, 16)[0])], tokens=tokens))
+    other.publish(other.model.store([event_hash(BlockHasher(seed="1").hash_blocks(tokens, 16)[0])], tokens=tokens))
     (problem,) = other.check()
     assert "hash_seed to its PYTHONHASHSEED" in problem
     other.metrics = EngineMetrics("sglang")

@@ -59,7 +59,7 @@ class Vllm:
     def store(self, tokens: list[int]) -> None:
         """Publish the blocks of a prompt and its answer. The last token of an answer has no block."""
         tokens = tokens[: (len(tokens) - 1) // SIZE * SIZE]
-        event = StoredEvent(list(BlockHasher().chain(tokens, SIZE)), None, tokens, SIZE)
+        event = StoredEvent(list(BlockHasher().hash_blocks(tokens, SIZE)), None, tokens, SIZE)
         self.pools.apply(EventBatch(0.0, [event], None))
 
     def ask(self, messages: list[Any], api: Any = "chat", **more: Any) -> list[int] | None:

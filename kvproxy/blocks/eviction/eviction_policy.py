@@ -8,13 +8,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A use of the cache by a request.
+class CacheUse:
+    """A request that uses cached blocks.
 
-    Attributes:
-        seconds: time of the request.
-        client: name of the client; None if unknown.
-        awaits_user: the response ends the turn of an agent, so a person sends the next request.
+    `awaits_user`: its response calls no tool, so the client's next request waits for a person.
     """
 
     seconds: float
@@ -23,14 +20,14 @@ class Use:
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Chooses which idle key is evicted next. The keys are block hashes."""
+    """Chooses the next block to evict. It has the hashes of idle blocks; a block in use is removed."""
 
     def add(self, key: Key) -> None: ...
 
     def remove(self, key: Key) -> None: ...
 
     def pop(self) -> Key:
-        """Remove the next key to evict and return it; raises LookupError if no key is idle."""
+        """Remove and return the next key to evict; raises LookupError if there is none."""
 
     def restore(self, key: Key) -> None:
-        """Add a popped key again, because a child of its block is still cached."""
+        """Add a popped key again, because a later block of its chain is still cached."""

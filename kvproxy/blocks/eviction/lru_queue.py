@@ -1,4 +1,4 @@
-"""Free blocks in eviction order; `FreeKVCacheBlockQueue` is vLLM v1's."""
+"""The queue of free blocks in eviction order. `FreeKVCacheBlockQueue` equals vLLM v1's."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -10,21 +10,21 @@ class FreeQueue(Protocol):
     num_free_blocks: int
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """Take the first blocks off the queue; raises RuntimeError if fewer are free."""
+        """Remove and return the next blocks to evict; raises RuntimeError if too few are free."""
 
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None: ...
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add cached blocks in this order. They are evicted last."""
+        """Add cached blocks. LRU evicts them last, in this order."""
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add uncached blocks in this order. They are evicted first."""
+        """Add uncached blocks, which are evicted first, in this order."""
 
     def __iter__(self) -> Iterator[KVCacheBlock]: ...
 
 
 class FreeKVCacheBlockQueue:
-    """LRU order: a doubly linked list through `KVCacheBlock.prev` and `.next`, so a hit is removed in O(1)."""
+    """LRU order. The linked list through `KVCacheBlock.prev` and `.next` removes a hit in O(1)."""
 
     __slots__ = ("_head", "_tail", "num_free_blocks")
 

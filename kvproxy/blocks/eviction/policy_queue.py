@@ -1,5 +1,3 @@
-"""A free queue that follows an eviction policy."""
-
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,10 +9,10 @@ GroupHash = tuple[int | None, bytes]
 
 
 class PolicyQueue:
-    """A `FreeQueue` whose policy selects the next cached block.
+    """A `FreeQueue` in which an eviction policy selects among the cached blocks.
 
-    Uncached blocks are evicted first, then duplicates of other idle blocks. A block is skipped while an idle child is cached,
-    because lookups reach the child only through its parent.
+    Uncached blocks, then duplicates of idle blocks, are evicted first. A block is evicted after the idle blocks that
+    follow it in a chain, because lookups find them only through it.
     """
 
     def __init__(self, policy: EvictionPolicy[GroupHash], blocks: Iterable[KVCacheBlock] = ()) -> None:
@@ -79,7 +77,7 @@ class PolicyQueue:
         return block
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        """Yield blocks in eviction order; copies the policy's state."""
+        """Yield the blocks in eviction order, on a copy of the policy."""
         yield from list(self._unordered.values())
         policy, num_children, cached = copy.deepcopy(self.policy), dict(self._num_children), dict(self._cached)
         for _ in range(len(cached)):

@@ -1,5 +1,3 @@
-"""A free queue that evicts all idle blocks of a lower priority first."""
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvproxy.blocks.block import KVCacheBlock
@@ -7,9 +5,9 @@ from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 
 
 class PriorityQueue:
-    """A `FreeQueue` with a queue for each priority of cached blocks.
+    """A `FreeQueue` that evicts all idle blocks of a lower priority first. Each priority has its own queue.
 
-    A parent's priority is never below its children's.
+    A block's priority is never lower than its successors' in a chain, so chains are evicted from the end.
     """
 
     def __init__(self, make_level: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:

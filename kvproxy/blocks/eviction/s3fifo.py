@@ -52,13 +52,10 @@ class S3FIFO(Generic[Key]):
             else:
                 del self._uses[key]
                 if from_small:
-                    self._remember(key)
+                    self._ghosts[key] = None
+                    if len(self._ghosts) > self._capacity:
+                        self._ghosts.popitem(last=False)
                 return key
-
-    def _remember(self, key: Key) -> None:
-        self._ghosts[key] = None
-        if len(self._ghosts) > self._capacity:
-            self._ghosts.popitem(last=False)
 
     def restore(self, key: Key) -> None:
         # Append: at the front, every eviction would pop the key again until its children are evicted.

@@ -1,13 +1,13 @@
-"""Session-aware retention: LRU order, in which blocks that are unlikely to be read soon count as older.
+"""Session-aware LRU: a block that is unlikely to be reused soon is ordered as if its last use were earlier.
 
-A session is a conversation, recognised by its blocks: a request continues a session if it shares at least half of the session's
-last prompt. Three facts make a block count as older than its last use:
+A request continues a session (a conversation) if it shares at least half of its last prompt. Three facts move the last use
+of a session's blocks back:
 
-- The session's next request no longer has the block: its turn was edited or compacted.
-- Its client has begun another session, and clients have rarely returned to sessions that they left.
-- The response ended the agent's turn: a person pauses longer than a tool. The median pause of each kind is learned.
+- The next request does not contain the block, because a turn was edited or compacted.
+- The client began another session, and clients rarely returned to sessions that they left.
+- The next request waits for a person or a tool. The policy subtracts the median pause of this kind.
 
-A block of several sessions, such as a shared system prompt, keeps the order of LRU.
+Blocks of several sessions, such as a shared system prompt, keep their last use.
 """
 
 import heapq
@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from kvproxy.blocks.divergence import common_prefix
-from kvproxy.blocks.eviction.eviction_policy import Key, Use
+from kvproxy.blocks.eviction.eviction_policy import CacheUse, Key
 
 _SUPERSEDED_AGE = 3_000.0
-"""Seconds by which a block that its session dropped counts as older."""
+"""Seconds subtracted from the last use of a block that the session's next request does not contain."""
 _LEFT_AGE = 10_000.0
-"""Seconds by which blocks of a session that its client left count as older."""
+"""Seconds subtracted from the last use of the blocks of a session that its client left."""
 _RARE = 0.25
-"""Share of left sessions with a later request, below which they count as older."""
+"""`_LEFT_AGE` applies if clients returned to a smaller share of left sessions."""
 _LEAST_PAUSES = 10
 _MAX_PAUSES = 500
 _MAX_CLIENTS = 10_000
 _MAX_REPLACED = 64
-_MAX_KEYS = 4
-"""Keys with a session for each block of the pool. More of them were never evicted, because their requests failed."""
+_MAX_KEYS_PER_BLOCK = 4
+"""With more keys, which failed requests leave, the policy forgets all sessions."""
 
 
 @dataclass(slots=True)
@@ -59,15 +59,12 @@ class _Pauses:
 
 
 class SessionPolicy(Generic[Key]):
-    """Session-aware retention; see this module's docstring.
-
-    Without `begin`, the order is LRU.
-    """
+    """Session-aware LRU, or plain LRU if `begin` is never called. See this module's docstring."""
 
     def __init__(self, capacity: int) -> None:
         self._heap: list[tuple[float, int, Key]] = []
         self._idle: dict[Key, tuple[float, int, Key]] = {}
-        self._max_keys = _MAX_KEYS * capacity
+        self._max_keys = _MAX_KEYS_PER_BLOCK * capacity
         self._sessions: dict[Key, _RetainedSession[Key] | None] = {}
         """The session of each key, or None for a key of several sessions."""
         self._current: OrderedDict[str, _RetainedSession[Key]] = OrderedDict()
@@ -75,8 +72,8 @@ class SessionPolicy(Generic[Key]):
         self._num_left = self._num_returned = self._num_added = 0
         self._now = 0.0
 
-    def begin(self, chain: Sequence[Key], use: Use) -> None:
-        """Note that a request reads a prompt; call it before its blocks are allocated."""
+    def begin(self, chain: Sequence[Key], use: CacheUse) -> None:
+        """Record a new request with the keys of its prompt's blocks, before they are allocated."""
         self._now = max(self._now, use.seconds)
         session, shared = self._find_session(chain, use.client)
         last = self._current.get(use.client) if use.client is not None else None
@@ -101,8 +98,8 @@ class SessionPolicy(Generic[Key]):
             self._sessions.clear()
         self._extend(session, chain)
 
-    def end(self, chain: Sequence[Key], use: Use) -> None:
-        """Note that a request ended; call it before its blocks are added. `chain` includes the response."""
+    def end(self, chain: Sequence[Key], use: CacheUse) -> None:
+        """Record the end of a request, before its blocks are added. `chain` includes the response's blocks."""
         self._now = max(self._now, use.seconds)
         session = self._latest_session(chain)
         if session is not None:
@@ -183,7 +180,7 @@ class SessionPolicy(Generic[Key]):
 
     def __deepcopy__(self, memo: object) -> "SessionPolicy[Key]":
         """Copy the order of the idle keys, without the sessions."""
-        copied = SessionPolicy[Key](self._max_keys // _MAX_KEYS)
+        copied = SessionPolicy[Key](self._max_keys // _MAX_KEYS_PER_BLOCK)
         copied._now, copied._num_added = self._now, self._num_added
         copied._idle, copied._heap = dict(self._idle), self._heap.copy()
         return copied

@@ -1,22 +1,22 @@
-"""Attention by matrix products, for softcap and sinks, which SDPA does not support."""
+"""Attention by matrix products, for models with score softcapping or attention sinks, which SDPA does not support."""
 
 import torch
 
 from kvproxy.engine.attention.interface import ScoreOptions
 
 _MAX_ROWS = 128
-"""Rows per product. All scores of a long prompt would take gigabytes."""
+"""Query rows per product. The scores of all rows of a long prompt would take gigabytes."""
 
 
 def eager_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: ScoreOptions
 ) -> torch.Tensor:
-    """Compute grouped-query attention; the softmax is in float32.
+    """Compute grouped-query attention, with a softmax in float32.
 
     Args:
-        query: `[.., kv_heads, group, rows, head_dim]`.
+        query: `[.., kv_heads, group, rows, head_dim]`; `group` query heads share a KV head.
         key, value: `[.., kv_heads, keys, head_dim]`.
-        mask: added to the scores of the last keys, `[.., rows, last keys]`.
+        mask: added to the scores of the last n keys, `[.., rows, n]`.
     """
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     weights = (query.flatten(-3, -2) @ key.transpose(-1, -2)).float().mul_(scaling)

@@ -1,4 +1,4 @@
-"""The interface of attention backends, which prepare a step once per layer group."""
+"""The interface of attention backends. Each step is prepared once per layer group, for all layers of the group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ScoreOptions:
 
     Attributes:
         softcap: limits scores to ±softcap.
-        sinks: `[heads]`, extra scores in the softmax that have no value.
+        sinks: `[heads]`, scores in the softmax's denominator that belong to no key.
     """
 
     scaling: float | None = None
@@ -32,14 +32,14 @@ class ScoreOptions:
 
 
 class AttentionOp(Protocol):
-    """Attention of one layer, prepared for the rows of a step."""
+    """Computes attention of one layer for the tokens of a step."""
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         """Return the attention output of `query`, both `[rows, heads, head_dim]`.
 
         Args:
-            new: keys and values of the rows, each `[rows, kv_heads, head_dim]`. The pool holds them already.
-            cached: keys and values of the layer, each `[blocks, block_size, kv_heads, head_dim]`.
+            new: keys and values of the step's tokens, each `[rows, kv_heads, head_dim]`; `cached` contains them too.
+            cached: the layer's keys and values in the pool, each `[blocks, block_size, kv_heads, head_dim]`.
         """
 
 
@@ -50,13 +50,18 @@ class PrefillBackend(Protocol):
 
 
 class DecodeBackend(Protocol):
-    """Attention of the last token of each sequence."""
+    """Attention of one new token per sequence."""
 
     name: str
     supports_capture: bool
-    """Whether tables and lengths are read only on the device, at a cost independent of the table's width."""
+    """Whether CUDA graphs can capture it: the host reads no table or length, and wide tables cost nothing."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
-        """Prepare one row per sequence; `table` is `[rows, blocks]` int32, `lengths` is `[rows]` int64."""
+        """Prepare a step of one token per sequence.
+
+        Args:
+            table: block tables, `[sequences, blocks]` int32.
+            lengths: tokens of each sequence with the new one, `[sequences]` int64.
+        """

@@ -1,7 +1,7 @@
 """Paged attention for transformers models.
 
-New keys and values are written to the pool before any are read, so a sequence can use a block that another sequence
-fills in the same step.
+Each layer writes all new keys and values to the pool before it reads any, so a sequence can use a block that another
+sequence fills in the same step.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def register() -> None:
 
 
 class QueryTemperature(torch.nn.Module):
-    """The factor of a query at a position: 1 + scale * log(1 + (position + 1) // floor)."""
+    """Llama 4's factor of a query at a position: 1 + scale * log(1 + (position + 1) // floor)."""
 
     def __init__(self, scale: float, floor: float) -> None:
         super().__init__()
@@ -34,11 +34,8 @@ class QueryTemperature(torch.nn.Module):
         return torch.log1p(torch.floor((positions.float() + 1.0) / self._floor)) * self._scale + 1.0
 
 
-def use_batch_positions(model: Any) -> None:
-    """Replace Llama 4's attention temperature tuning.
-
-    transformers takes the index in the row as the position, but a row holds several sequences.
-    """
+def patch_query_temperature(model: Any) -> None:
+    """Scale Llama 4's queries by their positions. transformers uses indexes in the batch's row, which has several sequences."""
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             module.attn_temperature_tuning = False
@@ -58,12 +55,12 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute one layer for all sequences of a step.
+    """Compute attention of one layer for all tokens of a step, `[1, tokens, heads, head_dim]`.
 
     Args:
-        query: `[1, heads, tokens, head_dim]`; the result has heads and tokens swapped.
+        query: `[1, heads, tokens, head_dim]`.
         key, value: `[1, kv_heads, tokens, head_dim]`.
-        scaling, softcap, s_aux: see `ScoreOptions`.
+        s_aux: the sinks of `ScoreOptions`.
     """
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     temperature = getattr(module, "query_temperature", None)

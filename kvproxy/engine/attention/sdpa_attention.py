@@ -1,4 +1,4 @@
-"""Attention by `scaled_dot_product_attention` over gathered blocks, for every device and dtype."""
+"""Attention by torch's `scaled_dot_product_attention` (SDPA) over copies of the cached blocks, for every device and dtype."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +14,23 @@ from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
 
-_MAX_RUN = 256
-"""Rows of a run with limited attention."""
+_MAX_CALL_ROWS = 256
+"""Query rows per SDPA call in layers with sliding windows or chunks, so that a call skips keys outside the window."""
 _MIN_PRODUCT_SCORES = 4096
-"""From this number of scores on, matrix products use a CPU's bfloat16 instructions, unlike SDPA: three times as fast."""
+"""From this number of scores on, bfloat16 matrix products are three times as fast as SDPA on a CPU."""
 
 
 class SdpaPrefill:
-    """Computes a span in one call, or in several runs if attention is limited."""
-
     name = "sdpa"
 
     def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
-        runs: list[_Run] = []
+        calls: list[_SdpaCall] = []
         begin = 0
         for span in spans:
-            runs += _runs(span, begin, pool, group)
+            calls += _sdpa_calls(span, begin, pool, group)
             begin += len(span.tokens)
         dtype = pool.data.dtype
-        return _PrefillRuns(tuple(runs), dtype == torch.bfloat16 and can_pack(pool.data.device, dtype))
+        return _SdpaPrefillOp(tuple(calls), dtype == torch.bfloat16 and can_pack(pool.data.device, dtype))
 
 
 class SdpaDecode:
@@ -45,23 +43,24 @@ class SdpaDecode:
         size = pool.block_size
         positions = torch.arange(table.shape[1] * size, device=table.device)[None]
         visible = positions < lengths[:, None]
-        if group.kind != "full" and table.shape[1] * size > group.reach:
+        if group.kind != "full" and table.shape[1] * size > group.window:
             first = group.first_visible(lengths - 1)
             # Start each row's table at its first visible block.
-            width = min(table.shape[1], -(-group.reach // size) + 1)
+            width = min(table.shape[1], -(-group.window // size) + 1)
             blocks = (first // size)[:, None] + torch.arange(width, device=table.device)[None]
             table = table.gather(1, blocks.clamp(max=table.shape[1] - 1))
             positions = (blocks[:, :, None] * size + torch.arange(size, device=table.device)).flatten(1)
             visible = (positions < lengths[:, None]) & (positions >= first[:, None])
-        return _DecodeRows(table, _additive_mask(visible, pool.data.dtype)[:, None, None])
+        return _SdpaDecodeOp(table, _additive_mask(visible, pool.data.dtype)[:, None, None])
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive tokens of one sequence that one call computes.
+class _SdpaCall:
+    """One SDPA call: the query rows of consecutive tokens of one sequence.
 
     Attributes:
-        keys: slice of the tokens in `blocks`, or of the step's keys if `blocks` is None.
+        blocks: cached blocks with the keys; None if all keys belong to the step.
+        keys: range of the keys in `blocks`, or in the step's keys.
         mask: added to the scores; None for causal attention.
     """
 
@@ -71,10 +70,10 @@ class _Run:
     mask: torch.Tensor | None
 
 
-def _runs(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[_Run]:
+def _sdpa_calls(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[_SdpaCall]:
     device, size = pool.data.device, pool.block_size
-    runs = []
-    for first, start, end in group.split_runs(span.start, span.end, _MAX_RUN):
+    calls = []
+    for first, start, end in group.split_by_window(span.start, span.end, _MAX_CALL_ROWS):
         rows = slice(begin + start - span.start, begin + end - span.start)
         mask = None
         if first < start or first < group.first_visible(end - 1):
@@ -84,26 +83,26 @@ def _runs(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) -> list[
         if span.start:
             table = span.block_tables[group.index][first // size : -(-end // size)]
             visible = slice(first % size, end - first // size * size)
-            runs.append(_Run(rows, visible, upload(table, device), mask))
+            calls.append(_SdpaCall(rows, visible, upload(table, device), mask))
         else:
-            runs.append(_Run(rows, slice(begin + first, begin + end), None, mask))
-    return runs
+            calls.append(_SdpaCall(rows, slice(begin + first, begin + end), None, mask))
+    return calls
 
 
 @dataclass(frozen=True, slots=True)
-class _PrefillRuns:
-    runs: tuple[_Run, ...]
+class _SdpaPrefillOp:
+    calls: tuple[_SdpaCall, ...]
     prefer_products: bool
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         output = torch.empty_like(query)
-        for run in self.runs:
-            parts = new if run.blocks is None else _gather(cached, run.blocks)
-            key, value = (part[run.keys] for part in parts)
-            rows = query[run.rows]
+        for call in self.calls:
+            parts = new if call.blocks is None else _gather(cached, call.blocks)
+            key, value = (part[call.keys] for part in parts)
+            rows = query[call.rows]
             is_large = self.prefer_products and len(rows) * len(key) >= _MIN_PRODUCT_SCORES
             attend = _sdpa if scores.is_plain and not is_large else eager_causal_attention
-            output[run.rows] = attend(rows, key, value, run.mask, scores)
+            output[call.rows] = attend(rows, key, value, call.mask, scores)
         return output
 
 
@@ -134,12 +133,8 @@ def _sdpa(
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeRows:
-    """Attention of one row per sequence.
-
-    Attributes:
-        mask: `[rows, 1, 1, keys]`, 0 for visible keys and -inf for hidden ones.
-    """
+class _SdpaDecodeOp:
+    """Attention of one token per sequence. The additive `mask`, `[sequences, 1, 1, keys]`, is 0 or -inf."""
 
     table: torch.Tensor
     mask: torch.Tensor

@@ -1,5 +1,3 @@
-"""Selects the attention backends by device or by name."""
-
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +26,7 @@ def select_backends(
     prefill: str = "auto",
     decode: str = "auto",
 ) -> AttentionBackends:
-    """Return the named backends; `auto` selects the fastest supported ones."""
+    """Return the named backends. `auto` selects the fastest backend that supports the model and the device."""
     reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, has_softcap=has_softcap)
     return AttentionBackends(_prefill(device, prefill, reason), _decode(device, decode))
 

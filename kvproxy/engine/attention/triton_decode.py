@@ -1,5 +1,3 @@
-"""Decoding by Triton kernels, which read block tables and lengths on the device."""
-
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -12,20 +10,20 @@ from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
-"""Key elements per tile, by element size. Larger tiles of four-byte elements spill registers."""
+"""Key elements per tile, by bytes per element. Larger tiles of four bytes would spill registers."""
 _DOUBLE_BUFFER_BYTES = 160 << 10
-"""Shared memory per multiprocessor that fits three programs with two buffers each."""
+"""Shared memory per multiprocessor from which double buffering is enabled; three programs fit into it."""
 _DOUBLE_BUFFER_STAGES = 5
-"""Fewest pipeline stages with which Triton double-buffers keys and values, see `python -m tests.gpu.compiled`."""
+"""With fewer pipeline stages, Triton does not double-buffer keys and values."""
 
 
 class TritonDecode:
-    """Launches the two kernels of `triton_kernels` for each layer.
+    """Attention of decode steps by the two kernels of `triton_kernels`.
 
     Args:
-        max_splits: most splits of a sequence, a power of two.
-        min_split: fewest keys of a split, a power of two from 128. Splits are multiples of it.
-        num_programs: approximate number of launched programs.
+        max_splits: maximum number of splits of a sequence's keys, a power of two.
+        min_split: keys in the smallest split, a power of two of at least 128.
+        num_programs: approximate number of programs per launch.
     """
 
     name = "triton"
@@ -40,7 +38,7 @@ class TritonDecode:
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
         double_buffer = _shared_memory(table.device) >= _DOUBLE_BUFFER_BYTES
-        return _TritonRows(table, lengths, group, self, double_buffer)
+        return _TritonDecodeOp(table, lengths, group, self, double_buffer)
 
 
 @cache
@@ -75,7 +73,7 @@ def unsupported_reason(device: torch.device) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _TritonRows:
+class _TritonDecodeOp:
     table: torch.Tensor
     lengths: torch.Tensor
     group: LayerGroup
@@ -91,7 +89,7 @@ class _TritonRows:
         block_size, kv_heads = keys.shape[1:3]
         longest = self.table.shape[1] * block_size
         if self.group.kind != "full":
-            longest = min(longest, self.group.reach)
+            longest = min(longest, self.group.window)
         num_splits = min(self.backend.max_splits, -(-longest // self.backend.min_split))
         partial = torch.empty((rows, heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
         logsums = torch.empty((rows, heads, num_splits), dtype=torch.float32, device=query.device)
@@ -101,7 +99,7 @@ class _TritonRows:
         options = launch_options(padded_group, double_buffer=self.double_buffer)
         split_programs = min(num_splits, -(-self.backend.num_programs // (rows * kv_heads)))
         scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
-        visibility = {"KIND": self.group.kind, "REACH": self.group.reach}
+        visibility = {"KIND": self.group.kind, "WINDOW": self.group.window}
         split_kv_attention[(rows, kv_heads, split_programs)](
             query,
             keys,
@@ -148,7 +146,7 @@ class _TritonRows:
 
 
 def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
-    """Return the keys per tile: a power of two, so that it divides every split."""
+    """Return the number of keys per tile, a power of two, which divides the size of each split."""
     # The scores of large groups take the registers of half of the keys.
     share = 2 if padded_group > 64 else 1
     return min(128, max(16, _TILE_ELEMENTS[element_size] // padded_dim // share))

@@ -1,9 +1,9 @@
 """Triton kernels for paged decoding: split-KV attention, as in FlashDecoding.
 
-The first kernel computes splits of each sequence's keys, for all query heads of one key head. The second kernel merges the splits
-by their log-sum-exp. Splits depend only on the sequence's length, so results do not depend on the batch.
+The first kernel computes attention over splits of each sequence's keys, for all query heads of one KV head. The second
+kernel merges the splits by their log-sum-exp. Splits depend only on a sequence's length, so results do not depend on the batch.
 
-With `TRITON_INTERPRET=1`, set before the import, the kernels run on a CPU.
+With `TRITON_INTERPRET=1` before the import, the kernels run on a CPU.
 """
 
 import triton
@@ -18,11 +18,11 @@ def _split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _first_visible(length, KIND: tl.constexpr, REACH: tl.constexpr):
+def _first_visible(length, KIND: tl.constexpr, WINDOW: tl.constexpr):
     if KIND == "sliding_window":
-        first = tl.maximum(length - REACH, 0)
+        first = tl.maximum(length - WINDOW, 0)
     elif KIND == "chunked_local":
-        first = (length - 1) // REACH * REACH
+        first = (length - 1) // WINDOW * WINDOW
     else:
         first = length * 0
     return first
@@ -38,8 +38,8 @@ def split_kv_attention(
     lengths,  # [rows]
     partial,  # [rows, heads, num_splits, HEAD_DIM] float32: the output of each split
     logsums,  # [rows, heads, num_splits] float32: its log2-sum-exp2
-    scale,  # of the scores, times log2(e); of capped ones, divided by the softcap
-    softcap,  # times log2(e), where scores are capped
+    scale,  # scaling * log2(e), or scaling / softcap with a softcap
+    softcap,  # softcap * log2(e), or 0
     query_row,
     query_head,
     pool_block,
@@ -58,12 +58,12 @@ def split_kv_attention(
     DOT_TYPE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     KIND: tl.constexpr,
-    REACH: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
-    first_key = _first_visible(length, KIND, REACH)
+    first_key = _first_visible(length, KIND, WINDOW)
     size = _split_size(length - first_key, MIN_SPLIT, MAX_SPLITS)
     used = tl.cdiv(length - first_key, size)
     if tl.program_id(2) >= used:
@@ -121,7 +121,7 @@ def merge_splits(
     partial,
     logsums,
     lengths,
-    sinks,  # [heads], read where there are any
+    sinks,  # [heads], read if HAS_SINKS
     output,  # [rows, heads, HEAD_DIM], contiguous
     num_splits,
     MIN_SPLIT: tl.constexpr,
@@ -130,11 +130,11 @@ def merge_splits(
     PADDED_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     KIND: tl.constexpr,
-    REACH: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row).to(tl.int32)
-    num_visible = length - _first_visible(length, KIND, REACH)
+    num_visible = length - _first_visible(length, KIND, WINDOW)
     used = tl.cdiv(num_visible, _split_size(num_visible, MIN_SPLIT, MAX_SPLITS))
     split_ids = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, PADDED_DIM)

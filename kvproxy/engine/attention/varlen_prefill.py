@@ -1,6 +1,6 @@
-"""Prefill by FlashAttention through `torch.nn.attention.varlen`: one call for all prompts of a step.
+"""Prefill by FlashAttention through `torch.nn.attention.varlen`: one call per layer for all prompts of a step.
 
-FlashAttention 2's paged mode requires blocks of multiples of 256 tokens, so each layer gathers its cached keys.
+Each layer copies its cached keys and values first, because FlashAttention 2 reads only blocks of multiples of 256 tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Boundaries of sequences in packed tensors.
+    """Boundaries of the sequences in packed queries and keys.
 
     Attributes:
-        query_ends, key_ends: `[sequences + 1]` int32, cumulative lengths from 0.
-        window: tokens that a query sees, itself included; None for all.
+        query_ends, key_ends: 0 and the cumulative lengths, `[sequences + 1]` int32.
+        window: tokens to which a token attends, itself included; None for all.
     """
 
     query_ends: torch.Tensor
@@ -35,7 +35,7 @@ class PackedLayout:
 
 
 PackedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedLayout, ScoreOptions], torch.Tensor]
-"""Causal attention of packed queries, keys, and values; the queries are the last tokens of each sequence."""
+"""Causal attention of packed queries, keys, and values. The queries belong to the last tokens of each sequence."""
 
 
 class VarlenPrefill:
@@ -48,7 +48,7 @@ class VarlenPrefill:
         device = pool.data.device
         # Chunks become separate sequences; the kernel applies windows.
         most = max(len(span.tokens) for span in spans)
-        runs = [(span, *run) for span in spans for run in group.split_runs(span.start, span.end, most)]
+        runs = [(span, *run) for span in spans for run in group.split_by_window(span.start, span.end, most)]
         lengths = [end - start for _, _, start, end in runs]
         contexts = [end - first for _, first, _, end in runs]
         layout = PackedLayout(
@@ -56,11 +56,11 @@ class VarlenPrefill:
             upload([0, *accumulate(contexts)], device, np.int32),
             max(lengths),
             max(contexts),
-            group.reach if group.kind == "sliding_window" else None,
+            group.window if group.kind == "sliding_window" else None,
         )
         has_past = any(first < start for _, first, start, _ in runs)
         slots = upload(_visible_slots(runs, pool.block_size, group.index), device) if has_past else None
-        return _PackedRows(layout, slots, self._attend)
+        return _VarlenPrefillOp(layout, slots, self._attend)
 
 
 def _visible_slots(
@@ -76,7 +76,7 @@ def _visible_slots(
 
 
 @dataclass(frozen=True, slots=True)
-class _PackedRows:
+class _VarlenPrefillOp:
     layout: PackedLayout
     slots: torch.Tensor | None
     attend: PackedAttention
@@ -131,7 +131,7 @@ def flash_attention(
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Add sinks, `[heads]`, to an output, `[rows, heads, head_dim]`.
+    """Rescale an attention output, `[rows, heads, head_dim]`, as if its softmax had included the sinks, `[heads]`.
 
     `logsums` is the log-sum-exp of each row's scores, `[rows, heads]`.
     """

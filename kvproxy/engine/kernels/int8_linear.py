@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights and one scale per output; they compute in bfloat16."""
+"""Linear layers with int8 weights, one scale per output channel, and bfloat16 activations."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class Int8Linear(torch.nn.Module):
 
 
 def quantize(model: Any) -> None:
-    """Replace a model's linear layers by 8-bit ones. It must be on a CPU, in bfloat16."""
+    """Replace the linear layers of a bfloat16 model on a CPU with int8 layers."""
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(

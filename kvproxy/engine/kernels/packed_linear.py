@@ -1,6 +1,6 @@
-"""Linear layers with weights packed for oneDNN.
+"""Linear layers with weights in oneDNN's packed layout.
 
-torch repacks weights in every call. Packing them once is about twice as fast.
+torch packs the weights again in every call. Packing them once is about twice as fast.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,11 @@ import torch
 import xxhash
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Layers that attention calls in this order with the same input."""
+"""Linear layers that attention calls in this order with the same input; `_MergedLinear` computes them in one call."""
 
 
 class PackedModule(torch.nn.Module):
-    """Base class of linear layers whose packed weights cannot be read back.
-
-    Attributes:
-        digest: bytes that identify the weights, as a buffer of the module.
-    """
+    """Base class of linear layers whose packed weights cannot be read back. Their `digest` identifies the weights."""
 
     digest: torch.Tensor
 
@@ -52,7 +48,7 @@ class PackedSlice(PackedModule):
 
 
 class _MergedLinear:
-    """Several linear layers with the same input as one layer."""
+    """Several linear layers with the same input, computed as one layer."""
 
     def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]

@@ -1,1 +1,1 @@
-"""KV connector: transfer of chunks between the pool and the tiers."""
+"""KV connector: transfers chunks of keys and values between the block pool and the tiers."""

@@ -1,4 +1,4 @@
-"""Saves complete chunks from the pool to the tiers."""
+"""Saves complete chunks of keys and values from the block pool to the tiers."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -13,16 +13,16 @@ from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.tiers.chunk_format import ChunkName, header_bytes, key_prefix, write_header
+from kvproxy.tiers.chunk_format import ChunkName, key_prefix, payload_offset, write_header
 from kvproxy.tiers.tier_chain import TierChain
 
 _log = logging.getLogger("kvproxy")
 
 
 class ChunkTransfer:
-    """Names chunks, and copies them between the pool and host buffers.
+    """Computes the names of chunks, and copies chunks between the block pool and host buffers.
 
-    `chunk_tokens` is a multiple of the pool's block size. `buffers` are pinned memory for a pool on CUDA.
+    `chunk_tokens` is a multiple of the block size. `buffers` is required for a pool on CUDA.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ChunkTransfer:
         buffers: PinnedBufferPool | None = None,
     ) -> None:
         self.chunk_tokens = chunk_tokens
-        self.prefix = key_prefix(fingerprint)
+        self.key_prefix = key_prefix(fingerprint)
         self._pool = pool
         self._hasher = hasher
         self._fingerprint = fingerprint
@@ -50,18 +50,18 @@ class ChunkTransfer:
         ]
 
     def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
-        """Copy blocks to a new buffer, with space for the header.
+        """Copy blocks to a new buffer with space for a chunk header.
 
-        The copy is asynchronous on CUDA; the returned function blocks until the buffer is filled.
+        On CUDA, the copy is asynchronous. The returned function waits for its end.
         """
         size = self.num_bytes(name)
         buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
-        return buffer, self._pool.read_blocks(blocks, self._as_blocks(flat[header_bytes(name) :], len(blocks)))
+        return buffer, self._pool.read_blocks(blocks, self._as_blocks(flat[payload_offset(name) :], len(blocks)))
 
     def num_bytes(self, name: ChunkName) -> int:
         pool = self._pool
-        return header_bytes(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
+        return payload_offset(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
     def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
         content = self._as_blocks(torch.frombuffer(payload, dtype=torch.uint8), self._chunk_blocks)
@@ -84,8 +84,7 @@ class ChunkSaver:
     def save(self, sequences: Iterable[SequenceState]) -> None:
         """Save the chunks that the last step completed.
 
-        If a tier has no room for a chunk, it and all later ones are offered again after the next step: a chain ends at its first
-        missing chunk.
+        If too many writes are pending, a sequence's chunks wait for the next step, because loads stop at a missing chunk.
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):

@@ -1,5 +1,3 @@
-"""The fingerprint of a model: everything besides tokens that its keys and values depend on."""
-
 import hashlib
 import json
 
@@ -11,14 +9,14 @@ from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings
 
 _ARITHMETIC_VERSION = 3
-"""Version of the engine's arithmetic. Increase it if a change may alter the last bits of a result."""
+"""Increase it with every change of the engine that may alter the last bits of keys or values."""
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return a 32-byte fingerprint of everything that a model's keys and values depend on, besides tokens.
+    """Return a 32-byte digest of everything besides tokens that determines a model's keys and values.
 
-    Reads all weights at about 10 GB/s. With `batch_invariant`, it covers everything that may change the last bits.
+    With `batch_invariant`, it covers everything that may change their last bits.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape

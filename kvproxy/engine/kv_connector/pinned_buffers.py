@@ -1,6 +1,6 @@
-"""Pinned host memory in buffers of equal size, cut from a few slabs.
+"""Buffers of pinned host memory, cut from a few large allocations (slabs).
 
-torch rounds pinned allocations up to powers of two. A slab is a power of two and wastes at most one buffer.
+torch rounds a pinned allocation up to a power of two. A slab of several buffers wastes less than one buffer.
 """
 
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvproxy.tiers.chunk_store import Data
+from kvproxy.tiers.chunk_store import ChunkData
 
 _MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 
@@ -21,7 +21,7 @@ def allocate_pinned(size: int) -> torch.Tensor:
 
 
 class PinnedBufferPool:
-    """A thread-safe pool, to which a buffer returns when its last reference ends.
+    """A thread-safe pool of buffers. A buffer returns to the pool when it is garbage-collected.
 
     Slabs are never freed, because pinning memory is slow.
     """
@@ -45,8 +45,8 @@ class PinnedBufferPool:
         weakref.finalize(buffer, free.append, base).atexit = False
         return memoryview(buffer)
 
-    def pin(self, data: Data) -> Data:
-        """Copy a buffer into the pool, unless it is a pool buffer."""
+    def pin(self, data: ChunkData) -> ChunkData:
+        """Copy a buffer to pinned memory, unless it is a buffer of this pool."""
         source = np.frombuffer(data, np.uint8)
         with self._lock:
             if any(start <= source.ctypes.data < end for start, end in self._slabs):

@@ -1,7 +1,7 @@
-"""Loads chunks from the tiers into the pool.
+"""Loads chunks from the tiers into the block pool.
 
-Reader threads fetch chunks; only the engine's thread writes to the pool. A loading sequence holds its blocks uncached until
-the load ends, so that no other request can hit missing content. Tokens that are not loaded are computed.
+Threads read chunks from the tiers, and the engine's thread writes them to the pool. The blocks are cached after the load,
+so that no other request uses them earlier. Tokens that were not found are computed.
 """
 
 import logging
@@ -69,10 +69,10 @@ class TierLoad:
     """A load in flight.
 
     Attributes:
-        start, end: range of the loaded tokens in the sequence.
-        loaded_until: end of the tokens in the GPU pool.
-        deadline: when the load times out; progress extends it.
-        payloads: fetched chunks not in the pool yet.
+        start, end: range of the tokens to load.
+        loaded_until: end of the tokens in the block pool.
+        deadline: time of the timeout; each chunk extends it.
+        payloads: chunks that are not in the pool yet.
     """
 
     sequence: SequenceState
@@ -90,7 +90,7 @@ class TierLoad:
 class TierConnector:
     """Connects an engine to its tiers.
 
-    `timeout` is in seconds without progress. `wake` is called on a reader thread when a load makes progress.
+    A load ends after `timeout` seconds without a new chunk. Reader threads call `wake` after each chunk.
     """
 
     def __init__(
@@ -116,20 +116,23 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the prefix length of pool and tiers. Remote stores are not asked, so a load may find less."""
+        """Return the maximum length of the prefix in pool and tiers. A load may find fewer tokens.
+
+        Only the next chunk is checked, and not in remote tiers.
+        """
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
             return num_pool_tokens
         at = num_pool_tokens // self._chunk_tokens
         (first,) = self._transfer.names(sequence.cache_request, at, at + 1)
-        return end if self.chain.may_hold(first.key) else num_pool_tokens
+        return end if self.chain.may_contain(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
         size, num_tokens = self._chunk_tokens, cache_request.num_tokens
         return min(num_tokens // size * size, num_tokens - 1) // self._alignment * self._alignment
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks beyond the pool's hit as (key, number of tokens)."""
+        """Return the chunks after the prefix in the pool as (key, number of tokens after this prefix)."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.names(cache_request, first, max(first, -(-end // size)))
@@ -143,7 +146,7 @@ class TierConnector:
         return len(self._timed_out) >= _NUM_READERS
 
     def is_loading_prefix(self, sequence: SequenceState, num_pool_tokens: int) -> bool:
-        """Whether another sequence loads the chunk that this one needs next."""
+        """Whether another sequence is loading the next chunk of this sequence."""
         at, size = num_pool_tokens // self._chunk_tokens, self._chunk_tokens
         cache_request = sequence.cache_request
         if not self._loading_keys or cache_request.skip_read or cache_request.num_tokens < (at + 1) * size:
@@ -175,7 +178,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write fetched chunks to the pool; return sequences whose loads ended."""
+        """Write the chunks that were read to the pool; return the sequences whose loads ended."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.
@@ -224,11 +227,11 @@ class TierConnector:
         now = time.monotonic()
         return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
 
-    def clear(self, name: str, models: ModelScope) -> int | None:
-        """Drop chunks of a tier; None if the tier does not exist."""
-        own = self._transfer.prefix
+    def clear(self, tier: str, models: ModelScope) -> int | None:
+        """Delete a tier's chunks of this model, of other models, or of all models; see `TierChain.clear`."""
+        own = self._transfer.key_prefix
         filters = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
-        return self.chain.clear(name, filters.get(models, lambda key: True))
+        return self.chain.clear(tier, filters.get(models, lambda key: True))
 
     def close(self) -> None:
         for load in self._loads.values():

@@ -1,1 +1,0 @@
-"""Models: loading, layer groups, and LoRA adapters."""

@@ -1,7 +1,7 @@
-"""Layer groups: layers with the same attention range share block tables, as in vLLM.
+"""Layer groups: layers with the same sliding window or chunk share block tables, as in vLLM.
 
-All groups have equal size. A block holds the keys and values of one group, in one slot per layer. Each group frees the
-blocks that its attention no longer reads.
+A block contains the keys and values of one group, with one slot per layer, so all groups have the same size. Each group
+frees the blocks that its attention no longer reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,34 +22,31 @@ GROUP_KINDS: dict[str, GroupKind] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables.
-
-    `reach` is the tokens of the window or chunk, 0 for full attention. `layers` is in the order of their pool slots.
-    """
+    """Layers that share block tables, in the order of their slots in a block. See `GroupSpec` for `window`."""
 
     index: int = 0
     kind: GroupKind = "full"
-    reach: int = 0
+    window: int = 0
     layers: tuple[int, ...] = ()
 
     def spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
-        return GroupSpec(self.kind, block_size, self.reach, cached_windows if self.kind == "sliding_window" else "all")
+        return GroupSpec(self.kind, block_size, self.window, cached_windows if self.kind == "sliding_window" else "all")
 
     def first_visible(self, position: Position) -> Position:
         if self.kind == "sliding_window":
-            first = position - (self.reach - 1)
+            first = position - (self.window - 1)
             return first.clamp(min=0) if isinstance(first, torch.Tensor) else max(0, first)
-        return position // self.reach * self.reach if self.kind == "chunked_local" else position * 0
+        return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
-    def split_runs(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split tokens into runs that see the same window; full attention has one run.
+    def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
+        """Split queries at positions `start` to `end` into parts of at most `max_tokens` in one chunk.
 
-        Yields the first visible position, the first token, and the end of each run.
+        Yields (first visible key, start, end) of each part. Queries with full attention are not split.
         """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
             if self.kind == "chunked_local":
-                stop = min(stop, self.first_visible(start) + self.reach)
+                stop = min(stop, self.first_visible(start) + self.window)
             yield self.first_visible(start), start, stop
             start = stop
 
@@ -60,8 +57,8 @@ FULL_ATTENTION = LayerGroup()
 def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     """Divide a model's layers into groups of equal size.
 
-    The size is the layer count of the rarest kind, or of the commonest kind if that is less than 1.5 times as large. Some
-    slots then stay empty, which costs less than more groups.
+    The size is the layer count of the rarest attention type, or of the most frequent type if that is less than 1.5 times
+    as large. Empty slots then waste less memory than more groups would.
     """
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
     for layer, kind in enumerate(layer_kinds(config)):
@@ -69,9 +66,9 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     groups: list[LayerGroup] = []
-    for (name, reach), layers in kinds.items():
+    for (name, window), layers in kinds.items():
         count = -(-len(layers) // size)
-        groups += [LayerGroup(len(groups) + at, name, reach, tuple(layers[at::count])) for at in range(count)]
+        groups += [LayerGroup(len(groups) + at, name, window, tuple(layers[at::count])) for at in range(count)]
     return tuple(groups)
 
 
@@ -82,9 +79,9 @@ def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
         is_limited = window is not None and getattr(config, "use_sliding_window", True)
         names = ["sliding_attention" if is_limited else "full_attention"] * count
     chunk = getattr(config, "attention_chunk_size", None)
-    reaches = {"full": 0, "sliding_window": window or 0, "chunked_local": chunk or 0}
+    windows = {"full": 0, "sliding_window": window or 0, "chunked_local": chunk or 0}
     kinds = [GROUP_KINDS[name] for name in names]
-    return [(kind, reaches[kind]) if reaches[kind] else ("full", 0) for kind in kinds]
+    return [(kind, windows[kind]) if windows[kind] else ("full", 0) for kind in kinds]
 
 
 def pool_slots(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:

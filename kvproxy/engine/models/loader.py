@@ -1,4 +1,4 @@
-"""Loads a transformers model, and refuses models that cannot share prefix blocks."""
+"""Loads a transformers model, and rejects models whose requests cannot share prefix blocks."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kvproxy.demo import DEMO, verified_model_path
-from kvproxy.engine.attention.paged_attention import NAME, register, use_batch_positions
+from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register
 from kvproxy.engine.health import first_line
 from kvproxy.engine.kernels.int8_linear import quantize
 from kvproxy.engine.kernels.packed_linear import pack_linears
@@ -22,13 +22,13 @@ from kvproxy.generation import SamplingParams
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000
-"""Smallest number of weights with which a CPU is faster in bfloat16."""
+"""With fewer weights, a CPU is faster in float32."""
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that uses the engine's attention. `shape.layers` is the number of layers in one group."""
+    """A model that uses the engine's attention. `shape.layers` is the size of a layer group."""
 
     name: str
     model: Any
@@ -43,20 +43,20 @@ class LoadedModel:
     adapters: LoraManager | None = None
 
 
-def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights: str = "none") -> LoadedModel:
+def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantization: str = "none") -> LoadedModel:
     """Load a model and its tokenizer.
 
     Args:
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda, or cuda:N.
-        dtype: auto (bfloat16 on CUDA and for large models on some CPUs, otherwise float32) or a torch dtype.
-        weights: plain, or int8 on a CPU; int8 implies bfloat16.
+        dtype: a torch dtype, or auto: bfloat16 on CUDA, and for large models on CPUs with bfloat16 instructions.
+        quantization: none, or int8 on a CPU, which requires bfloat16.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = str(verified_model_path()) if name == DEMO else name
     target = _device(device)
-    if weights == "int8" and dtype == "auto":
+    if quantization == "int8" and dtype == "auto":
         dtype = "bfloat16"
     register()
     _disable_progress_output()
@@ -76,7 +76,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, weights:
         raise ModelUnsupported(f"cannot load model {name!r}{hint}: {first_line(error)}") from None
     if dtype == "auto":
         model = model.to(_fastest_dtype(model, target))
-    if weights == "int8":
+    if quantization == "int8":
         quantize(model.to(target))
     elif target.type == "cpu":
         pack_linears(model)
@@ -107,7 +107,7 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
         )
     model.set_attn_implementation(NAME)
     model.to(device).eval()
-    use_batch_positions(model)
+    patch_query_temperature(model)
     heads = config.num_attention_heads
     groups = group_layers(config)
     return LoadedModel(

@@ -1,5 +1,3 @@
-"""LoRA adapters. One step may compute tokens of several adapters."""
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ _UNSUPPORTED = {
     "lora_bias": "it has biases",
 }
 _Matrices = tuple[torch.Tensor, torch.Tensor]
-"""The matrices A `[rank, in]` and B `[out, rank]`; B includes the scale."""
+"""An adapter's matrices A, `[rank, in]`, and B, `[out, rank]`, of a layer. B is multiplied by the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class LoraAdapter:
 
 
 class LoraManager:
-    """Adds LoRA adapters to a model's layers through forward hooks."""
+    """Adds LoRA adapters to a model's layers through forward hooks. Tokens of a step may use different adapters."""
 
     def __init__(self, model: Any, folders: Mapping[str, Path]) -> None:
         self.by_name: dict[str, LoraAdapter] = {}
@@ -50,7 +48,7 @@ class LoraManager:
             model.get_submodule(layer).register_forward_hook(self._hook(by_id))
 
     def set_row_adapters(self, lora_ids: Sequence[int]) -> None:
-        """Set the adapter of each row of the next step, 0 for the base model."""
+        """Set the adapter of each token of the next step; 0 is the base model."""
         self._slices, start = [], 0
         for lora_id, rows in groupby(lora_ids):
             end = start + sum(1 for _ in rows)

@@ -1,1 +1,0 @@
-"""Sampling of the next tokens, with and without a grammar."""

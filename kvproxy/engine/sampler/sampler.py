@@ -1,5 +1,3 @@
-"""The sampler: chooses the next token of each row from its logits."""
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """The random numbers of one sequence."""
+    """The random numbers that sample the tokens of one sequence, one for each token."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")
@@ -34,7 +32,7 @@ class UniformStream:
         self._peeked: deque[float] = deque()
 
     def peek(self, count: int) -> list[float]:
-        """Return the next random numbers in [0, 1), without consuming them."""
+        """Return the next numbers in [0, 1). `pop` removes one of them."""
         while len(self._peeked) < count:
             self._peeked.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
         return list(islice(self._peeked, count))
@@ -50,12 +48,11 @@ def sample(
     uniforms: Sequence[float],
     allowed: torch.Tensor | None = None,
 ) -> list[SampledToken]:
-    """Sample one token for each row, with one device synchronization.
+    """Sample one token for each row of `logits`, `[rows, vocabulary]`, with one device synchronization.
 
     Args:
-        logits: `[rows, vocabulary]`.
         uniforms: a random number in [0, 1) for each row.
-        allowed: mask of the allowed tokens on the host, `[rows, vocabulary]`. Log-probabilities ignore it.
+        allowed: boolean mask of the tokens that a grammar allows, on the host. Log-probabilities ignore it.
     """
     plain = logits
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""Structured outputs: llguidance computes which tokens a grammar allows next."""
+"""Structured outputs: llguidance computes the tokens that a grammar allows next."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _CACHED_GRAMMARS = 64
 _COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line. With free whitespace, a small model may write newlines until `max_tokens`."""
+"""Requires JSON on one line. Otherwise, a small model may write newlines until `max_tokens`."""
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> torch.Tensor:
-    """Return a boolean mask `[rows, vocabulary]` on the host. Rows without a matcher allow all tokens."""
+    """Return a boolean mask, `[rows, vocabulary]`, on the host. A row without a matcher allows all tokens."""
     bitmask = np.full((len(matchers), -(-vocabulary // 32)), -1, np.int32)
     for row, matcher in zip(bitmask, matchers, strict=True):
         if matcher is not None:
@@ -31,7 +31,7 @@ def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> t
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's tokens. Thread-safe."""
+    """Compiles grammars for the tokens of one model. It is thread-safe, and caches compiled grammars."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def matcher(self, grammar: Grammar) -> "LLMatcher":
-        """Return a matcher; the first call for a grammar takes up to a second."""
+        """Return a new matcher. The first call for a grammar takes up to a second."""
         with self._lock:
             return self._compile_cached(grammar).deep_copy()
 

@@ -1,1 +1,0 @@
-"""Scheduling: which tokens of which sequences a step computes."""

@@ -1,5 +1,3 @@
-"""The queue of waiting sequences: by priority, then fair between tenants, then by arrival."""
-
 from bisect import insort
 from collections.abc import Iterator
 
@@ -10,7 +8,7 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """Within one priority, the tenant with the fewest computed tokens comes first."""
+    """The waiting sequences by priority, then by the fewest tokens computed for their tenant, then by arrival."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[SequenceState]] = {}
@@ -24,7 +22,7 @@ class RequestQueue:
         return any(sequence in queue for queue in self._queues.values())
 
     def __iter__(self) -> Iterator[SequenceState]:
-        """Iterate in order of admission; yielded sequences may be removed."""
+        """Iterate in order of admission. The loop may remove sequences that were yielded."""
         queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
         while queues:
             tenant = min(queues, key=lambda name: self._rank(name, queues[name][0]))
@@ -36,7 +34,7 @@ class RequestQueue:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
-        """Count a new sequence as live until `unregister`."""
+        """Record that a tenant has one more unfinished sequence, until `unregister`."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
             # An idle tenant gains no credit.
@@ -53,7 +51,7 @@ class RequestQueue:
             del self._num_live[tenant]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a registered sequence. A preempted sequence keeps its arrival time."""
+        """Enqueue a registered sequence, also after a preemption. Its arrival time determines its place."""
         queue = self._queues.setdefault(sequence.request.tenant, [])
         insort(
             queue,

@@ -1,5 +1,3 @@
-"""The scheduler: running sequences first, then waiting prompts in chunks, under a token budget."""
-
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
 from kvproxy.engine.kv_connector.tier_connector import TierConnector
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
@@ -9,9 +7,9 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 
 
 class Scheduler:
-    """Waiting, loading, and running sequences over one block cache.
+    """Fills each step's token budget with running sequences, then with chunks of waiting prompts.
 
-    A prompt is matched with the cache when it is scheduled, so concurrent requests share their prefix.
+    The cache lookup of a prompt happens when it is scheduled, so concurrent requests share their prefix.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Scheduler:
         cache_request = sequence.cache_request
         count = self._chunked_prefill.num_new_tokens(sequence, cache_request.num_computed_tokens, budget)
         while self.manager.allocate_slots(cache_request, count, delay_cache_blocks=True) is None:
-            # Later sequences are not part of this step yet, so none of their blocks is pending.
+            # Preempt the last sequence: this step does not contain later sequences yet.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:

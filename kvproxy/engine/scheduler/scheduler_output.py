@@ -1,4 +1,4 @@
-"""The work of one step."""
+"""The sequences and tokens of one step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ class TokenSpan:
 
     Attributes:
         start: position of the first token in the sequence.
-        block_tables: one block table per layer group; block 0 replaces freed blocks.
-        num_draft_tokens: speculative tokens at the end.
+        block_tables: the sequence's block table in each layer group; 0 replaces freed blocks.
+        num_draft_tokens: number of speculative tokens at the end.
     """
 
     tokens: Sequence[int]
@@ -48,6 +48,6 @@ class SchedulerOutput:
         return len(self.prefills) + len(self.decodes)
 
     def split(self) -> "Iterator[SchedulerOutput]":
-        """Yield a step for each sequence, so that shared blocks are written before they are read."""
+        """Yield one step per sequence, prompts first, because other sequences may share their blocks."""
         yield from (SchedulerOutput(prefills=[item]) for item in self.prefills)
         yield from (SchedulerOutput(decodes=[item]) for item in self.decodes)

@@ -1,5 +1,3 @@
-"""The state of one sequence."""
-
 from collections.abc import Callable, Sequence
 from time import perf_counter as now
 from typing import TYPE_CHECKING
@@ -25,7 +23,7 @@ def ignore_error(error: KvproxyError) -> None: ...
 
 
 class NgramProposer:
-    """Speculative decoding: propose the tokens that followed the latest occurrence of the last n tokens."""
+    """Speculative decoding: proposes the tokens that followed the previous occurrence of the last n tokens."""
 
     def __init__(self, n: int = 3) -> None:
         self._n = n
@@ -33,7 +31,7 @@ class NgramProposer:
         self._num_indexed = 0
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` draft tokens. `tokens` may only grow between calls."""
+        """Return at most `limit` draft tokens. Each call must extend the tokens of the previous call."""
         n = self._n
         # The last n-gram itself is not indexed.
         for start in range(self._num_indexed, len(tokens) - n):
@@ -47,13 +45,13 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
-        index: position in the request, from 0.
-        on_output: receives each delta on the engine's thread.
-        on_error: receives the final error.
+        index: number of the sequence, from 0.
+        on_output: receives each delta.
+        on_error: receives the error that aborts the request.
 
     Attributes:
-        num_cached_tokens: prompt tokens that were not computed, in the pool or loaded from a tier.
-        num_saved_chunks: complete chunks that were offered to the tiers.
+        num_cached_tokens: prompt tokens from the block pool or a tier, which were not computed.
+        num_saved_chunks: leading chunks that are saved in the tiers, or dropped.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class SequenceState:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Count the tokens whose keys and values are not computed."""
+        """Count the tokens without computed keys and values."""
         return self.cache_request.num_tokens - self.cache_request.num_computed_tokens
 
     @property
@@ -119,7 +117,7 @@ class SequenceState:
         return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request, after the prompt is computed."""
+        """Create another sequence of the request, when the prompt was computed."""
         matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,
@@ -150,7 +148,7 @@ class SequenceState:
         )
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Score the prompt tokens after `start`."""
+        """Add the log-probabilities of the prompt tokens after position `start`, to which `logits` belong."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]

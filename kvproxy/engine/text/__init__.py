@@ -1,1 +1,0 @@
-"""Text and tokens: tokenizer, detokenizer, and tool calls."""

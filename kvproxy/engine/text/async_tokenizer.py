@@ -1,5 +1,3 @@
-"""Tokenizes on threads, for callers on an event loop."""
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +11,7 @@ _NUM_THREADS = 3
 
 
 class AsyncTokenizer:
-    """Runs a tokenizer on its own threads; see `ChatTokenizer`. After `close`, calls raise `Overloaded`.
-
-    Args:
-        validate_length: raises an error if a prompt of at least this many tokens cannot fit.
-    """
+    """Calls the methods of a `ChatTokenizer` on a thread pool. After `close`, calls raise Overloaded."""
 
     def __init__(self, tokenizer: ChatTokenizer, validate_length: CheckLength = accept_any_length) -> None:
         self._tokenizer = tokenizer
@@ -33,12 +27,12 @@ class AsyncTokenizer:
     ) -> list[int]:
         return await self.run(lambda tokenizer: tokenizer.chat(messages, tools, self._validate_length, scope))
 
-    async def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, including special ones, each decoded alone."""
+    async def decode_with_special_tokens(self, ids: Sequence[int]) -> str:
+        """Decode each token alone, and join the texts."""
         return await self.run(lambda tokenizer: "".join(map(tokenizer.token_text, ids)))
 
     async def run(self, call: Callable[[ChatTokenizer], T]) -> T:
-        """Call a function with the tokenizer on a thread."""
+        """Call a function with the tokenizer on the thread pool."""
         if self._closed:
             raise Overloaded("the server is shutting down")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, self._tokenizer)

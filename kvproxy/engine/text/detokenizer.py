@@ -1,4 +1,4 @@
-"""Incremental detokenization: no incomplete characters, and no text after a stop string."""
+"""Incremental detokenization. It holds back incomplete characters and possible beginnings of stop strings."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ class Detokenizer:
         return self._release(text[len(before) :])
 
     def finish(self) -> str:
-        """Return the remaining text at the end of the output."""
+        """Return the text that was held back, at the end of the output."""
         if self.stopped:
             return ""
         before = self._decode(self._ids[self._prefix_offset : self._read_offset])

@@ -1,14 +1,13 @@
-"""Token ids of the parts of a chat, to tokenize only the new parts of a continued chat.
+"""A cache of token ids for segments of chats: only the new segments of a continued chat are tokenized.
 
-A chat template separates messages with added tokens, such as `<|im_start|>`. A fast tokenizer splits the text at these tokens
-first, and processes the text between them independently. So a text has the ids of its segments, if each segment begins with an
-added token that the tokenizer finds at the same places as a plain search:
+A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. So segments
+may begin at an added token that a plain search finds at the same places as the tokenizer:
 
-- it is matched before normalization, with or without a word or blanks before it (`normalized`, `single_word`, `lstrip`);
-- no other added token contains it, or ends as it begins, so that no earlier match can cover a part of it.
+- Its `normalized`, `single_word`, and `lstrip` are false.
+- No other added token contains it, or ends with its beginning, so that no other match overlaps it.
 
-The first segment has the beginning of the text, which some tokenizers treat differently (Metaspace's `prepend_scheme="first"`).
-Later segments begin with an added token, so no later segment equals it.
+Some tokenizers prepend a blank to a text (Metaspace). This changes only a segment that begins with other text, which no
+later segment equals.
 """
 
 import re
@@ -20,15 +19,13 @@ from threading import Lock
 from typing import Any
 
 _MAX_BYTES = 64 * 2**20
-_ENTRY_BYTES = 400
-"""Overhead of an entry."""
+_ENTRY_OVERHEAD_BYTES = 400
 
 
 class SegmentCache:
-    """Keeps the ids of recent segments. Thread-safe.
+    """Caches the token ids of recent segments. It is thread-safe.
 
-    Args:
-        encode: returns the ids of a text without adding special tokens.
+    `encode` returns the ids of a text without additional special tokens.
     """
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES) -> None:
@@ -41,7 +38,7 @@ class SegmentCache:
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def ids(self, text: str, scope: str = "") -> list[int]:
-        """Return the token ids of a text. Scopes share no entries, which prevents timing attacks between tenants."""
+        """Return the token ids of a text. Scopes (tenants) share no entries, which prevents timing attacks."""
         if self._boundary is None:
             return self._encode(text)
         ids: list[int] = []
@@ -68,20 +65,20 @@ class SegmentCache:
             while self._bytes > self._max_bytes:
                 self._bytes -= _size(*self._ids.popitem(last=False))
 
-    def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
-        """Keep an answer's generated tokens, which may differ from its text's tokens.
+    def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
+        """Cache generated tokens, because the tokenizer may split their text differently.
 
         Args:
-            answer: tokens without the end of the output.
-            text: as the client received it.
+            output: generated tokens without the end token.
+            text: their text as the client received it.
         """
         if self._boundary is None or self._boundary.search(text):
             return
         start = next((place for place in reversed(range(len(prompt))) if self._begins_segment(prompt[place])), None)
         if start is not None:
             beginning = self._decode(prompt[start:])
-            if self._decode([*prompt[start:], *answer]) == beginning + text:
-                self._keep((scope, beginning + text), array("I", [*prompt[start:], *answer]))
+            if self._decode([*prompt[start:], *output]) == beginning + text:
+                self._keep((scope, beginning + text), array("I", [*prompt[start:], *output]))
 
     def _begins_segment(self, token: int) -> bool:
         assert self._boundary is not None
@@ -93,7 +90,7 @@ class SegmentCache:
 
 
 def _size(key: tuple[str, str], ids: "array[int]") -> int:
-    return _ENTRY_BYTES + sys.getsizeof(key[1]) + ids.itemsize * len(ids)
+    return _ENTRY_OVERHEAD_BYTES + sys.getsizeof(key[1]) + ids.itemsize * len(ids)
 
 
 def _segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:

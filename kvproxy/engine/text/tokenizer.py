@@ -1,5 +1,3 @@
-"""A model's tokenizer and chat template."""
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -12,17 +10,17 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_forma
 from kvproxy.errors import InvalidRequest
 
 _MAX_TOKEN_CHARACTERS = 512
-"""Upper bound for any vocabulary; bounds the tokens of a text before its tokenization."""
+"""Upper bound for all vocabularies. It rejects texts that are too long before their tokenization."""
 
 CheckLength = Callable[[int], None]
-"""Raises an error if a prompt of at least this number of tokens cannot fit."""
+"""Raises an error if the engine cannot accept a prompt of at least this number of tokens."""
 
 
 def accept_any_length(at_least: int) -> None: ...
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer that several threads may use. The tokens `eos_ids` end the output."""
+    """A thread-safe Hugging Face tokenizer with a chat template. The tokens `eos_ids` end an output."""
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -33,10 +31,7 @@ class ChatTokenizer:
         self._segments = SegmentCache(tokenizer, partial(self._ids, add_special_tokens=False))
 
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
-        """Return the token ids of a raw prompt, with the model's special tokens.
-
-        `param` is the request's field, for errors.
-        """
+        """Return the token ids of a prompt without a chat template. `param` is the field that errors name."""
         self._check_text(text, param, check)
         return self._ids(text)
 
@@ -47,21 +42,21 @@ class ChatTokenizer:
         check: CheckLength = accept_any_length,
         scope: str = "",
     ) -> list[int]:
-        """Return the token ids of a conversation, up to the assistant's turn. See `SegmentCache` for scopes.
+        """Return the token ids of a conversation, up to the assistant's next turn.
 
-        Raises InvalidRequest if there is no chat template, or if it rejects the messages.
+        Segments are cached per `scope`. Raises InvalidRequest without a chat template, or if it rejects the messages.
         """
         text = self._render(messages, tools)
         # The template may drop text, so check it after rendering.
         self._check_text(text, "messages", check)
         return self._segments.ids(text, scope)
 
-    def keep_answer(self, prompt: Sequence[int], answer: Sequence[int], text: str, scope: str = "") -> None:
-        """Use an answer's generated tokens in later conversations with its text at the same place."""
-        end = len(answer)
-        while end and answer[end - 1] in self.eos_ids:
+    def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
+        """Make `chat` return the generated tokens, if a later conversation contains their text in this place."""
+        end = len(output)
+        while end and output[end - 1] in self.eos_ids:
             end -= 1
-        self._segments.keep_answer(prompt, answer[:end], text, scope)
+        self._segments.add_output(prompt, output[:end], text, scope)
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
         if self._tokenizer.chat_template is None:
@@ -114,7 +109,7 @@ class ChatTokenizer:
 
     @cached_property
     def tool_call_format(self) -> ToolCallFormat | None:
-        """Return the template's tool call format; None if it does not support tools."""
+        """Return the tool call format of the chat template; None if it does not support tools."""
         if self._tokenizer.chat_template is None:
             return None
 
@@ -151,7 +146,7 @@ class ChatTokenizer:
 
 
 def _flatten_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Join a message's text parts, because chat templates expect one string."""
+    """Join a message's text parts to one string, as chat templates require."""
     content = message.get("content")
     if not isinstance(content, list):
         return message | {"content": content or ""}

@@ -1,7 +1,7 @@
-"""Tool calls in the format of a chat template, learned by rendering two made-up calls.
+"""Tool calls in the format of a model's chat template, which is learned by rendering two made-up calls.
 
-Output is a tool call if it begins as the template begins calls, and text otherwise. A grammar ensures that a call is
-complete, names a known tool, and has arguments that fit the tool's schema.
+An output is a tool call if it begins with the same character as the rendered calls. A grammar ensures that a call is
+complete, names a known tool, and has arguments that match its schema.
 """
 
 import json
@@ -22,7 +22,7 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 class ToolCallFormat:
     """The text around calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
-    `special` contains ids of special tokens, which are not part of the output's text.
+    `special` maps special tokens to their ids. Clients do not receive them as text.
     """
 
     begin: str
@@ -32,7 +32,7 @@ class ToolCallFormat:
     special: Mapping[str, int]
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for tool calls, or for text if no call is required."""
+        """Return a grammar for tool calls, or for calls or text if no call is required."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._lark(self.between)} call)*" if parallel else ""
         rules = [
@@ -70,7 +70,7 @@ class ToolCallFormat:
 
 
 def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCallFormat | None:
-    """Learn how a template writes calls; None if it is not supported."""
+    """Learn the format of a template; None if it has no tool calls, or an unsupported format."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
             form = _learn(render, special, written)
@@ -147,7 +147,7 @@ class ToolCallParser:
         self._in_call: dict[int, bool] = {}
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta for the client, without the text of incomplete calls."""
+        """Return the delta for the client: complete calls instead of their text."""
         form, index = self._form, delta.index
         if index not in self._in_call and delta.text:
             self._in_call[index] = delta.text[0] == form.opening[0]

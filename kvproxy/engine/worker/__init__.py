@@ -1,1 +1,0 @@
-"""Execution of scheduled steps on a device."""

@@ -1,7 +1,7 @@
 """Captured steps: on CUDA, one graph launch replays a whole forward pass.
 
-Each row of a captured step is one token. All keys and values are written before any row reads them, so several rows
-may belong to one sequence. A step is padded to the next capture size; padding rows use block 0.
+Each row of a captured step is one token, also of the same sequence: each layer writes all keys and values before it reads
+any. A step is padded to the next capture size with rows that use block 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
 StepCapture = Callable[[Step], Step]
-"""Returns a replayable step, which may overwrite its previous result."""
+"""Captures a step, and returns a function that replays it. Each replay may overwrite the previous result."""
 
 
 def no_capture(step: Step) -> Step:
@@ -30,7 +30,7 @@ def no_capture(step: Step) -> Step:
 
 
 class CannotCapture(Exception):
-    """The forward pass waits for the device."""
+    """The forward pass synchronizes with the device, which a CUDA graph cannot contain."""
 
 
 class CudaCapture:
@@ -75,7 +75,7 @@ def _forbid_synchronization() -> Iterator[None]:
 
 
 def capture_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return the row counts that steps are padded to, as in vLLM."""
+    """Return the numbers of rows to which steps are padded, as in vLLM."""
     sizes = (1, 2, 4, 8, *range(16, 128, 16), *range(128, max_rows, 64))
     return (*(size for size in sizes if size < max_rows), max_rows)
 
@@ -86,11 +86,7 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """Captured steps for several numbers of rows.
-
-    Args:
-        forward: computes the logits of a batch, `[rows, vocabulary]`.
-    """
+    """The captured step of each capture size. `forward` computes a batch's logits, `[rows, vocabulary]`."""
 
     def __init__(
         self,
@@ -117,7 +113,7 @@ class CapturedSteps:
         return 0 < len(spans) <= self._sizes[-1]
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
-        """Return the logits; the next call overwrites them."""
+        """Run spans of one token; return their logits, which the next call overwrites."""
         size = next(size for size in self._sizes if size >= len(spans))
         self._copy_inputs(spans, size)
         return self._steps[size]()[: len(spans)]

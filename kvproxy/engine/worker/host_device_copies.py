@@ -1,4 +1,4 @@
-"""Copies between host and device that do not block the host."""
+"""Copies from the host to the device that do not block the host."""
 
 from collections.abc import Sequence
 

@@ -19,7 +19,7 @@ class AttentionMetadata:
     """Attention inputs of one layer group.
 
     Attributes:
-        slot_mapping: `[tokens]`, the KV slot of each token: block * block_size + offset.
+        slot_mapping: place of each token in the pool, block * block_size + offset, `[tokens]`.
         prefill, decode: attention of the prefill and of the decode tokens; None if the step has no such tokens.
     """
 
@@ -29,7 +29,7 @@ class AttentionMetadata:
 
 
 class InputBatch:
-    """A packed row: prefill tokens, then from `decode_start` on one token per decoding sequence.
+    """The tokens of all sequences in one row: prefill tokens, then from `decode_start` on one token per decoding sequence.
 
     `tokens` and `positions` are `[1, tokens]`. `metadata` has one item per layer group.
     """
@@ -62,7 +62,7 @@ def build_input_batch(
     decodes: Sequence[TokenSpan],
     backends: AttentionBackends,
 ) -> InputBatch:
-    """Build a step's input. Each span in `decodes` has one token."""
+    """Build the input of a step. Each span in `decodes` has one token."""
     device, block_size = pool.data.device, pool.block_size
     spans = [*prefills, *decodes]
     row = upload(

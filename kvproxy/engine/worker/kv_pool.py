@@ -27,7 +27,7 @@ class KVShape:
 class KVPool:
     """Keys and values of all blocks, `[layers, 2, blocks, block_size, kv_heads, head_dim]`.
 
-    Each block belongs to one layer group. The pool starts with zeros: padding reads block 0, and 0 times NaN would be NaN.
+    A block belongs to one layer group. Values are initially zero: padding reads block 0, and 0 * NaN would be NaN.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class KVPool:
             self.data[:, :, destination] = self.data[:, :, source]
 
     def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> Callable[[], None]:
-        """Copy blocks to host memory, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
+        """Copy blocks to `out` on the host, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
 
-        The returned function blocks until `out`, which must be pinned on CUDA, is filled.
+        The returned function waits for the end of the copy. For a pool on CUDA, `out` must be pinned memory.
         """
         ids, stream = upload(blocks, self.data.device), self._read_stream
         if stream is None:
@@ -75,7 +75,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write `content[:, :, first:]`, shaped as in `read_blocks`, to blocks."""
+        """Write `content`, in the shape of `read_blocks`, from its block `first` on to `blocks`."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":
@@ -89,7 +89,7 @@ class KVPool:
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate zeros. On a CPU the system commits the memory on the first write, so that startup is fast."""
+    """Allocate zeros. On a CPU, the kernel commits pages on their first write, so that startup is fast."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     num_bytes = math.prod(sizes) * dtype.itemsize

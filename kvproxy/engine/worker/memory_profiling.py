@@ -16,12 +16,12 @@ from kvproxy.tiers.free_memory import free_memory
 
 _STEP_MARGIN = 1.1
 _RESERVED_BYTES = 768 << 20
-"""For workspaces of libraries, CUDA graphs, and FAISS (256 MiB)."""
+"""GPU memory for library workspaces, CUDA graphs, and FAISS (256 MiB)."""
 _MAX_CPU_SHARE_BASE = 4 << 30
 
 
 class CudaMemoryMeter:
-    """Measures torch's CUDA allocations: `peak` returns the most bytes at any time since `start`."""
+    """Measures torch's CUDA memory: `peak` returns the maximum of allocated bytes since `start`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,7 +37,7 @@ class CudaMemoryMeter:
 
 
 def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> int:
-    """Return the setting `num_blocks`, or as many blocks as fit into the setting `kv_memory`."""
+    """Return the setting `num_blocks`, or the number of blocks that the setting `kv_memory` allows."""
     block_bytes = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     if loaded.device.type == "cpu":
         _check_host_memory(block_bytes, settings)
@@ -54,7 +54,7 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
 
 
 def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
-    """Raise an error for a pool beyond the free memory, because the system would kill the process."""
+    """Raise SettingsError if the pool exceeds the free memory, because the kernel would kill the process."""
     if settings.num_blocks is not None:
         required, name = settings.num_blocks * block_bytes, "num_blocks"
     elif settings.kv_memory > 1:
@@ -90,9 +90,9 @@ def pool_bytes(free: int, share: float, step_bytes: int) -> float:
 def profile_peak_memory(
     loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings, meter: CudaMemoryMeter
 ) -> int:
-    """Return the peak bytes of a step without weights and pool.
+    """Return the peak memory of a step in bytes, without weights and pool.
 
-    Log-probabilities of a whole prompt may need more memory; such a step fails alone.
+    Log-probabilities of a whole prompt may need more memory.
     """
     block_size = settings.block_size
     max_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)

@@ -1,5 +1,3 @@
-"""Runs scheduled steps through the model."""
-
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,12 +18,12 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 _log = logging.getLogger("kvproxy")
 _MAX_CAPTURED_SPAN = 16
-"""Longest span that runs as rows of a captured step. Each row reads all keys of its sequence again."""
+"""Steps with a longer span run eagerly, because each row of a captured step reads all keys of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLogits:
-    """Logits of a span's last tokens, `[tokens, vocabulary]`, valid until the next step."""
+    """The logits of a span's last tokens, `[tokens, vocabulary]`. The next step overwrites them."""
 
     sequence: SequenceState
     span: TokenSpan
@@ -44,7 +42,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, capture: StepCapture, *, max_rows: int, max_len: int) -> None:
-        """Capture steps; if the model cannot be captured, its steps run eagerly."""
+        """Capture steps. If the model cannot be captured, all steps run eagerly."""
         with self._on_device():
             try:
                 self._captured = CapturedSteps(
@@ -70,7 +68,7 @@ class ModelRunner:
         return [SequenceLogits(*item, part) for item, part, count in zip(work, logits, counts, strict=True) if count]
 
     def run_captured(self, spans: list[TokenSpan], counts: list[int]) -> Sequence[torch.Tensor] | None:
-        """Return logits as `run_eager` does; None if no captured step fits."""
+        """Return the logits of each span's last `counts` tokens; None if the step must run eagerly."""
         if self._captured is None or any(len(span.tokens) > _MAX_CAPTURED_SPAN for span in spans):
             return None
         rows = [row for span in spans for row in span.rows()]

@@ -12,7 +12,7 @@ from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.session_name import session_name
 from kvproxy.blocks.divergence import common_prefix
-from kvproxy.blocks.reuse_distance import LiveCurve
+from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
@@ -83,7 +83,7 @@ class TurnWriter:
         self._prices = prices
         self._index = SessionIndex()
         self._roots: OrderedDict[str, int] = OrderedDict()
-        self.reuse_curves: dict[str, LiveCurve] = {}
+        self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._is_restored = False
 
@@ -142,7 +142,7 @@ class TurnWriter:
     def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
         name = record.upstream or ""
         if name not in self.reuse_curves and len(self.reuse_curves) < _MAX_CURVES:
-            self.reuse_curves[name] = LiveCurve()
+            self.reuse_curves[name] = LiveHitCurve()
         if name in self.reuse_curves:
             self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
 

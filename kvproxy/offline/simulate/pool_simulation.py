@@ -5,7 +5,7 @@ from kvproxy.blocks.eviction import EvictionPolicy
 from kvproxy.blocks.eviction.eviction_policy import Use
 from kvproxy.blocks.eviction.policy_queue import pop_leaf, remove_child
 from kvproxy.blocks.eviction.session_policy import SessionPolicy
-from kvproxy.blocks.reuse_distance import LRUCurve
+from kvproxy.blocks.reuse_distance import HitCurve
 from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, POLICY_NAMES, Belady
 
 
@@ -23,7 +23,7 @@ class ChainRequest:
     blocks: Sequence[int]
     reusable: int
     partial: bool
-    use: Use | None = None
+    use: CacheUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Arrival:
 
     Attributes:
         seconds: time of arrival; NaN if the trace has no times.
-        client, awaits_user: see `Use`.
+        client, awaits_user: see `CacheUse`.
     """
 
     seconds: float
@@ -133,14 +133,14 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
 
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
     """Return the hits of each pool size as `simulate` with LRU does, in one pass over the trace."""
-    curve = LRUCurve()
+    curve = HitCurve()
     for request in requests:
         curve.add(request.blocks, request.reusable, request.partial)
     hits = curve.hits()
     return [
         # A smaller pool refuses requests, so its stack differs.
         simulate(requests, size, "lru").hits
-        if size is not None and size < curve.least
+        if size is not None and size < curve.min_blocks
         else hits[-1 if size is None else min(size, len(hits) - 1)]
         for size in sizes
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.eviction.eviction_policy import Use
+from kvproxy.blocks.eviction.eviction_policy import CacheUse
 from kvproxy.errors import InvalidRequest
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
@@ -54,7 +54,9 @@ class Workload:
         """Return the prompts in order, with their time and client if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
-        return [replace(each.chain, use=Use(each.seconds, each.client, each.awaits_user)) for each in self.arrivals]
+        return [
+            replace(each.chain, use=CacheUse(each.seconds, each.client, each.awaits_user)) for each in self.arrivals
+        ]
 
     @property
     def has_times(self) -> bool:
@@ -250,7 +252,7 @@ def _tokens(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]
     def read(fields: dict[str, Any]) -> Arrival:
         if not isinstance(fields["tokens"], list):
             raise TypeError("tokens is a list of ids")
-        blocks = ids.chain(hasher.chain(fields["tokens"], size), scope)
+        blocks = ids.chain(hasher.hash_blocks(fields["tokens"], size), scope)
         return _arrival(fields, _whole_prompt(blocks, len(fields["tokens"]), size), len(fields["tokens"]))
 
     return read

@@ -124,7 +124,7 @@ def test_a_reset_leaves_nothing_of_the_policy_behind() -> None:
     for number, tokens in enumerate(([1, 1, 5], [2, 2, 5], [2, 2, 5])):
         serve(cache, f"later {number}", tokens)
     victims = [block.hash for block in cache.pool.free_queue if block.hash is not None]
-    assert victims[0] == cache.hasher.chain([1, 1], SIZE)[0], "earlier uses still count"
+    assert victims[0] == cache.hasher.hash_blocks([1, 1], SIZE)[0], "earlier uses still count"
 
 
 def test_unknown_policies_are_named() -> None:

@@ -5,7 +5,7 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.blocks.eviction.eviction_policy import Use
+from kvproxy.blocks.eviction.eviction_policy import CacheUse
 from kvproxy.blocks.eviction.session_policy import SessionPolicy
 from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, simulate
@@ -45,9 +45,9 @@ class Traffic:
         for block in blocks:
             if block in self.idle:
                 self.policy.remove(block)
-        self.policy.begin(blocks, Use(self.seconds, client, awaits_user))
+        self.policy.begin(blocks, CacheUse(self.seconds, client, awaits_user))
         blocks += [chain + response[: end + 1] for end in range(len(response))]
-        self.policy.end(blocks, Use(self.seconds, client, awaits_user))
+        self.policy.end(blocks, CacheUse(self.seconds, client, awaits_user))
         for block in reversed(blocks):
             self.policy.add(block)
         self.idle |= set(blocks)
@@ -101,7 +101,7 @@ def test_a_simulated_pool_keeps_a_slow_session_instead_of_those_that_a_client_le
     for number in range(200):
         client, start = ("slow", 0) if number % 10 == 0 else ("fast", 1_000 * (1 + number // 3))
         blocks = range(start, start + 20)
-        requests.append(ChainRequest(blocks, len(blocks), partial=False, use=Use(60.0 * number, client)))
+        requests.append(ChainRequest(blocks, len(blocks), partial=False, use=CacheUse(60.0 * number, client)))
     assert simulate(requests, 60, "sessions").hits > simulate(requests, 60, "lru").hits + 200
 
 
@@ -124,7 +124,7 @@ def test_a_shared_beginning_outlives_the_sessions_that_clients_left() -> None:
 def test_requests_that_never_finish_leave_nothing_behind() -> None:
     policy = SessionPolicy[int](10)
     for number in range(1_000):
-        policy.begin(range(10 * number, 10 * number + 10), Use(float(number)))
+        policy.begin(range(10 * number, 10 * number + 10), CacheUse(float(number)))
     assert len(policy._sessions) <= 50
 
 

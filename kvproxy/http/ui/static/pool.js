@@ -83,7 +83,7 @@ export function pool(root, params, { api, signal, remember }) {
     const text = h("blockquote", { class: "code" });
     fill(beside, h("h2", {}, "Chain"), facts([
       ["blocks", count(branch.blocks)], ["follow on all ways", count(branch.below)], ["chains from here", count(branch.leaves)],
-      ["in use", count(branch.held)], ["last block", branch.end],
+      ["in use", count(branch.in_use)], ["last block", branch.end],
     ]), text, branch.names.length < branch.blocks ? h("p", { class: "note" }, `The first ${branch.names.length} blocks are shown.`) : null);
     for (const name of branch.names) {
       const block = await blocks.get(name).catch(() => null);

@@ -44,7 +44,7 @@ export class ChainTree {
       h("span", { class: "text" }, line(branch.text) || "…"),
       h("span", { class: "number" }, `${count(branch.blocks)} ${branch.blocks === 1 ? "block" : "blocks"}`),
       h("span", { class: "number quiet" }, branch.below ? `${count(branch.below)} more on ${count(branch.leaves)} ways` : ""),
-      h("span", { class: "number quiet" }, branch.held ? `${count(branch.held)} in use` : ""));
+      h("span", { class: "number quiet" }, branch.in_use ? `${count(branch.in_use)} in use` : ""));
     label.style.setProperty("--level", level - 1);
     const item = h("div", {
       role: "treeitem", "aria-level": level, "aria-selected": "false", "aria-expanded": branch.below ? "false" : null,

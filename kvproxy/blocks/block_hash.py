@@ -1,9 +1,8 @@
-"""Block hashes: the digest of a full block covers its parent's hash, its tokens, and its extra keys.
+"""Block hashes: the digest of a full block covers its parent's hash, its tokens, and extra keys (adapter, image, salt).
 
     h_i = H((h_(i-1), (t_0, .., t_(n-1)), extra_keys))
 
-All digests equal vLLM's. `sha256` and `xxhash` serialize with pickle, which differs between Python versions;
-`sha256_cbor` and `xxhash_cbor` do not.
+All digests equal vLLM's. The algorithms without `_cbor` serialize with pickle, whose output depends on the Python version.
 """
 
 import hashlib

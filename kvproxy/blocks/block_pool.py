@@ -169,7 +169,6 @@ class BlockPool:
         self.num_evictions += len(blocks)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the cache. If a block is in use, change nothing and return False."""
         if self.num_free_blocks != self.num_blocks - 1:
             return False
         order = list(self.free_queue)

@@ -26,8 +26,8 @@ class CacheRequest:
         client: name of the client, for the eviction policy `sessions`; None if unknown.
 
     Attributes:
-        num_computed_tokens: leading tokens with keys and values in blocks, the scheduled step included.
-        shared_prefix_end: length of a longer cached prefix that lacks its sliding windows; 0 if there is none.
+        num_computed_tokens: leading tokens whose keys and values are computed, or scheduled in this step.
+        shared_prefix_end: length of a cached prefix whose last sliding window is not cached; 0 if there is none.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class ComputedBlocks:
 
 
 class KVCacheManager:
-    """Allocates blocks to live requests, and caches full blocks.
+    """Allocates blocks to requests, and caches full blocks.
 
     Args:
         num_blocks: includes the null block.

@@ -117,7 +117,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Return the state of each block. It must be fast, because it blocks the engine's thread."""
+    """Return the state of each block. This must be fast, because it blocks the engine's thread."""
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = _blocks_in_tables(manager)
     tenants: dict[str, int] = {}

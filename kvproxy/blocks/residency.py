@@ -11,7 +11,7 @@ from kvproxy.blocks.block import KVCacheBlock
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """Statistics of the latest evictions and hits; None before the first one.
+    """Statistics of the latest evictions and hits. A value is None without data.
 
     Attributes:
         lifetime: median seconds from caching to eviction.
@@ -66,7 +66,6 @@ class ResidencyTracker:
         self._num_evicted += len(blocks)
 
     def on_reset(self) -> None:
-        """Forget all blocks without counting evictions."""
         self._cached_at.clear()
         self._used_at.clear()
         self._hit.clear()

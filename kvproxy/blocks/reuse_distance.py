@@ -18,11 +18,11 @@ _MAX_LIVE_IDS = 100_000
 
 
 class ReusedRun(NamedTuple):
-    """Consecutive units (blocks, or bytes) of a prompt with the same last use: one earlier request.
+    """Consecutive units (blocks, or bytes) of a prompt that one earlier request was the last to use.
 
     Attributes:
         start, stop: range in the prompt, in units.
-        distance: number of units above the first one in the stack. A larger pool still contains it.
+        distance: number of units above its first unit in the stack. Larger pools still contain this unit.
     """
 
     start: int
@@ -31,9 +31,7 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts, in segments: the units that one request was the last to use.
-
-    Adding a prompt takes O(log n) per run after n prompts, and O(1) per id.
+    """The stack of all prompts. A segment has the units that one request was the last to use.
 
     Args:
         max_ids: forget the least recently used ids beyond this number; None keeps all.
@@ -48,7 +46,7 @@ class LRUStack:
         self._newest = 0
 
     def add(self, ids: Sequence[Hashable], ends: Sequence[int] | None = None) -> list[ReusedRun]:
-        """Move a prompt to the top, and return the runs of its beginning that was in the stack.
+        """Move a prompt to the top, and return the runs of its leading units that were in the stack.
 
         Args:
             ids: hashes of the prompt's parts, each of which covers all previous parts, as block hashes do.
@@ -108,7 +106,7 @@ class LRUStack:
 
 
 class HitCurve:
-    """Counts the block hits of all pool sizes.
+    """Counts the block hits of LRU pools of all sizes.
 
     Attributes:
         min_blocks: size of the longest prompt. Smaller pools refuse it, so their hits are not computed.

@@ -22,7 +22,7 @@ class BlockRow:
 
     Attributes:
         parent: hash of the previous block of the prompt. Hashes are hexadecimal.
-        last_accessed: higher if the last use was later.
+        last_accessed: value of a counter; the highest is the latest use.
         group: index of the KV cache group; None if the model has one group.
         copies: number of physical blocks with this content.
     """
@@ -129,7 +129,7 @@ class PoolReport:
     """Statistics of a pool, of a mirror, or of llama.cpp slots; see `PoolStats`.
 
     Attributes:
-        distinct: number of cached blocks, each counted once although engines have copies.
+        distinct: number of different cached blocks; copies count once.
     """
 
     num_blocks: int | None = None

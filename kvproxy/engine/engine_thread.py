@@ -45,7 +45,6 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current step, and join the thread. Unfinished requests receive an error."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
@@ -59,7 +58,7 @@ class EngineThread:
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. `send` receives its deltas, then an error if it fails. It must not block."""
+        """Enqueue a request. `send` receives its deltas, then an error if it fails, and must not block."""
         self.run_between_steps(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:

@@ -2,7 +2,7 @@
 
 A PUB socket sends a batch as `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of
 `[time, events, rank]`. A ROUTER socket responds to `[b"", first number]` with the buffered batches from that number on,
-then `[b"", b"", ff x 8, b""]`. If the first batch is missing, the engine publishes AllBlocksCleared and all cached blocks.
+then `[b"", b"", ff x 8, b""]`. If the first batch is no longer buffered, the engine publishes all cached blocks again.
 """
 
 import queue

@@ -30,7 +30,7 @@ class OutputProcessor:
         self._on_failed = on_failed
 
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Sample and send the next token of each sequence without remaining tokens."""
+        """Sample and send the next token of each sequence whose tokens are all computed."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
             with self._contain_errors(output):

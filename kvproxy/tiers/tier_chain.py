@@ -48,7 +48,7 @@ class TierChain:
         return key not in self._pending and any(store.should_put(key) for store in self.stores)
 
     def find_tier(self, key: str) -> str | None:
-        """Return the name of the fastest tier that contains a chunk; also calls remote stores."""
+        """Return the name of the fastest tier that contains a chunk. This also calls remote stores."""
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
     def load(self, key: str, accept: Callable[[ChunkData], T | None]) -> T | None:

@@ -20,7 +20,7 @@ class CacheUse:
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Chooses the next block to evict. It has the hashes of idle blocks; a block in use is removed."""
+    """Orders the hashes of idle blocks for eviction. The caller removes a block that a request uses."""
 
     def add(self, key: Key) -> None: ...
 

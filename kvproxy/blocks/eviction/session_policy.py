@@ -31,7 +31,7 @@ _MAX_PAUSES = 500
 _MAX_CLIENTS = 10_000
 _MAX_REPLACED = 64
 _MAX_KEYS_PER_BLOCK = 4
-"""With more keys, which failed requests leave, the policy forgets all sessions."""
+"""Limit of known block hashes. Beyond it, because of failed requests, the policy forgets all sessions."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class SessionPolicy(Generic[Key]):
         self._now = 0.0
 
     def begin(self, chain: Sequence[Key], use: CacheUse) -> None:
-        """Record a new request with the keys of its prompt's blocks, before they are allocated."""
+        """Record a request with the block hashes of its prompt, before its blocks are allocated."""
         self._now = max(self._now, use.seconds)
         session, shared = self._find_session(chain, use.client)
         last = self._current.get(use.client) if use.client is not None else None
@@ -99,7 +99,7 @@ class SessionPolicy(Generic[Key]):
         self._extend(session, chain)
 
     def end(self, chain: Sequence[Key], use: CacheUse) -> None:
-        """Record the end of a request, before its blocks are added. `chain` includes the response's blocks."""
+        """Record the end of a request, before its blocks become idle. `chain` includes the response's blocks."""
         self._now = max(self._now, use.seconds)
         session = self._latest_session(chain)
         if session is not None:

@@ -54,7 +54,7 @@ class DecodeBackend(Protocol):
 
     name: str
     supports_capture: bool
-    """Whether CUDA graphs can capture it: the host reads no table or length, and wide tables cost nothing."""
+    """Whether CUDA graphs can capture it: only the device reads tables and lengths, and wide tables cost no time."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION

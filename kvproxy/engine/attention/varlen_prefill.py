@@ -1,6 +1,6 @@
 """Prefill by FlashAttention through `torch.nn.attention.varlen`: one call per layer for all prompts of a step.
 
-Each layer copies its cached keys and values first, because FlashAttention 2 reads only blocks of multiples of 256 tokens.
+Each layer copies its cached keys and values first, because FlashAttention 2 reads only blocks of n * 256 tokens in place.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,1 +1,1 @@
-"""Faster linear layers on a CPU. Without them, torch's layers compute the same."""
+"""Optional linear layers that are faster on a CPU than torch's."""

@@ -20,7 +20,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class ChunkTransfer:
-    """Computes the names of chunks, and copies chunks between the block pool and host buffers.
+    """Computes `ChunkName`s, and copies chunks between the block pool and host buffers.
 
     `chunk_tokens` is a multiple of the block size. `buffers` is required for a pool on CUDA.
     """

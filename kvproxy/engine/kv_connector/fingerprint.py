@@ -9,7 +9,7 @@ from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings
 
 _ARITHMETIC_VERSION = 3
-"""Increase it with every change of the engine that may alter the last bits of keys or values."""
+"""Increase this number with every change that may alter the last bits of keys or values."""
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 
 

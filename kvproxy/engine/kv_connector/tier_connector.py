@@ -118,7 +118,7 @@ class TierConnector:
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
         """Return the maximum length of the prefix in pool and tiers. A load may find fewer tokens.
 
-        Only the next chunk is checked, and not in remote tiers.
+        This checks only the next chunk, and calls no remote tier.
         """
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
@@ -132,7 +132,7 @@ class TierConnector:
         return min(num_tokens // size * size, num_tokens - 1) // self._alignment * self._alignment
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks after the prefix in the pool as (key, number of tokens after this prefix)."""
+        """Return the chunks after the prefix in the pool as (key, number of its tokens after this prefix)."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
         names = self._transfer.names(cache_request, first, max(first, -(-end // size)))

@@ -39,7 +39,7 @@ class LayerGroup:
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split queries at positions `start` to `end` into parts of at most `max_tokens` in one chunk.
+        """Split queries at positions `start` to `end` into parts of at most `max_tokens` in one attention chunk.
 
         Yields (first visible key, start, end) of each part. Queries with full attention are not split.
         """

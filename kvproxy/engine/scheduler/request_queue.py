@@ -51,7 +51,7 @@ class RequestQueue:
             del self._num_live[tenant]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a registered sequence, also after a preemption. Its arrival time determines its place."""
+        """Enqueue a registered sequence. After a preemption, it returns to its place by arrival time."""
         queue = self._queues.setdefault(sequence.request.tenant, [])
         insort(
             queue,

@@ -48,6 +48,6 @@ class SchedulerOutput:
         return len(self.prefills) + len(self.decodes)
 
     def split(self) -> "Iterator[SchedulerOutput]":
-        """Yield one step per sequence, prompts first, because other sequences may share their blocks."""
+        """Yield one step per sequence. Prompts come first, because later sequences may share their blocks."""
         yield from (SchedulerOutput(prefills=[item]) for item in self.prefills)
         yield from (SchedulerOutput(decodes=[item]) for item in self.decodes)

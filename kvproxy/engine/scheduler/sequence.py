@@ -50,7 +50,7 @@ class SequenceState:
         on_error: receives the error that aborts the request.
 
     Attributes:
-        num_cached_tokens: prompt tokens from the block pool or a tier, which were not computed.
+        num_cached_tokens: prompt tokens that were taken from the block pool or a tier.
         num_saved_chunks: leading chunks that are saved in the tiers, or dropped.
     """
 

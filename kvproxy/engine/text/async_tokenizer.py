@@ -32,7 +32,6 @@ class AsyncTokenizer:
         return await self.run(lambda tokenizer: "".join(map(tokenizer.token_text, ids)))
 
     async def run(self, call: Callable[[ChatTokenizer], T]) -> T:
-        """Call a function with the tokenizer on the thread pool."""
         if self._closed:
             raise Overloaded("the server is shutting down")
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, self._tokenizer)

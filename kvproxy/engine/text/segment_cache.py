@@ -1,7 +1,7 @@
 """A cache of token ids for segments of chats: only the new segments of a continued chat are tokenized.
 
 A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. So segments
-may begin at an added token that a plain search finds at the same places as the tokenizer:
+may begin at an added token that a plain search finds where the tokenizer finds it. This requires:
 
 - Its `normalized`, `single_word`, and `lstrip` are false.
 - No other added token contains it, or ends with its beginning, so that no other match overlaps it.

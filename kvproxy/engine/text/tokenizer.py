@@ -20,7 +20,7 @@ def accept_any_length(at_least: int) -> None: ...
 
 
 class ChatTokenizer:
-    """A thread-safe Hugging Face tokenizer with a chat template. The tokens `eos_ids` end an output."""
+    """A thread-safe Hugging Face tokenizer, with its chat template. The tokens `eos_ids` end an output."""
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer

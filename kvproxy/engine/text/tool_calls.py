@@ -32,7 +32,7 @@ class ToolCallFormat:
     special: Mapping[str, int]
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for tool calls, or for calls or text if no call is required."""
+        """Return a grammar for tool calls. Unless `required`, it also allows text."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._lark(self.between)} call)*" if parallel else ""
         rules = [

@@ -1,7 +1,7 @@
 """Captured steps: on CUDA, one graph launch replays a whole forward pass.
 
-Each row of a captured step is one token, also of the same sequence: each layer writes all keys and values before it reads
-any. A step is padded to the next capture size with rows that use block 0.
+Each row of a captured step is one token. Rows may belong to the same sequence, because each layer writes all keys and
+values before it reads any. A step is padded to the next capture size with rows that use block 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -62,7 +62,6 @@ def build_input_batch(
     decodes: Sequence[TokenSpan],
     backends: AttentionBackends,
 ) -> InputBatch:
-    """Build the input of a step. Each span in `decodes` has one token."""
     device, block_size = pool.data.device, pool.block_size
     spans = [*prefills, *decodes]
     row = upload(

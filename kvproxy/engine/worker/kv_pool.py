@@ -75,7 +75,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write `content`, in the shape of `read_blocks`, from its block `first` on to `blocks`."""
+        """Write the blocks of `content`, shaped as in `read_blocks`, from number `first` on."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":

@@ -36,9 +36,7 @@ class BlockPool:
         self.residency = residency
         self._events: list[KVEvent] = []
         self._clock = 0
-        self.num_stored = 0
         self.num_evictions = 0
-        self.num_resets = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -123,7 +121,6 @@ class BlockPool:
                     self.cached_blocks[key] = [*copies, block]
                 block.source = (request, index * block_size)
             parent = digest
-        self.num_stored += len(blocks) - blocks.count(null)
         if self.residency is not None:
             self.residency.on_stored(blocks)
         if self.record_events:
@@ -177,7 +174,6 @@ class BlockPool:
         # Eviction policies keep statistics by hash: start a new queue in the old order.
         self.free_queue = self._make_queue(order)
         self.cached_blocks.clear()
-        self.num_resets += 1
         if self.residency is not None:
             self.residency.on_reset()
         if self.record_events:

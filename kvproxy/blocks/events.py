@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvproxy.blocks.block_hash import event_hash
+from kvproxy.blocks.block_hash import ExtraKeys, event_hash
 from kvproxy.blocks.cache_request import CacheRequest
 
 
@@ -41,9 +41,8 @@ class BlockStored:
     ) -> "BlockStored":
         extra, end = None, first + len(hashes)
         if request.has_extra_keys:
-            extra = tuple(
-                _untagged_keys(request, index * block_size, (index + 1) * block_size) for index in range(first, end)
-            )
+            starts = range(first * block_size, end * block_size, block_size)
+            extra = tuple(_untagged(request.extra_keys(start, start + block_size)) for start in starts)
         return cls(
             hashes=tuple(hashes),
             parent=parent,
@@ -98,6 +97,5 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-def _untagged_keys(request: CacheRequest, start: int, end: int) -> tuple[Any, ...] | None:
-    keys = request.extra_keys(start, end)
+def _untagged(keys: ExtraKeys) -> tuple[Any, ...] | None:
     return keys and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in keys)

@@ -36,9 +36,6 @@ class Pins:
         self._max_blocks = max_blocks
         self._pins: dict[str, PinnedChain] = {}
 
-    def __len__(self) -> int:
-        return len(self._pins)
-
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
         """Pin a prompt's cached prefix for `ttl` seconds, in place of an earlier pin with this name.
 

@@ -1,5 +1,3 @@
-"""Residency statistics of cached blocks: lifetime, idle time, and reuse."""
-
 import statistics
 import time
 from collections import deque

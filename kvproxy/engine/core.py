@@ -21,7 +21,7 @@ from kvproxy.engine.sampler.structured_output import GrammarCompiler
 from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
 from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
-from kvproxy.engine.scheduler.sequence import ErrorCallback, OutputCallback, SequenceState, ignore_error
+from kvproxy.engine.scheduler.sequence import ErrorCallback, OutputCallback, SequenceState
 from kvproxy.engine.worker.cuda_graphs import CudaCapture, StepCapture, max_captured_rows
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.memory_profiling import determine_num_blocks
@@ -119,7 +119,7 @@ class EngineCore:
         return self._waits_for_load and self.tiers is not None and self.tiers.is_idle
 
     def add_request(
-        self, request: GenerationRequest, on_output: OutputCallback, on_error: ErrorCallback = ignore_error
+        self, request: GenerationRequest, on_output: OutputCallback, on_error: ErrorCallback = lambda error: None
     ) -> SequenceState:
         """Enqueue a request. Raises InvalidRequest if it is invalid or its id is in use."""
         if any(sequence.request.id == request.id for sequence in self._scheduler.sequences):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from kvproxy.blocks.events import AllBlocksCleared
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.engine.health import EngineHealth, StepFailed, error_for_client, first_line, is_device_error
@@ -30,7 +31,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
         self._live: dict[str, Send] = {}
         if engine.tiers is not None:
-            engine.tiers.wake = lambda: self._jobs.put(_wake)
+            engine.tiers.wake = lambda: self._jobs.put(lambda: None)
         self.publisher: KVEventPublisher | None = None
         if settings.kv_events is not None:
             self.publisher = KVEventPublisher(
@@ -153,7 +154,4 @@ class EngineThread:
     def _publish_snapshot(self) -> None:
         self._publish()
         if self.publisher is not None:
-            self.publisher.publish_snapshot(self._engine.manager.snapshot())
-
-
-def _wake() -> None: ...
+            self.publisher.publish([AllBlocksCleared(), *self._engine.manager.snapshot()])

@@ -2,7 +2,7 @@
 
 A PUB socket sends a batch as `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of
 `[time, events, rank]`. A ROUTER socket responds to `[b"", first number]` with the buffered batches from that number on,
-then `[b"", b"", ff x 8, b""]`. If the first batch is no longer buffered, the engine publishes all cached blocks again.
+then `[b"", b"", ff x 8, b""]`. If the first batch is no longer buffered, the publisher requests a snapshot.
 """
 
 import queue
@@ -29,7 +29,7 @@ class KVEventPublisher:
         endpoint: PUB address, which the socket binds if its host is `*` or this machine. Otherwise, it connects.
         replay: ROUTER address; None disables replays.
         buffer: number of batches kept for replay.
-        request_snapshot: makes the engine call `publish_snapshot`.
+        request_snapshot: makes the engine publish a snapshot: AllBlocksCleared, then all cached blocks.
     """
 
     def __init__(
@@ -81,9 +81,6 @@ class KVEventPublisher:
         """Enqueue a batch. Only one thread may call this method."""
         self._queue.put(events)
         self._wake_sender.send(b"")
-
-    def publish_snapshot(self, stored: Sequence[KVEvent]) -> None:
-        self.publish([AllBlocksCleared(), *stored])
 
     def close(self) -> None:
         self._queue.put(None)

@@ -1,5 +1,3 @@
-"""Errors of steps, and their effect on the engine's health."""
-
 import torch
 
 from kvproxy.errors import Overloaded

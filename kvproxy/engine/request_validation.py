@@ -1,5 +1,3 @@
-"""Validation of requests before they reach the scheduler."""
-
 import math
 from dataclasses import dataclass
 

@@ -2,7 +2,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -89,7 +88,7 @@ class RedisStore:
 
     def clear(self, matches: Callable[[str], bool]) -> int:
         num_deleted = 0
-        for keys in self._scan():
+        for keys in self.scan_keys():
             found = [key for key in keys if matches(key)]
             if found:
                 for key in found:
@@ -97,11 +96,8 @@ class RedisStore:
                 num_deleted += self._call(partial(self._client.unlink, *(_PREFIX + key for key in found)))
         return num_deleted
 
-    def keys(self) -> Iterator[str]:
-        """Return the keys of all chunks, also of other models."""
-        return chain.from_iterable(self._scan())
-
-    def _scan(self) -> Iterator[list[str]]:
+    def scan_keys(self) -> Iterator[list[str]]:
+        """Yield the keys of all chunks, also of other models, in batches."""
         scan, cursor = partial(self._client.scan, match=f"{_PREFIX}*", count=500), 0
         while True:
             cursor, names = self._call(partial(scan, cursor))

@@ -102,7 +102,7 @@ class LocalTokenizer:
         return ids[begin : len(ids) - (len(special) - begin)]
 
     async def detokenize(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
-        return await self._tokenizer.text(tokens)
+        return await self._tokenizer.decode_with_special_tokens(tokens)
 
 
 PromptTokenizer: TypeAlias = UpstreamTokenizer | LocalTokenizer

@@ -174,15 +174,6 @@ def test_an_aligned_hit_has_a_complete_window() -> None:
     assert len(window) == len(full) == 4
 
 
-def test_null_blocks_do_not_count_as_stored() -> None:
-    manager = KVCacheManager(40, groups=[GroupSpec("sliding_window", 4, 8)], record_events=True)
-    serve(manager, "a", range(40))
-    serve(manager, "b", range(48))
-    assert manager.pool.num_stored == sum(
-        len(event.hashes) for event in manager.take_events() if hasattr(event, "tokens")
-    )
-
-
 @pytest.mark.parametrize("step", [1, 3, 8])
 @pytest.mark.parametrize(
     "spec",

@@ -160,9 +160,8 @@ class Characters:
 def test_a_session_awaits_a_person_unless_its_answer_is_a_call(text: str, has_tools: bool, awaits_user: bool) -> None:
     grammar = Grammar("lark", "") if has_tools else None
     tokenizer: Any = Characters()
-    sequence = SequenceState(
-        GenerationRequest("one", (1,), SamplingParams(), grammar=grammar), 0, 20, tokenizer, lambda delta: None
-    )
+    request = GenerationRequest("one", (1,), SamplingParams(), grammar=grammar)
+    sequence = SequenceState(request, 0, 20, tokenizer, lambda delta: None, lambda error: None)
     for letter in text:
         sequence.append(SampledToken(ord(letter)))
     assert sequence.cache_request.awaits_user is awaits_user

@@ -52,7 +52,7 @@ def _decode_rate(backend: Any, rows: int, context: int, device: torch.device) ->
     attend = backend.prepare(table, torch.full((rows,), context, device=device), pool)
     from kvproxy.engine.attention.interface import ScoreOptions
 
-    layer = pool.layer(0)
+    layer = pool.layers[0]
     took = seconds(lambda: attend(query, layer, layer, ScoreOptions()), repeat=scale_of(device).repeat // 2)
     return rows * context * 2 * shape.kv_heads * shape.head_dim * 2 / took
 

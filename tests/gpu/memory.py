@@ -27,14 +27,14 @@ def large_pool(device: torch.device) -> Figures:
     # As the model's layers write their keys.
     rows = torch.randn(16, *pool.data.shape[4:], device=device, dtype=torch.bfloat16)
     for block in (low[3], high[3]):
-        pool.layer(0)[0].view(-1, *rows.shape[1:])[torch.arange(16, device=device) + block * 16] = rows
+        pool.layers[0][0].view(-1, *rows.shape[1:])[torch.arange(16, device=device) + block * 16] = rows
     query = torch.randn(1, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
     decode = select_backends(device, torch.bfloat16, shape.head_dim).decode
 
     def attended(table: list[int]) -> torch.Tensor:
         rows = torch.tensor([table], dtype=torch.int32, device=device)
         return decode.prepare(rows, torch.tensor([500], device=device), pool)(
-            query, pool.layer(0), pool.layer(0), ScoreOptions()
+            query, pool.layers[0], pool.layers[0], ScoreOptions()
         )
 
     out = torch.empty((1, 2, 32, *pool.data.shape[3:]), dtype=torch.bfloat16, pin_memory=device.type == "cuda")

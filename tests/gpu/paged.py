@@ -71,7 +71,7 @@ def expected_rows(
             part[blocks].flatten(0, 1)[: span.end].double().nan_to_num().repeat_interleave(
                 query.shape[1] // part.shape[2], dim=1
             )
-            for part in pool.layer(0)
+            for part in pool.layers[0]
         )  # fmt: skip
         weights = torch.einsum("qhd,khd->hqk", rows, key) * scaling
         if scores.softcap is not None:
@@ -124,7 +124,7 @@ def decode_error(
     attend = backend.prepare(
         decode_block_table(spans, block_size, device), torch.tensor(lengths, device=device), pool, group
     )
-    output = attend(query, new, pool.layer(0), scores)
+    output = attend(query, new, pool.layers[0], scores)
     assert output.dtype == dtype
     return error(output, exact)
 
@@ -148,10 +148,10 @@ def prefill_error(
     rows = sum(count for _, count in shape)
     query = torch.randn(rows, heads.heads, heads.head_dim, device=device).to(dtype)
     slots = torch.tensor([slot for span in spans for slot in span.slot_mapping(block_size)], device=device)
-    key, value = (part.flatten(0, 1)[slots] for part in pool.layer(0))
+    key, value = (part.flatten(0, 1)[slots] for part in pool.layers[0])
     exact = expected_rows(query, pool, spans, scores, group)
     _forget_out_of_reach(spans, block_size, group)
-    return error(backend.prepare(spans, pool, group)(query, (key, value), pool.layer(0), scores), exact)
+    return error(backend.prepare(spans, pool, group)(query, (key, value), pool.layers[0], scores), exact)
 
 
 def _paged(

@@ -84,7 +84,7 @@ async def test_a_subscriber_too_late_for_the_buffer_gets_a_snapshot() -> None:
     def on_short() -> None:
         nonlocal asked
         asked += 1
-        publisher.publish_snapshot([STORED, BlockStored((bytes(32),), B, (5, 6), 2)])
+        publisher.publish([AllBlocksCleared(), STORED, BlockStored((bytes(32),), B, (5, 6), 2)])
 
     publisher = KVEventPublisher(LOCAL, LOCAL, buffer=3, request_snapshot=on_short)
     publisher.publish([STORED])

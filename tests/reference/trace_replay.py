@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvproxy.blocks.cache_request import CacheRequest, MMItem
+from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
 from tests.reference.naive_trace import NaiveTrace, crc, segment
 
@@ -22,7 +23,7 @@ class _TraceReplay(NaiveTrace):
 
     def __init__(self, header: dict[str, Any], seed: str) -> None:
         super().__init__(header, seed)
-        self.manager = KVCacheManager(self.num_blocks, self.size)
+        self.manager = KVCacheManager(self.num_blocks, self.size, record_events=True)
 
     def start(self, declared: dict[str, Any], count: int) -> None:
         tokens = [token for seed, length in declared["segs"] for token in segment(seed, length, self.vocab)]
@@ -81,5 +82,8 @@ class _TraceReplay(NaiveTrace):
         self.free = [block.id for block in pool.free_queue]
         self.copies = {key: [] for key in pool.cached_blocks}
         self.queries, self.hits = stats.queries, stats.hits
-        self.stored, self.removed, self.cleared = pool.num_stored, pool.num_evictions, pool.num_resets
+        events = self.manager.take_events()
+        self.stored = sum(len(event.hashes) for event in events if isinstance(event, BlockStored))
+        self.removed = sum(len(event.hashes) for event in events if isinstance(event, BlockRemoved))
+        self.cleared = sum(isinstance(event, AllBlocksCleared) for event in events)
         return super().results()

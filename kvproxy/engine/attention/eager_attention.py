@@ -45,11 +45,10 @@ def eager_causal_attention(
     for start in range(0, rows, _MAX_ROWS):
         stop = min(start + _MAX_ROWS, rows)
         end = past + stop
-        visible = _causal_mask(stop - start, query.device) if mask is None else mask[start:stop, :end]
+        if mask is None:
+            visible = torch.full((stop - start, stop - start), float("-inf"), device=query.device).triu_(1)
+        else:
+            visible = mask[start:stop, :end]
         part = eager_attention(grouped[:, :, start:stop], keys[:, :end], values[:, :end], visible, scores)
         output[start:stop] = part.flatten(0, 1).transpose(0, 1)
     return output
-
-
-def _causal_mask(rows: int, device: torch.device) -> torch.Tensor:
-    return torch.full((rows, rows), float("-inf"), device=device).triu_(1)

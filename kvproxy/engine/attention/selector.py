@@ -27,27 +27,20 @@ def select_backends(
     decode: str = "auto",
 ) -> AttentionBackends:
     """Return the named backends. `auto` selects the fastest backend that supports the model and the device."""
-    reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, has_softcap=has_softcap)
-    return AttentionBackends(_prefill(device, prefill, reason), _decode(device, decode))
-
-
-def _prefill(device: torch.device, name: str, reason: str | None) -> PrefillBackend:
-    if name == "sdpa":
-        return SdpaPrefill()
-    if reason is None:
-        return varlen_prefill.VarlenPrefill()
-    if name == "auto":
-        return SdpaPrefill()
-    raise SettingsError(f"engine.prefill_attention = {name} cannot run on {device}: {reason}; use auto or sdpa")
-
-
-def _decode(device: torch.device, name: str) -> DecodeBackend:
+    varlen_reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, has_softcap=has_softcap)
+    use_varlen = _is_selected("prefill_attention", prefill, device, varlen_reason)
     # Triton's interpreter runs on a CPU, but is thousands of times slower.
-    if name == "sdpa" or (name == "auto" and device.type != "cuda"):
-        return SdpaDecode()
-    reason = triton_decode.unsupported_reason(device)
-    if reason is None:
-        return triton_decode.TritonDecode()
-    if name == "auto":
-        return SdpaDecode()
-    raise SettingsError(f"engine.decode_attention = {name} cannot run on {device}: {reason}; use auto or sdpa")
+    may_use_triton = decode == "triton" or (decode == "auto" and device.type == "cuda")
+    use_triton = may_use_triton and _is_selected(
+        "decode_attention", decode, device, triton_decode.unsupported_reason(device)
+    )
+    return AttentionBackends(
+        varlen_prefill.VarlenPrefill() if use_varlen else SdpaPrefill(),
+        triton_decode.TritonDecode() if use_triton else SdpaDecode(),
+    )
+
+
+def _is_selected(setting: str, name: str, device: torch.device, unsupported_reason: str | None) -> bool:
+    if unsupported_reason is not None and name not in ("auto", "sdpa"):
+        raise SettingsError(f"engine.{setting} = {name} cannot run on {device}: {unsupported_reason}; use auto or sdpa")
+    return unsupported_reason is None and name != "sdpa"

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Linear layers that attention calls in this order with the same input; `_MergedLinear` computes them in one call."""
+"""Attention calls these linear layers in this order, with the same input."""
 
 
 class PackedModule(torch.nn.Module):

@@ -53,13 +53,15 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
         quantization: none, or int8 on a CPU, which requires bfloat16.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_log
 
     source = str(verified_model_path()) if name == DEMO else name
     target = _device(device)
     if quantization == "int8" and dtype == "auto":
         dtype = "bfloat16"
     register()
-    _disable_progress_output()
+    transformers_log.disable_progress_bar()
+    transformers_log.set_verbosity_error()
     try:
         options = gguf_options(Path(source))
         folder = str(Path(source).parent) if options else source
@@ -200,10 +202,3 @@ def _fastest_dtype(model: Any, device: torch.device) -> torch.dtype:
     has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     is_large = sum(weights.numel() for weights in model.parameters()) >= _MIN_BFLOAT16_WEIGHTS
     return torch.bfloat16 if is_large and has_instructions else torch.float32
-
-
-def _disable_progress_output() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()

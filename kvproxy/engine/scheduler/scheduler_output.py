@@ -1,5 +1,3 @@
-"""The sequences and tokens of one step."""
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

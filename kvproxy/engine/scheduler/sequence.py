@@ -19,9 +19,6 @@ OutputCallback = Callable[[Delta], None]
 ErrorCallback = Callable[[KvproxyError], None]
 
 
-def ignore_error(error: KvproxyError) -> None: ...
-
-
 class NgramProposer:
     """Speculative decoding: proposes the tokens that followed the previous occurrence of the last n tokens."""
 
@@ -61,7 +58,7 @@ class SequenceState:
         max_tokens: int,
         tokenizer: ChatTokenizer,
         on_output: OutputCallback,
-        on_error: ErrorCallback = ignore_error,
+        on_error: ErrorCallback,
         matcher: "LLMatcher | None" = None,
         adapter: LoraAdapter | None = None,
     ) -> None:
@@ -111,10 +108,6 @@ class SequenceState:
     @property
     def needs_prompt_logprobs(self) -> bool:
         return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0 and self.index == 0
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
 
     def fork(self, index: int) -> "SequenceState":
         """Create another sequence of the request, when the prompt was computed."""
@@ -182,6 +175,7 @@ class SequenceState:
         self._send("", (), ())
 
     def _send(self, text: str, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob]) -> None:
+        usage = Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
         prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         self._on_output(
             Delta(
@@ -190,7 +184,7 @@ class SequenceState:
                 tokens=tokens,
                 logprobs=tuple(logprobs),
                 finish_reason=self.finish_reason,
-                usage=self.usage,
+                usage=usage,
                 timing=self._timing(),
                 prompt_logprobs=prompt_logprobs,
             )

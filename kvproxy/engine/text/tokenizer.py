@@ -10,7 +10,7 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_forma
 from kvproxy.errors import InvalidRequest
 
 _MAX_TOKEN_CHARACTERS = 512
-"""Upper bound for all vocabularies. It rejects texts that are too long before their tokenization."""
+"""Upper bound for all vocabularies, to reject long texts before their tokenization."""
 
 CheckLength = Callable[[int], None]
 """Raises an error if the engine cannot accept a prompt of at least this number of tokens."""

@@ -13,7 +13,7 @@ import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
 from kvproxy.engine.health import first_line
-from kvproxy.engine.models.layer_groups import LayerGroup
+from kvproxy.engine.models.layer_groups import LayerGroup, pool_slots
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import to_host_tensor
 from kvproxy.engine.worker.input_batch import AttentionMetadata, InputBatch, padded_block_table
@@ -144,4 +144,5 @@ class CapturedSteps:
             AttentionMetadata(slot_mapping, None, self._decode.prepare(table[:size], lengths, self._pool, group))
             for group, slot_mapping, table in zip(self._groups, slot_mappings, self._tables, strict=True)
         ]
-        return self._forward(InputBatch(self._pool, self._groups, tokens[None], positions[None], 0, metadata))
+        slots = pool_slots(self._groups)
+        return self._forward(InputBatch(self._pool, slots, tokens[None], positions[None], 0, metadata))

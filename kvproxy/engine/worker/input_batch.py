@@ -1,6 +1,4 @@
-"""The input of one step as tensors."""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,31 +26,23 @@ class AttentionMetadata:
     decode: AttentionOp | None
 
 
+@dataclass(frozen=True, slots=True)
 class InputBatch:
     """The tokens of all sequences in one row: prefill tokens, then from `decode_start` on one token per decoding sequence.
 
     `tokens` and `positions` are `[1, tokens]`. `metadata` has one item per layer group.
     """
 
-    def __init__(
-        self,
-        pool: KVPool,
-        groups: Sequence[LayerGroup],
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        decode_start: int,
-        metadata: Sequence[AttentionMetadata],
-    ) -> None:
-        self.tokens = tokens
-        self.positions = positions
-        self.decode_start = decode_start
-        self._pool = pool
-        self._pool_slots = pool_slots(groups)
-        self._metadata = metadata
+    pool: KVPool
+    pool_slots: Mapping[int, tuple[int, int]]
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    decode_start: int
+    metadata: Sequence[AttentionMetadata]
 
     def layer(self, index: int) -> tuple[AttentionMetadata, KV]:
-        group, slot = self._pool_slots[index]
-        return self._metadata[group], self._pool.layer(slot)
+        group, slot = self.pool_slots[index]
+        return self.metadata[group], self.pool.layers[slot]
 
 
 def build_input_batch(
@@ -85,7 +75,8 @@ def build_input_batch(
         )
         for group, slot_mapping in zip(groups, row[2:], strict=True)
     ]
-    return InputBatch(pool, groups, row[:1], row[1:2], sum(len(span.tokens) for span in prefills), metadata)
+    decode_start = sum(len(span.tokens) for span in prefills)
+    return InputBatch(pool, pool_slots(groups), row[:1], row[1:2], decode_start, metadata)
 
 
 def decode_block_table(

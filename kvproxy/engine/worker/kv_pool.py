@@ -1,5 +1,3 @@
-"""The KV tensors of the block pool."""
-
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -44,12 +42,9 @@ class KVPool:
                 f"a pool of {num_blocks} blocks needs {size:.1f} GiB, more than {device} has: lower num_blocks"
             ) from None
         # Every layer of every step reads these views.
-        self._layers = [(layer[0], layer[1]) for layer in self.data]
+        self.layers = [(layer[0], layer[1]) for layer in self.data]
         self._read_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._uploads: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
-
-    def layer(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._layers[slot]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         if pairs:

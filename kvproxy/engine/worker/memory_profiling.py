@@ -1,5 +1,3 @@
-"""The size of the block pool."""
-
 import torch
 
 from kvproxy.engine.attention.selector import AttentionBackends
@@ -90,10 +88,7 @@ def pool_bytes(free: int, share: float, step_bytes: int) -> float:
 def profile_peak_memory(
     loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings, meter: CudaMemoryMeter
 ) -> int:
-    """Return the peak memory of a step in bytes, without weights and pool.
-
-    Log-probabilities of a whole prompt may need more memory.
-    """
+    """Return the peak memory in bytes of a step without prompt log-probabilities, excluding weights and pool."""
     block_size = settings.block_size
     max_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
     num_tokens = min(settings.max_num_batched_tokens, max_len)

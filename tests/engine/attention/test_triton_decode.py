@@ -66,7 +66,9 @@ def test_how_many_programs_share_the_stretches_changes_no_bit() -> None:
 
     def rows(programs: int) -> torch.Tensor:
         backend = TritonDecode(8, num_programs=programs)
-        return backend.prepare(table, torch.tensor(lengths), pool)(query, pool.layer(0), pool.layer(0), ScoreOptions())
+        return backend.prepare(table, torch.tensor(lengths), pool)(
+            query, pool.layers[0], pool.layers[0], ScoreOptions()
+        )
 
     one_each = rows(10_000)
     for programs in (1, 12):
@@ -90,7 +92,7 @@ def test_a_launch_does_not_grow_with_what_a_step_was_captured_for(
     pool = poisoned_pool(Heads(32, 8, 16), 3, 16, torch.float32, CPU)
     table = torch.zeros((rows, 1024), dtype=torch.int32)
     attend = TritonDecode().prepare(table, torch.ones(rows, dtype=torch.int64), pool)
-    attend(torch.zeros(rows, 32, 16), pool.layer(0), pool.layer(0), ScoreOptions())
+    attend(torch.zeros(rows, 32, 16), pool.layers[0], pool.layers[0], ScoreOptions())
     assert grids == [(rows, 8, launched), (rows, 32)]
 
 

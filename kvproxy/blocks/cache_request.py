@@ -64,7 +64,7 @@ class CacheRequest:
     def append(self, token: int) -> None:
         self.tokens.append(token)
 
-    def inherit(self, parent: "CacheRequest") -> None:
+    def copy_from(self, parent: "CacheRequest") -> None:
         self.tokens = list(parent.tokens)
         self.salt, self.lora, self.mm, self.priority = parent.salt, parent.lora, parent.mm, parent.priority
         self.block_hashes = list(parent.block_hashes)

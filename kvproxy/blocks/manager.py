@@ -199,7 +199,7 @@ class KVCacheManager:
             raise ValueError(f"request {parent.id!r} holds no blocks to share")
         if child.id in self.requests:
             raise ValueError(f"request {child.id!r} is live: fork to another id")
-        child.inherit(parent)
+        child.copy_from(parent)
         self.requests[child.id] = child
         for group in self.groups:
             table = group.tables.get(parent.id, [])

@@ -33,14 +33,14 @@ class OutputProcessor:
         """Sample and send the next token of each sequence whose tokens are all computed."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
-            with self._contain_errors(output):
+            with self._abort_on_error(output):
                 ready += [(sequence, output) for sequence in self._ready_sequences(output)]
         ready = [(sequence, output) for sequence, output in ready if not sequence.is_aborted]
         if ready:
             self._sample(ready)
 
     @contextmanager
-    def _contain_errors(self, output: SequenceLogits) -> Iterator[None]:
+    def _abort_on_error(self, output: SequenceLogits) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -81,7 +81,7 @@ class OutputProcessor:
             tokens = [next(sampled) for _ in range(1 + output.span.num_draft_tokens)] if sampled is not None else None
             # A sibling sequence may have aborted the request.
             if not sequence.is_aborted:
-                with self._contain_errors(output):
+                with self._abort_on_error(output):
                     self._append(sequence, output, tokens or _sample_tokens([(sequence, output)]))
 
     def _append(self, sequence: SequenceState, output: SequenceLogits, sampled: Sequence[SampledToken]) -> None:

@@ -59,16 +59,16 @@ class TierChain:
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
             if data is None:
-                self._count(store, "misses")
+                self._increment(store, "misses")
                 continue
             data = self._decrypt(key, data)
             value = accept(data)
             if value is None:
-                self._count(store, "damaged")
+                self._increment(store, "damaged")
                 self._call(store, lambda s: s.delete(key))
                 continue
-            self._count(store, "hits")
-            self._count(store, "bytes_loaded", len(data))
+            self._increment(store, "hits")
+            self._increment(store, "bytes_loaded", len(data))
             if index:
                 self.save(key, data, stores=self.stores[:index])
             return value
@@ -127,7 +127,7 @@ class TierChain:
     def count_dropped(self, key: str) -> None:
         for store in self.stores:
             if store.should_put(key):
-                self._count(store, "dropped")
+                self._increment(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
         """Delete a tier's chunks with matching keys, after all pending writes.
@@ -146,15 +146,15 @@ class TierChain:
         try:
             return call(store)
         except TierError as error:
-            errors = self._count(store, "errors")
+            errors = self._increment(store, "errors")
             if errors in (1, 10, 100) or errors % 1000 == 0:
                 _log.warning("tier %s, error %d: %s", store.name, errors, error)
             return None
 
-    def _count(self, store: ChunkStore, name: str, added: int = 1) -> int:
+    def _increment(self, store: ChunkStore, counter: str, amount: int = 1) -> int:
         with self._lock:
-            self._counts[store.name][name] += added
-            return self._counts[store.name][name]
+            self._counts[store.name][counter] += amount
+            return self._counts[store.name][counter]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all pending chunks are written; return False after a timeout in seconds."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.attention.paged_attention import register
+from kvproxy.engine.attention.paged_attention import register_attention
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
@@ -26,7 +26,7 @@ def random_model() -> Any:
     """Return a Llama of about 50 million float32 parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    register()
+    register_attention()
     torch.manual_seed(0)
     sizes = {"vocab_size": 16_000, "hidden_size": 512, "intermediate_size": 1408, "max_position_embeddings": 4096}
     layers = {"num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4}

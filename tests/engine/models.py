@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from kvproxy.engine.attention.paged_attention import register
+from kvproxy.engine.attention.paged_attention import register_attention
 from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 
@@ -111,7 +111,7 @@ def random_model(architecture: str, seed: int = 0) -> Any:
 
 def load(model: Any, device: torch.device = CPU) -> LoadedModel:
     """A model as the engine loads it."""
-    register()
+    register_attention()
     return prepare_model("tiny", model, LetterTokenizer(), device)
 
 

@@ -75,24 +75,24 @@ def _cache(max_bytes: int = 10**6) -> tuple[SegmentCache, list[str]]:
 
 def test_only_new_segments_are_tokenized() -> None:
     cache, encoded = _cache()
-    cache.ids("<|user|>one<|end|><|assistant|>")
+    cache.encode("<|user|>one<|end|><|assistant|>")
     assert encoded == ["<|user|>one", "<|end|>", "<|assistant|>"]
     encoded.clear()
-    cache.ids("<|user|>one<|end|><|assistant|>two<|end|><|assistant|>")
+    cache.encode("<|user|>one<|end|><|assistant|>two<|end|><|assistant|>")
     assert encoded == ["<|assistant|>two"]
 
 
 def test_scopes_share_no_segments() -> None:
     cache, encoded = _cache()
-    cache.ids("<|user|>secret", "one")
-    cache.ids("<|user|>secret", "two")
+    cache.encode("<|user|>secret", "one")
+    cache.encode("<|user|>secret", "two")
     assert encoded == ["<|user|>secret"] * 2
 
 
 def test_old_segments_are_dropped_at_the_limit() -> None:
     cache, encoded = _cache(max_bytes=1_000)
     for text in ("<|user|>one", "<|user|>two", "<|user|>one", "<|user|>three", "<|user|>one", "<|user|>two"):
-        cache.ids(text)
+        cache.encode(text)
     assert encoded == ["<|user|>one", "<|user|>two", "<|user|>three", "<|user|>two"]
 
 
@@ -101,7 +101,7 @@ def test_a_tokenizer_that_splits_special_tokens_tokenizes_whole_texts() -> None:
     tokenizer.split_special_tokens = True
     texts = list[str]()
     cache = SegmentCache(tokenizer, lambda text: texts.append(text) or [1])  # type: ignore[func-returns-value]
-    assert cache.ids("<|user|>a<|end|>") == [1]
+    assert cache.encode("<|user|>a<|end|>") == [1]
     assert texts == ["<|user|>a<|end|>"]
 
 

@@ -168,5 +168,5 @@ def _forget_out_of_reach(spans: Sequence[TokenSpan], block_size: int, group: Lay
     """Set block 0 for blocks outside the window of all rows, as the engine does."""
     for span in spans:
         (table,) = span.block_tables
-        out_of_reach = group.first_visible(span.start) // block_size
+        out_of_reach = group.first_visible_key(span.start) // block_size
         table[:out_of_reach] = [0] * out_of_reach

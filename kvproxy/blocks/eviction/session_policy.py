@@ -44,7 +44,7 @@ class _RetainedSession(Generic[Key]):
 
 
 @dataclass(slots=True)
-class _Pauses:
+class _PauseMedian:
     recent: deque[float] = field(default_factory=deque)
     ordered: list[float] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class SessionPolicy(Generic[Key]):
         self._sessions: dict[Key, _RetainedSession[Key] | None] = {}
         """The session of each key, or None for a key of several sessions."""
         self._current: OrderedDict[str, _RetainedSession[Key]] = OrderedDict()
-        self._pauses = {False: _Pauses(), True: _Pauses()}
+        self._pauses = {False: _PauseMedian(), True: _PauseMedian()}
         self._num_left = self._num_returned = self._num_added = 0
         self._now = 0.0
 
@@ -78,7 +78,7 @@ class SessionPolicy(Generic[Key]):
         session, shared = self._find_session(chain, use.client)
         last = self._current.get(use.client) if use.client is not None else None
         if last is not None and last is not session:
-            self._leave(last)
+            self._mark_left(last)
         if session is None:
             session = _RetainedSession()
         else:
@@ -87,7 +87,7 @@ class SessionPolicy(Generic[Key]):
             session.was_left = False
             for key in session.chain[shared:]:
                 if key in session.keys:
-                    self._age(key, _SUPERSEDED_AGE)
+                    self._subtract_from_last_use(key, _SUPERSEDED_AGE)
         if use.client is not None:
             self._current[use.client] = session
             self._current.move_to_end(use.client)
@@ -128,16 +128,16 @@ class SessionPolicy(Generic[Key]):
                 owner.keys.pop(key, None)
                 self._sessions[key] = None
 
-    def _leave(self, left: _RetainedSession[Key]) -> None:
+    def _mark_left(self, left: _RetainedSession[Key]) -> None:
         if left.was_left:
             return
         left.was_left = True
         self._num_left += 1
         if self._num_returned + 1 < _RARE * (self._num_left + 2):
             for key in left.keys:
-                self._age(key, _LEFT_AGE)
+                self._subtract_from_last_use(key, _LEFT_AGE)
 
-    def _age(self, key: Key, seconds: float) -> None:
+    def _subtract_from_last_use(self, key: Key, seconds: float) -> None:
         entry = self._idle.get(key)
         if entry is not None:
             self._push(entry[0] - seconds, entry[1], key)

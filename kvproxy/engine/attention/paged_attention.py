@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAME = "kvproxy_paged"
 
 
-def register() -> None:
+def register_attention() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, paged_attention)

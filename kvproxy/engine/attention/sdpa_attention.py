@@ -44,7 +44,7 @@ class SdpaDecode:
         positions = torch.arange(table.shape[1] * size, device=table.device)[None]
         visible = positions < lengths[:, None]
         if group.kind != "full" and table.shape[1] * size > group.window:
-            first = group.first_visible(lengths - 1)
+            first = group.first_visible_key(lengths - 1)
             # Start each row's table at its first visible block.
             width = min(table.shape[1], -(-group.window // size) + 1)
             blocks = (first // size)[:, None] + torch.arange(width, device=table.device)[None]
@@ -76,10 +76,10 @@ def _sdpa_calls(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) ->
     for first, start, end in group.split_by_window(span.start, span.end, _MAX_CALL_ROWS):
         rows = slice(begin + start - span.start, begin + end - span.start)
         mask = None
-        if first < start or first < group.first_visible(end - 1):
+        if first < start or first < group.first_visible_key(end - 1):
             at = torch.arange(start, end, device=device)[:, None]
             keys = torch.arange(first, end, device=device)[None]
-            mask = _additive_mask((keys <= at) & (keys >= group.first_visible(at)), pool.data.dtype)
+            mask = _additive_mask((keys <= at) & (keys >= group.first_visible_key(at)), pool.data.dtype)
         if span.start:
             table = span.block_tables[group.index][first // size : -(-end // size)]
             visible = slice(first % size, end - first // size * size)

@@ -28,10 +28,10 @@ def select_backends(
 ) -> AttentionBackends:
     """Return the named backends. `auto` selects the fastest backend that supports the model and the device."""
     varlen_reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, has_softcap=has_softcap)
-    use_varlen = _is_selected("prefill_attention", prefill, device, varlen_reason)
+    use_varlen = _use_optional_backend("prefill_attention", prefill, device, varlen_reason)
     # Triton's interpreter runs on a CPU, but is thousands of times slower.
     may_use_triton = decode == "triton" or (decode == "auto" and device.type == "cuda")
-    use_triton = may_use_triton and _is_selected(
+    use_triton = may_use_triton and _use_optional_backend(
         "decode_attention", decode, device, triton_decode.unsupported_reason(device)
     )
     return AttentionBackends(
@@ -40,7 +40,7 @@ def select_backends(
     )
 
 
-def _is_selected(setting: str, name: str, device: torch.device, unsupported_reason: str | None) -> bool:
+def _use_optional_backend(setting: str, name: str, device: torch.device, unsupported_reason: str | None) -> bool:
     if unsupported_reason is not None and name not in ("auto", "sdpa"):
         raise SettingsError(f"engine.{setting} = {name} cannot run on {device}: {unsupported_reason}; use auto or sdpa")
     return unsupported_reason is None and name != "sdpa"

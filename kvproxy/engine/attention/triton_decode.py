@@ -37,12 +37,12 @@ class TritonDecode:
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
-        double_buffer = _shared_memory(table.device) >= _DOUBLE_BUFFER_BYTES
+        double_buffer = _shared_memory_bytes(table.device) >= _DOUBLE_BUFFER_BYTES
         return _TritonDecodeOp(table, lengths, group, self, double_buffer)
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
+def _shared_memory_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)

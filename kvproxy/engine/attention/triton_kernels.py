@@ -18,7 +18,7 @@ def _split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _first_visible(length, KIND: tl.constexpr, WINDOW: tl.constexpr):
+def _first_visible_key(length, KIND: tl.constexpr, WINDOW: tl.constexpr):
     if KIND == "sliding_window":
         first = tl.maximum(length - WINDOW, 0)
     elif KIND == "chunked_local":
@@ -63,7 +63,7 @@ def split_kv_attention(
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
-    first_key = _first_visible(length, KIND, WINDOW)
+    first_key = _first_visible_key(length, KIND, WINDOW)
     size = _split_size(length - first_key, MIN_SPLIT, MAX_SPLITS)
     used = tl.cdiv(length - first_key, size)
     if tl.program_id(2) >= used:
@@ -134,7 +134,7 @@ def merge_splits(
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row).to(tl.int32)
-    num_visible = length - _first_visible(length, KIND, WINDOW)
+    num_visible = length - _first_visible_key(length, KIND, WINDOW)
     used = tl.cdiv(num_visible, _split_size(num_visible, MIN_SPLIT, MAX_SPLITS))
     split_ids = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, PADDED_DIM)

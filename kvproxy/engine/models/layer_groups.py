@@ -32,7 +32,7 @@ class LayerGroup:
     def spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
         return GroupSpec(self.kind, block_size, self.window, cached_windows if self.kind == "sliding_window" else "all")
 
-    def first_visible(self, position: Position) -> Position:
+    def first_visible_key(self, position: Position) -> Position:
         if self.kind == "sliding_window":
             first = position - (self.window - 1)
             return first.clamp(min=0) if isinstance(first, torch.Tensor) else max(0, first)
@@ -46,8 +46,8 @@ class LayerGroup:
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
             if self.kind == "chunked_local":
-                stop = min(stop, self.first_visible(start) + self.window)
-            yield self.first_visible(start), start, stop
+                stop = min(stop, self.first_visible_key(start) + self.window)
+            yield self.first_visible_key(start), start, stop
             start = stop
 
 

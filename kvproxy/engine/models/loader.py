@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kvproxy.demo import DEMO, verified_model_path
-from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register
+from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register_attention
 from kvproxy.engine.health import first_line
 from kvproxy.engine.kernels.int8_linear import quantize
 from kvproxy.engine.kernels.packed_linear import pack_linears
@@ -59,7 +59,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
     target = _device(device)
     if quantization == "int8" and dtype == "auto":
         dtype = "bfloat16"
-    register()
+    register_attention()
     transformers_log.disable_progress_bar()
     transformers_log.set_verbosity_error()
     try:

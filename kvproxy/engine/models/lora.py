@@ -45,7 +45,7 @@ class LoraManager:
                     digest.update(matrix.float().contiguous().cpu().numpy().data)
             self.by_name[name] = LoraAdapter(lora_id, digest.hexdigest())
         for layer, by_id in layers.items():
-            model.get_submodule(layer).register_forward_hook(self._hook(by_id))
+            model.get_submodule(layer).register_forward_hook(self._make_hook(by_id))
 
     def set_row_adapters(self, lora_ids: Sequence[int]) -> None:
         """Set the adapter of each token of the next step; 0 is the base model."""
@@ -56,7 +56,7 @@ class LoraManager:
                 self._slices.append((lora_id, slice(start, end)))
             start = end
 
-    def _hook(self, by_id: Mapping[int, _Matrices]) -> Any:
+    def _make_hook(self, by_id: Mapping[int, _Matrices]) -> Any:
         def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             for lora_id, rows in self._slices:
                 if lora_id in by_id:

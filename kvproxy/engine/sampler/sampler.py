@@ -59,7 +59,7 @@ def sample(
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
     tokens = argmax_rows(logits)
     random_rows = [row for row, settings in enumerate(params) if not settings.is_greedy]
-    filtered = {row for row in random_rows if is_filtered(params[row], logits.shape[-1])}
+    filtered = {row for row in random_rows if uses_top_k_or_p(params[row], logits.shape[-1])}
     for rows in (sorted(filtered), [row for row in random_rows if row not in filtered]):
         if rows:
             at = upload(rows, logits.device)
@@ -69,7 +69,7 @@ def sample(
     return _with_logprobs(plain, tokens, [each.logprobs for each in params])
 
 
-def is_filtered(params: SamplingParams, vocabulary: int) -> bool:
+def uses_top_k_or_p(params: SamplingParams, vocabulary: int) -> bool:
     return params.top_p < 1.0 or 0 < params.top_k < vocabulary
 
 
@@ -106,9 +106,9 @@ def _with_logprobs(
 def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
     logits = logits / upload([each.temperature for each in params], logits.device, np.float32)[:, None]
     order = None
-    if is_filtered(params[0], logits.shape[-1]):
+    if uses_top_k_or_p(params[0], logits.shape[-1]):
         logits, order = logits.sort(dim=-1, descending=True, stable=True)
-        probabilities = _filter(logits, params)
+        probabilities = _apply_top_k_and_p(logits, params)
     else:
         probabilities = logits.softmax(dim=-1)
     cumulative = probabilities.double().cumsum(dim=-1)
@@ -120,7 +120,7 @@ def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniform
     return (found if order is None else order.gather(1, found))[:, 0]
 
 
-def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def _apply_top_k_and_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     device, vocabulary = logits.device, logits.shape[-1]
     counts = upload([each.top_k if each.top_k > 0 else vocabulary for each in params], device)
     places = torch.arange(vocabulary, device=device)

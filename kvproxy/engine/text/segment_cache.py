@@ -37,7 +37,7 @@ class SegmentCache:
         self._bytes = 0
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
-    def ids(self, text: str, scope: str = "") -> list[int]:
+    def encode(self, text: str, scope: str = "") -> list[int]:
         """Return the token ids of a text. Scopes (tenants) share no entries, which prevents timing attacks."""
         if self._boundary is None:
             return self._encode(text)
@@ -114,7 +114,7 @@ def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
         token.content
         for token in first
         if token.content and token.content in rendered and not token.lstrip and not token.single_word
-        if not any(_may_cover(other.content, token.content) for other in first)
+        if not any(_may_overlap(other.content, token.content) for other in first)
     ]
     return re.compile("|".join(map(re.escape, safe))) if safe else None
 
@@ -128,6 +128,6 @@ def _render_sample(tokenizer: Any) -> str:
         return ""
 
 
-def _may_cover(other: str, token: str) -> bool:
+def _may_overlap(other: str, token: str) -> bool:
     ends = any(token.startswith(other[start:]) for start in range(1, len(other)))
     return ends or (other != token and token in other)

@@ -27,13 +27,13 @@ class ChatTokenizer:
         self.eos_ids = eos_ids
         # Fast tokenizers are thread-safe if truncation and padding do not change, which the first call may do.
         self._lock = nullcontext() if tokenizer.is_fast else Lock()
-        self._ids("")
-        self._segments = SegmentCache(tokenizer, partial(self._ids, add_special_tokens=False))
+        self._token_ids("")
+        self._segments = SegmentCache(tokenizer, partial(self._token_ids, add_special_tokens=False))
 
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
         """Return the token ids of a prompt without a chat template. `param` is the field that errors name."""
         self._check_text(text, param, check)
-        return self._ids(text)
+        return self._token_ids(text)
 
     def chat(
         self,
@@ -49,7 +49,7 @@ class ChatTokenizer:
         text = self._render(messages, tools)
         # The template may drop text, so check it after rendering.
         self._check_text(text, "messages", check)
-        return self._segments.ids(text, scope)
+        return self._segments.encode(text, scope)
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
         """Make `chat` return the generated tokens, if a later conversation contains their text in this place."""
@@ -86,7 +86,7 @@ class ChatTokenizer:
             raise InvalidRequest(f"{param} contains a lone surrogate: send valid Unicode", param=param) from None
         check(-(-len(text) // _MAX_TOKEN_CHARACTERS))
 
-    def _ids(self, text: str, **options: Any) -> list[int]:
+    def _token_ids(self, text: str, **options: Any) -> list[int]:
         with self._lock:
             ids: list[int] = self._tokenizer.encode(text, **options)
         return ids

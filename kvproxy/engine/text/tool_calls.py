@@ -84,7 +84,7 @@ def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCa
 
 def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCallFormat | None:
     user = {"role": "user", "content": "?"}
-    tools = [_tool(name) for name in _NAMES]
+    tools = [_made_up_tool(name) for name in _NAMES]
     calls = [
         {"id": f"call{place:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for place, name in enumerate(_NAMES)
@@ -115,7 +115,7 @@ def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCa
     return form if form.opening and not form.opening[0].isspace() and form.visible_text(middle) else None
 
 
-def _tool(name: str) -> dict[str, Any]:
+def _made_up_tool(name: str) -> dict[str, Any]:
     properties = {argument: {"type": "integer", "description": "made up"} for argument in _ARGUMENTS}
     parameters = {"type": "object", "properties": properties, "required": list(_ARGUMENTS)}
     return {"type": "function", "function": {"name": name, "description": "made up", "parameters": parameters}}

@@ -23,8 +23,8 @@ from kvproxy.engine.attention.triton_decode import launch_options, tile_size
 _TYPES = {"bf16": (tl.bfloat16, 2), "fp16": (tl.float16, 2), "fp32": (tl.float32, 4)}
 _CUT = {"MIN_SPLIT": 128, "MAX_SPLITS": 64, "HEAD_DIM": 128, "PADDED_DIM": 128}
 Kind = dict[str, Any]
-FULL_ATTENTION: Kind = {"KIND": "full", "REACH": 0, "HAS_SOFTCAP": False}
-WINDOW: Kind = {"KIND": "sliding_window", "REACH": 4096, "HAS_SOFTCAP": True}
+FULL_ATTENTION: Kind = {"KIND": "full", "WINDOW": 0, "HAS_SOFTCAP": False}
+WINDOW: Kind = {"KIND": "sliding_window", "WINDOW": 4096, "HAS_SOFTCAP": True}
 _SCRATCH = {"partial": "*fp32", "logsums": "*fp32", "lengths": "*i64"}
 _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
 
@@ -83,9 +83,9 @@ def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]
     """Facts of the second kernel."""
     options = {"num_warps": 4, "num_stages": 2}
     limits = (
-        {"KIND": "sliding_window", "REACH": 128, "HAS_SINKS": True}
+        {"KIND": "sliding_window", "WINDOW": 128, "HAS_SINKS": True}
         if sinks
-        else {"KIND": "full", "REACH": 0, "HAS_SINKS": False}
+        else {"KIND": "full", "WINDOW": 0, "HAS_SINKS": False}
     )
     return facts(
         triton_kernels.merge_splits,

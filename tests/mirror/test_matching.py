@@ -200,7 +200,7 @@ async def test_a_prompt_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.subscribers[0].state = engine.state
     prompt = HashedPrompt(tokens)
     await compute_hashes(prompt, [mirror])
-    monkeypatch.setattr(BlockHasher, "chain", None)
+    monkeypatch.setattr(BlockHasher, "hash_blocks", None)
     found = mirror.match_prefix(prompt)
     assert found is not None
     assert found[1].matched_tokens == 28

@@ -102,7 +102,7 @@ class AsyncLLM:
 
         Raises:
             InvalidRequest: a value is out of range.
-            ContextTooLong: prompt and output exceed the model or the block pool.
+            ContextTooLong: prompt and output exceed the limit of the model or the block pool.
             Overloaded: the engine failed or stopped.
         """
         self._engine.limits.validate(request)

@@ -5,7 +5,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore
 from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.host_memory import HostStore
 from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.tier_chain import TierChain
 

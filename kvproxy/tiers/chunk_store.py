@@ -49,7 +49,7 @@ class TierStats(StoreStats):
 
 
 class ChunkStore(Protocol):
-    """Stores chunks by key. It is thread-safe. All methods except `should_put` and `stats` may raise TierError."""
+    """Stores chunks by key; thread-safe. All methods except `should_put` and `stats` may raise TierError."""
 
     name: str
     remote: bool

@@ -1,6 +1,6 @@
 """The tiers from the fastest to the slowest. A chunk is written to all tiers when its last token is computed.
 
-Its eviction would be too late: the step that evicts a block overwrites it, and a killed process evicts nothing.
+To write it on eviction would be too late: the step that evicts a block overwrites it, and a killed process evicts nothing.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from kvproxy.encryption import Cipher, is_encrypted
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError, TierStats
-from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.host_memory import HostStore
 
 T = TypeVar("T")
 _log = logging.getLogger("kvproxy")

@@ -18,7 +18,7 @@ from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_store import ChunkStore
 from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.host_memory import HostStore
 from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference, tiny

@@ -15,7 +15,7 @@ from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError
 from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.host import HostStore
+from kvproxy.tiers.host_memory import HostStore
 from kvproxy.tiers.redis import RedisStore
 from tests.polling import until
 from tests.redis_server import RedisServer

@@ -12,7 +12,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
 """Key elements per tile, by bytes per element. Larger tiles of four bytes would spill registers."""
 _DOUBLE_BUFFER_BYTES = 160 << 10
-"""Shared memory per multiprocessor from which double buffering is enabled; three programs fit into it."""
+"""Minimum shared memory per multiprocessor for double buffering, enough for three programs."""
 _DOUBLE_BUFFER_STAGES = 5
 """With fewer pipeline stages, Triton does not double-buffer keys and values."""
 

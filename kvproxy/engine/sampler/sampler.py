@@ -32,7 +32,7 @@ class UniformStream:
         self._peeked: deque[float] = deque()
 
     def peek(self, count: int) -> list[float]:
-        """Return the next numbers in [0, 1). `pop` removes one of them."""
+        """Return the next numbers in [0, 1). `pop` removes the first one."""
         while len(self._peeked) < count:
             self._peeked.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
         return list(islice(self._peeked, count))

@@ -31,7 +31,7 @@ def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> t
 
 
 class GrammarCompiler:
-    """Compiles grammars for the tokens of one model. It is thread-safe, and caches compiled grammars."""
+    """Compiles grammars for one model's tokens, and caches them. Thread-safe."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer

@@ -61,7 +61,7 @@ class Scheduler:
         self.waiting.unregister(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step, allocate its blocks, and advance each sequence."""
+        """Plan the next step, allocate its blocks, and count its tokens as computed."""
         output = SchedulerOutput()
         budget = self._max_num_batched_tokens
         for sequence in self._tiers.get_finished() if self._tiers else ():

@@ -141,7 +141,7 @@ class SequenceState:
         )
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Add the log-probabilities of the prompt tokens after position `start`, to which `logits` belong."""
+        """Add the log-probabilities of the prompt tokens from `start + 1` on, given the logits from `start` on."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]

@@ -1,13 +1,13 @@
 """A cache of token ids for segments of chats: only the new segments of a continued chat are tokenized.
 
 A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. So segments
-may begin at an added token that a plain search finds where the tokenizer finds it. This requires:
+may begin at an added token that a plain search finds where the tokenizer finds it. This requires of the token:
 
 - Its `normalized`, `single_word`, and `lstrip` are false.
 - No other added token contains it, or ends with its beginning, so that no other match overlaps it.
 
-Some tokenizers prepend a blank to a text (Metaspace). This changes only a segment that begins with other text, which no
-later segment equals.
+Some tokenizers prepend a blank to a text (Metaspace). This changes only a first segment without an added token, which
+equals no later segment.
 """
 
 import re

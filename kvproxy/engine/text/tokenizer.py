@@ -52,7 +52,7 @@ class ChatTokenizer:
         return self._segments.encode(text, scope)
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
-        """Make `chat` return the generated tokens, if a later conversation contains their text in this place."""
+        """Make `chat` return the generated tokens in later conversations that contain the prompt and their text."""
         end = len(output)
         while end and output[end - 1] in self.eos_ids:
             end -= 1

@@ -70,7 +70,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write the blocks of `content`, shaped as in `read_blocks`, from number `first` on."""
+        """Write `content`, shaped as in `read_blocks`, to `blocks`. Its first `first` blocks are skipped."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":

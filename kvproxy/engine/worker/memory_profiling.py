@@ -14,7 +14,7 @@ from kvproxy.tiers.free_memory import free_memory
 
 _STEP_MARGIN = 1.1
 _RESERVED_BYTES = 768 << 20
-"""GPU memory for library workspaces, CUDA graphs, and FAISS (256 MiB)."""
+"""GPU memory for library workspaces, CUDA graphs, and the response cache's FAISS index (256 MiB)."""
 _MAX_CPU_SHARE_BASE = 4 << 30
 
 

@@ -23,7 +23,7 @@ _ENTRY_OVERHEAD_BYTES = 400
 
 
 class SegmentCache:
-    """Caches the token ids of recent segments. It is thread-safe.
+    """Caches the token ids of recent segments. Thread-safe.
 
     `encode` returns the ids of a text without additional special tokens.
     """

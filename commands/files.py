@@ -87,7 +87,6 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
-    """Save charts in the format of the file's suffix."""
     if file is not None:
         from kvproxy.charts import save
 

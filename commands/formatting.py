@@ -11,7 +11,7 @@ _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
 def age(created: float) -> str:
-    """Format the time since a moment in seconds since the epoch."""
+    """Format the time since `created`, in seconds since the epoch."""
     return format_seconds(round(time.time() - created))
 
 

@@ -25,7 +25,9 @@ SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 def savings(
     *,
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = "layer",
-    since: Annotated[float | None, duration_option(help="Only whole days within this duration, such as 7d.")] = None,
+    since: Annotated[
+        float | None, duration_option(help="Only days (UTC) since the start of this duration, such as 7d.")
+    ] = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="List the reused and the lost prompt tokens instead.")
     ] = False,

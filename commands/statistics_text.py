@@ -7,7 +7,7 @@ from kvproxy.commands.formatting import one_line, percent
 from kvproxy.units import format_bytes, format_seconds, plural
 
 BOUND_VALID_FROM = 500
-"""Semantic hits from which the bound on the share holds; before, it limits the number of wrong responses."""
+"""Served semantic hits from which the error bound limits their wrong share; before, it limits their wrong number."""
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",

@@ -38,8 +38,8 @@ def top(
 ) -> None:
     """Watch requests, hit rates, the block pool and upstreams.
 
-    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once or --json, it prints. --json prints one
-    line per update. The dashboard at /ui has more views.
+    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once or --json, it prints updates, with
+    --json one per line. The dashboard at /ui has more views.
 
     Example: kvproxy top
 

@@ -60,8 +60,7 @@ def import_(
 def encrypt(store: Store = None, data: Data = None) -> Output:
     """Encrypt stored responses with the current key.
 
-    It encrypts plain responses, and those under older keys, while the proxy runs or not. Older keys can then be removed from
-    the settings.
+    It encrypts plain responses, and those under older keys, which can then be removed from the settings. The proxy may run.
 
     Example: kvproxy cache encrypt
     """

@@ -63,7 +63,6 @@ def _column_sql(name: str) -> str:
     if name in _STRINGS:
         return f"(select name from names where number = {source}) as {name}"
     if name in _DIGESTS:
-        # The id of an imported entry may be any text.
         return f"case typeof({source}) when 'blob' then lower(hex({source})) else {source} end as {name}"
     return f"{source} / 1000.0 as {name}" if name.endswith("_ms") else f"{source} as {name}"
 

@@ -121,7 +121,6 @@ class Auditor:
         cold, answer = await self._complete(path, salted)
         if not self._histories:
             return AuditedPair(number, cold, (await self._complete(path, salted))[0])
-        # Without reasoning, and with other white space.
         changed: JsonObject = {"role": "assistant", "content": f"{str(answer.get('content') or '').strip()} \n"}
         earlier = objects(body.get("messages"))
         chats: list[JsonObject] = [{**salted, "messages": [*earlier, each, _NEXT]} for each in (answer, changed)]

@@ -97,7 +97,7 @@ def estimate_prefix_reuse(
         sizes: in blocks; None selects eight sizes up to the number of distinct blocks.
     """
     chains = block_chains(requests, block_size)
-    # One block is the null block, as in vLLM. Another one is for an incomplete block.
+    # One block is the null block, and one is for an incomplete block.
     chosen = sorted(set(sizes)) if sizes else [size + 2 for size in default_sizes(chains, _DEFAULT_SIZES)]
     *hits, unlimited = lru_hits(chains, [*(max(1, size - 1) for size in chosen), None])
     points = [PrefixPoint(size, block_size * hit) for size, hit in zip(chosen, hits, strict=True)]

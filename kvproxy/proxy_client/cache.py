@@ -55,7 +55,7 @@ class RemoteCache:
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """Remove or expire all matching entries, as `remove`; return the number of changed entries."""
+        """Remove or expire all matching entries, as `remove` does."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 

@@ -66,7 +66,6 @@ class JournalFile:
         return self.reader.find(request)
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
-        """Explain a cache miss; `format_time` formats seconds since the epoch."""
         # Slow to import.
         from kvproxy.flow.explain import prompt_contents
         from kvproxy.journal.miss_explanation import explain_record

@@ -50,7 +50,7 @@ class _PresetIds(IdGenerator):
 
 
 class Exporter:
-    """Exports finished exchanges. OpenTelemetry sends batches from its own threads."""
+    """Exports exchanges. OpenTelemetry sends batches from its own threads."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         endpoint = str(settings.endpoint).rstrip("/")

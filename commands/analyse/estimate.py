@@ -106,7 +106,7 @@ def _saved_seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
 
 def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None:
     total = found.requests
-    layers = {"Exact hits": found.exact_savings, "Semantic hits": found.similar_savings, "Engine": None}
+    layers = {"Exact hits": found.exact_savings, "Semantic hits": found.semantic_savings, "Engine": None}
     rows: list[Row] = []
     for name, hits in layers.items():
         requests = found.forwarded if hits is None else hits.requests
@@ -121,7 +121,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
             }
         )
     print_table(rows, title=plural(total, "request"))
-    fewest, most = found.similar_range
+    fewest, most = found.semantic_range
     if fewest < most:
         typer.echo(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
     typer.echo(_error_sentence(found))
@@ -144,13 +144,13 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
         f"seconds: {rates[0]:,g} prompt tokens per second and {rates[1]:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
     )
-    if found.unread:
-        typer.echo(f"{found.unread:,} prompts contain more than text and are not counted")
+    if found.untokenized:
+        typer.echo(f"{found.untokenized:,} prompts contain more than text and are not counted")
 
 
 def _error_sentence(found: "Estimate") -> str:
     wrong, interval = found.wrong, found.wrong.interval
-    if not found.similar:
+    if not found.semantic:
         return "no semantic hits"
     if interval is not None:
         return (
@@ -170,6 +170,6 @@ def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
         for point in document[name]["points"]:
             point["share"] = prefix.share(point["reused"])
             point["seconds"] = point["reused"] / rates[0]
-    for name, hits in (("exact_savings", found.exact_savings), ("similar_savings", found.similar_savings)):
+    for name, hits in (("exact_savings", found.exact_savings), ("semantic_savings", found.semantic_savings)):
         document[name]["seconds"] = _saved_seconds(hits, rates)
     return document

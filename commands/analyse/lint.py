@@ -93,8 +93,8 @@ def _print(found: "LintReport", top: int) -> None:
         typer.echo(f"{alone:,} requests share their beginning with no other request")
     if top and len(families) > top:
         typer.echo(f"{len(families) - top:,} smaller families are not shown: use --top 0")
-    if found.unread:
-        typer.echo(f"{found.unread:,} prompts contain more than text and were skipped")
+    if found.untokenized:
+        typer.echo(f"{found.untokenized:,} prompts contain more than text and were skipped")
 
 
 def _print_family(report: "FamilyReport", block_size: int) -> None:
@@ -141,4 +141,4 @@ def _document(found: "LintReport") -> dict[str, Any]:
         }
         for report in found.families
     ]
-    return {"block_size": found.block_size, "unread": found.unread, "families": families}
+    return {"block_size": found.block_size, "untokenized": found.untokenized, "families": families}

@@ -117,5 +117,5 @@ def _print_notes(report: "SessionReport") -> None:
         print_note(
             'a model has no price: costs are relative to input, with Anthropic\'s ratios; set [journal.prices."MODEL"]'
         )
-    if report.unread:
-        print_note(f"{report.unread:,} requests report no usage and are not counted")
+    if report.without_usage:
+        print_note(f"{report.without_usage:,} requests report no usage and are not counted")

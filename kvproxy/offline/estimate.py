@@ -50,28 +50,28 @@ class Estimate:
     """The effect of both caches on a log.
 
     Attributes:
-        exact, similar, forwarded: exact hits, semantic hits, and requests to the engine.
-        similar_range: fewest and most semantic hits of all replays.
+        exact, semantic, forwarded: exact hits, semantic hits, and requests to the engine.
+        semantic_range: fewest and most semantic hits of all replays.
         uncacheable: forwarded requests that are never cached.
         learned: the policy learned from responses in the log.
         prefix: reuse of forwarded prompts by the engine.
         prefix_alone: reuse by the engine without a response cache.
-        unread: forwarded requests whose prompt cannot be tokenized.
+        untokenized: forwarded requests whose prompt cannot be tokenized.
     """
 
     requests: int
     exact: int
-    similar: int
-    similar_range: tuple[int, int]
+    semantic: int
+    semantic_range: tuple[int, int]
     forwarded: int
     uncacheable: int
     learned: bool
     wrong: WrongShare
     prefix: PrefixEstimate
     prefix_alone: PrefixEstimate
-    unread: int
+    untokenized: int
     exact_savings: HitSavings
-    similar_savings: HitSavings
+    semantic_savings: HitSavings
 
 
 async def estimate(
@@ -114,22 +114,22 @@ async def estimate(
     return Estimate(
         requests=len(replayed),
         exact=layers["exact"],
-        similar=layers["semantic"],
-        similar_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
+        semantic=layers["semantic"],
+        semantic_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
         forwarded=len(forwarded),
         uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
         learned=has_responses(requests),
         wrong=_wrong_share(replayed),
         prefix=prefix,
         prefix_alone=alone,
-        unread=len(forwarded) - len(readable),
+        untokenized=len(forwarded) - len(readable),
         exact_savings=_savings(replayed, tokenized, "exact", settings),
-        similar_savings=_savings(replayed, tokenized, "semantic", settings),
+        semantic_savings=_savings(replayed, tokenized, "semantic", settings),
     )
 
 
 def estimate_charts(found: Estimate) -> list[Chart]:
-    bars = [("exact hits", found.exact), ("semantic hits", found.similar), ("engine", found.forwarded)]
+    bars = [("exact hits", found.exact), ("semantic hits", found.semantic), ("engine", found.forwarded)]
     tokens = found.prefix.block_size
     lines = [
         ChartLine(

@@ -69,12 +69,12 @@ class LintReport:
     """The findings of all families, the largest first.
 
     Attributes:
-        unread: number of prompts that cannot be tokenized.
+        untokenized: number of prompts that cannot be tokenized.
     """
 
     families: tuple[FamilyReport, ...]
     block_size: int
-    unread: int
+    untokenized: int
 
     def edits_as_toml(self) -> str:
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
@@ -111,7 +111,7 @@ async def lint(
     for number, family in enumerate(families, 1):
         reports.append(await prompts.report(family))
         progress(0.5 + 0.5 * number / len(families))
-    return LintReport(tuple(reports), block_size, prompts.unread)
+    return LintReport(tuple(reports), block_size, prompts.untokenized)
 
 
 class _Prompts:
@@ -120,7 +120,7 @@ class _Prompts:
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
-        self.unread = 0
+        self.untokenized = 0
         self._tokenized: list[TokenizedRequest] = []
         self._tokenizer = tokenizer
         self._block_size = block_size
@@ -131,7 +131,7 @@ class _Prompts:
             form = prompt_input(request)
             tokenized = await tokenize_request(self._tokenizer, request, form, response)
         except KvproxyError:
-            self.unread += 1
+            self.untokenized += 1
             return
         self.forms.append(form)
         self.requests.append(request)

@@ -53,7 +53,7 @@ class SessionReport:
         cost: of all input.
         uncached: of all input without a cache.
         pause_costs: cost by treatment of pauses, relative to five-minute writes without keep-warm requests.
-        unread: requests whose response has no usage.
+        without_usage: requests whose response has no usage.
         is_relative: costs are in millions of input tokens, because a model has no price.
     """
 
@@ -64,7 +64,7 @@ class SessionReport:
     cost: float
     uncached: float
     pause_costs: dict[str, float]
-    unread: int
+    without_usage: int
     is_relative: bool
 
 
@@ -83,7 +83,7 @@ def report_sessions(
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)
     prices = RELATIVE_PRICES if is_relative else settings.prices
-    turns, unread = _turns_of_requests(requests, prices, progress)
+    turns, without_usage = _turns_of_requests(requests, prices, progress)
     for trace in traces:
         turns += _trace_turns(trace, _TRACE_NUMBERS + len(turns), prices)
     by_session: dict[int, list[Turn]] = {}
@@ -105,7 +105,7 @@ def report_sessions(
         sum(_cost(turn, prices) for turn in turns),
         sum(_cost(turn, prices, cached=False) for turn in turns),
         _pause_costs(list(by_session.values()), prices),
-        unread,
+        without_usage,
         is_relative,
     )
 
@@ -113,7 +113,7 @@ def report_sessions(
 def _turns_of_requests(
     requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
 ) -> tuple[list[Turn], int]:
-    unread = 0
+    without_usage = 0
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         path = Path(folder) / FILE
         # The journal keeps records of any age.
@@ -122,7 +122,7 @@ def _turns_of_requests(
             for number, request in enumerate(requests, 1):
                 exchange = _finished_exchange(request, number)
                 if exchange is None:
-                    unread += 1
+                    without_usage += 1
                 else:
                     journal.add(exchange)
                 if number % _BATCH == 0:
@@ -130,7 +130,7 @@ def _turns_of_requests(
                     progress(number / len(requests))
             journal.flush()
             with closing(JournalReader(path)) as reader:
-                return SessionReader(reader, prices).all_turns(), unread
+                return SessionReader(reader, prices).all_turns(), without_usage
 
 
 def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:

@@ -35,9 +35,9 @@ def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
     ]
     found = estimated(lines, tmp_path / "one", [64])
     shown = live.layers(lines, tmp_path / "two")
-    assert (found.exact, found.similar, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
+    assert (found.exact, found.semantic, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
     assert found.exact >= 2
-    assert found.similar == 1
+    assert found.semantic == 1
     assert (found.wrong.compared, found.wrong.wrong) == (1, 0)
 
 
@@ -54,9 +54,9 @@ def reworded() -> list[logs.Line]:
 def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: Path, reworded: list[logs.Line]) -> None:
     found = estimated(reworded, tmp_path / "one", [64])
     shown = live.layers(reworded, tmp_path / "two", Random(0).random)
-    assert (found.exact, found.similar, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
-    assert found.similar_range == (found.similar, found.similar)
-    assert found.similar > 0
+    assert (found.exact, found.semantic, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
+    assert found.semantic_range == (found.semantic, found.semantic)
+    assert found.semantic > 0
 
 
 def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
@@ -67,7 +67,7 @@ def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: l
         sum(each.exchange is not None and each.exchange.layer == "semantic" for each in one) for one in replays
     )
     found = estimated(few, tmp_path / "all", [64], draws=2)
-    assert (found.similar_range, found.similar) == ((hits[0], hits[1]), hits[1])
+    assert (found.semantic_range, found.semantic) == ((hits[0], hits[1]), hits[1])
 
 
 def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
     file = logs.write(tmp_path / "log.jsonl", [{**each, "response": None} for each in logs.agents(2, 2)])
     result = kvproxy("estimate", file, "--data", str(tmp_path), "--blocks", "20,200", "--json")
     told = json.loads(result.stdout)
-    assert told["requests"] == told["exact"] + told["similar"] + told["forwarded"]
+    assert told["requests"] == told["exact"] + told["semantic"] + told["forwarded"]
     assert [point["blocks"] for point in told["prefix"]["points"]] == [20, 200]
     assert told["wrong"]["interval"] is None
     refused = kvproxy("estimate", file, "--blocks", "many")

@@ -98,11 +98,11 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
         if compared == 1
         else f"{compared:,} stored responses were compared with fresh ones.",
         f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.",
-        *_served(served, learned["bound"]),
+        *_served_sentences(served, learned["bound"]),
     ]
 
 
-def _served(served: int, bound: float) -> list[str]:
+def _served_sentences(served: int, bound: float) -> list[str]:
     if not served:
         return ["No similar question was answered from the cache yet."]
     sentence = "1 similar question was" if served == 1 else f"{served:,} similar questions were"

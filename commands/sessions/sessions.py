@@ -52,12 +52,12 @@ def show(
 
     Example: kvproxy sessions show 42
     """
-    from kvproxy.journal.sessions.session_reader import session_of
+    from kvproxy.journal.sessions.session_reader import summarize_session
 
     rows = source.open().session_tree(session)
 
     def show() -> None:
-        found = session_of([row.turn for row in rows if row.turn.session == rows[0].turn.session])
+        found = summarize_session([row.turn for row in rows if row.turn.session == rows[0].turn.session])
         print_facts(
             [
                 ("session", f"{found.id} {found.name or ''}"),

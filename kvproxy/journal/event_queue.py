@@ -26,7 +26,7 @@ class EventQueue:
 
     def put(self, exchange: Exchange) -> bool:
         """Add a finished request; return False if the queue is full."""
-        size = _size(exchange)
+        size = _body_bytes(exchange)
         with self._lock:
             if self._exchanges >= MAX_EXCHANGES or self._bytes + size > _MAX_BYTES:
                 return False
@@ -45,9 +45,9 @@ class EventQueue:
             events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
             exchanges = [each for each in events if isinstance(each, Exchange)]
             self._exchanges -= len(exchanges)
-            self._bytes -= sum(map(_size, exchanges))
+            self._bytes -= sum(map(_body_bytes, exchanges))
         return events
 
 
-def _size(exchange: Exchange) -> int:
+def _body_bytes(exchange: Exchange) -> int:
     return 0 if exchange.request is None else len(exchange.request.raw)

@@ -13,7 +13,7 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 
 @dataclass(frozen=True, slots=True)
-class WrongInterval:
+class WrongHitInterval:
     """The bounds of the share of wrong semantic hits, from 0 to 1, and a sentence about their source."""
 
     least: float
@@ -59,7 +59,7 @@ class SavingsReport:
 
     rows: list[Saving]
     total: Saving | None
-    wrong: WrongInterval | None
+    wrong: WrongHitInterval | None
     currency: str
 
 
@@ -91,7 +91,7 @@ def savings(
     reader: JournalReader,
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
-    wrong_interval: WrongInterval | None = None,
+    wrong_interval: WrongHitInterval | None = None,
     since: str | None = None,
 ) -> list[Saving]:
     """Return the savings of each group, the largest first; days are in their order.
@@ -145,18 +145,18 @@ def _subtract_writes(
             found.setdefault(name, Saving(name)).add_money(-paid, -paid)
 
 
-def _wrong_interval(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongInterval | None:
+def _wrong_interval(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongHitInterval | None:
     """Return the interval of the comparisons in `counts`, else the policy's bound; None if neither is known."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:
         wrong, compared = counts["accepted_wrong"], counts["accepted"]
-        return WrongInterval(
+        return WrongHitInterval(
             *wilson_interval(wrong, compared),
             f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong",
         )
     if settings.policy == "learned":
-        return WrongInterval(0.0, settings.max_error, "the policy's bound, cache.max_error")
+        return WrongHitInterval(0.0, settings.max_error, "the policy's bound, cache.max_error")
     return None
 
 

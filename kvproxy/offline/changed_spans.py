@@ -162,7 +162,7 @@ def strip_edit(span: ChangedSpan) -> EditSettings:
     if span.kind == "billing header":
         pattern = r"\A(?:.*\n)??([^\n]*billing-header[^\n]*\n?)"
         return EditSettings(name=name, action="strip", role=role, pattern=pattern)
-    before, after = _escape(span.before), _escape(span.after)
+    before, after = _digit_insensitive_pattern(span.before), _digit_insensitive_pattern(span.after)
     shape = next((pattern for kind, pattern in _PATTERNS if kind == span.kind and _matches(pattern, span)), None)
     lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
     end = f"({shape})" if shape is not None else rf"(.*?){after or chr(92) + 'Z'}"
@@ -177,5 +177,5 @@ def _matches(pattern: str, span: ChangedSpan) -> bool:
     return all(re.fullmatch(pattern, text) for text in (span.old, span.new))
 
 
-def _escape(text: str) -> str:
+def _digit_insensitive_pattern(text: str) -> str:
     return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

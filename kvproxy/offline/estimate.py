@@ -17,7 +17,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 
 @dataclass(frozen=True, slots=True)
-class WrongShare:
+class WrongHits:
     """Semantic hits that were compared with logged responses, and the mean error that the policy expected."""
 
     compared: int
@@ -66,7 +66,7 @@ class Estimate:
     forwarded: int
     uncacheable: int
     learned: bool
-    wrong: WrongShare
+    wrong: WrongHits
     prefix: PrefixEstimate
     prefix_alone: PrefixEstimate
     untokenized: int
@@ -119,7 +119,7 @@ async def estimate(
         forwarded=len(forwarded),
         uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
         learned=has_responses(requests),
-        wrong=_wrong_share(replayed),
+        wrong=_wrong_hits(replayed),
         prefix=prefix,
         prefix_alone=alone,
         untokenized=len(forwarded) - len(readable),
@@ -175,12 +175,12 @@ def _savings(
     return HitSavings(len(hits), prompt, response, sum(money) if has_price else None)
 
 
-def _wrong_share(replayed: Sequence[ReplayedRequest]) -> WrongShare:
+def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:
     hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
     risks = [risk for hit in hits if hit.match is not None and (risk := _expected_error(hit.match)) is not None]
     compared = [each.is_right for each in replayed if each.is_right is not None]
     expected = sum(risks) / len(risks) if risks else None
-    return WrongShare(len(compared), compared.count(False), expected)
+    return WrongHits(len(compared), compared.count(False), expected)
 
 
 def _expected_error(match: Match) -> float | None:

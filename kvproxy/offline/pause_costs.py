@@ -38,7 +38,7 @@ LongWrite = Callable[[int, int], bool]
 """Whether to write for one hour, from the number of new tokens and the number of tokens without a one-hour write."""
 
 
-def price(session: Session, requests: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
+def session_price(session: Session, requests: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
     """Return the price of a session's input, in units of an uncached token's price."""
     total, kept, before = 0.0, 0, 0
     for step in session:
@@ -46,7 +46,7 @@ def price(session: Session, requests: KeepWarmCount, long_write: LongWrite, pric
         total += sent * prices.read * step.shared
         if step.pause == math.inf:
             break
-        live = live_tokens(step, sent, kept)
+        live = cached_tokens(step, sent, kept)
         kept = min(kept, live)
         new = step.tokens - live
         is_long = long_write(new, step.tokens - kept)
@@ -56,7 +56,7 @@ def price(session: Session, requests: KeepWarmCount, long_write: LongWrite, pric
     return total
 
 
-def live_tokens(step: Step, sent: float, kept: int) -> int:
+def cached_tokens(step: Step, sent: float, kept: int) -> int:
     """Return the tokens of a step that are still cached after `sent` keep-warm requests.
 
     `kept` tokens were written for one hour.
@@ -68,8 +68,8 @@ def live_tokens(step: Step, sent: float, kept: int) -> int:
     return min(kept, step.shared) if step.pause - sent * KEEP_WARM_SECONDS <= HOUR else 0
 
 
-def policy_price(session: Session, survival: Survival, prices: CachePrices) -> float:
-    """Return the price of a session's input under the policy of `pause_policy`; its unit is as in `price`."""
+def pause_policy_price(session: Session, survival: Survival, prices: CachePrices) -> float:
+    """Return the price of a session's input under the policy of `pause_policy`; its unit is as in `session_price`."""
 
     def requests(tokens: int, kept: int) -> int:
         return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)
@@ -77,4 +77,4 @@ def policy_price(session: Session, survival: Survival, prices: CachePrices) -> f
     def long_write(new: int, unprotected: int) -> bool:
         return write_for_an_hour(new, unprotected, survival, prices)
 
-    return price(session, requests, long_write, prices)
+    return session_price(session, requests, long_write, prices)

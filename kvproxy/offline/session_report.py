@@ -19,9 +19,16 @@ from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.prices import input_price
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.ledger import EarlierPrefix, losses
-from kvproxy.journal.sessions.session_reader import LedgerReport, Session, SessionReader, Turn, ledger_of, session_of
-from kvproxy.offline.pause_costs import Step, policy_price, price
+from kvproxy.journal.sessions.ledger import EarlierPrefix, lost_tokens
+from kvproxy.journal.sessions.session_reader import (
+    LedgerReport,
+    Session,
+    SessionReader,
+    Turn,
+    ledger_of,
+    summarize_session,
+)
+from kvproxy.offline.pause_costs import LongWrite, Step, pause_policy_price, session_price
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.transcripts import TraceSession
 from kvproxy.pause_policy import CachePrices, PauseTimes
@@ -98,7 +105,7 @@ def report_sessions(
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
     shares = [mean(map(_repeated_share, found[1:])) for found in by_session.values() if len(found) > 1]
     return SessionReport(
-        sorted(map(session_of, by_session.values()), key=lambda each: -(each.cost or 0.0)),
+        sorted(map(summarize_session, by_session.values()), key=lambda each: -(each.cost or 0.0)),
         ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
         sorted(regions, key=lambda each: -each.tokens),
         (median(shares), mean(shares)) if shares else None,
@@ -165,7 +172,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
         model = str(row.get("model", ""))
         is_expired = pause is not None and pause > (price_of(model, prices) or PriceSettings()).ttl
         reused = 0 if is_expired else shared
-        lost = losses(prompt, reused, EarlierPrefix(tokens=shared, expired=is_expired))
+        lost = lost_tokens(prompt, reused, EarlierPrefix(tokens=shared, expired=is_expired))
         seconds, out = row.get("api_time"), row.get("out")
         duration = float(seconds) if isinstance(seconds, int | float) else 0.0
         number = first + place
@@ -214,7 +221,11 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
 
     It is assumed that the provider stores the whole prompt of each turn.
     """
-    costs = {"five-minute writes": 0.0, "one-hour writes": 0.0, "pause policy": 0.0}
+    writes: dict[str, LongWrite] = {
+        "five-minute writes": lambda new, unprotected: False,
+        "one-hour writes": lambda new, unprotected: True,
+    }
+    costs = dict.fromkeys([*writes, "pause policy"], 0.0)
     survival = PauseTimes().survival()
     for turns in sessions:
         found = price_of(turns[0].model, prices)
@@ -229,11 +240,8 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
             Step(turn.prompt_tokens, round(turn.prompt_tokens * _repeated_share(turn)), turn.pause) for turn in turns
         ]
         steps.append(Step(0, turns[-1].prompt_tokens, inf))
-        for name, paid in (
-            ("five-minute writes", price(steps, lambda tokens, kept: 0, lambda new, unprotected: False, relative)),
-            ("one-hour writes", price(steps, lambda tokens, kept: 0, lambda new, unprotected: True, relative)),
-            ("pause policy", policy_price(steps, survival, relative)),
-        ):
-            costs[name] += found.input * paid
+        for name, long_write in writes.items():
+            costs[name] += found.input * session_price(steps, lambda tokens, kept: 0, long_write, relative)
+        costs["pause policy"] += found.input * pause_policy_price(steps, survival, relative)
     base = costs["five-minute writes"]
     return {name: cost / base for name, cost in costs.items()} if base else {}

@@ -61,14 +61,15 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
     for file in files:
         text = read_text(file)
         if text.lstrip().startswith("{") and '"hash_ids"' in text[:_MOST_CHARACTERS]:
-            traces += _trace(file, text)
+            traces += _weka_sessions(file, text)
             continue
-        lines = list(_lines(text))
-        requests += _codex(lines) if any(line.get("type") == "session_meta" for line in lines[:5]) else _claude(lines)
+        lines = list(_json_lines(text))
+        is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
+        requests += _codex_requests(lines) if is_codex else _claude_requests(lines)
     return sorted(requests, key=lambda each: each.time or 0.0), traces
 
 
-def _lines(text: str) -> Iterator[JsonObject]:
+def _json_lines(text: str) -> Iterator[JsonObject]:
     """Yield the objects of a file. Invalid lines are skipped: the last may be incomplete."""
     for line in text.split("\n"):
         try:
@@ -79,7 +80,7 @@ def _lines(text: str) -> Iterator[JsonObject]:
             yield value
 
 
-def _trace(file: Path, text: str) -> list[TraceSession]:
+def _weka_sessions(file: Path, text: str) -> list[TraceSession]:
     try:
         trace = as_object(json.loads(text))
         entries = objects(trace["requests"])
@@ -92,7 +93,7 @@ def _trace(file: Path, text: str) -> list[TraceSession]:
     return [TraceSession(own, size, each) for own, each in zip(names, rows, strict=False) if each]
 
 
-def _claude(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
+def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     """Return one request for each answer. A transcript does not contain the system prompt and the tools."""
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
@@ -140,7 +141,7 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
     return blocks
 
 
-def _codex(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
+def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     """Return one request for each report of used tokens."""
     items: list[Json] = []
     found: list[LoggedRequest] = []

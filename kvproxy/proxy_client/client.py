@@ -55,7 +55,7 @@ class ProxyClient:
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
-                raise error_of(response)
+                raise response_error(response)
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
@@ -100,7 +100,7 @@ class ProxyClient:
         with self._explained_errors():
             response = self._client.request(method, path, params=params, headers=headers, **content)
         if not response.is_success:
-            raise error_of(response)
+            raise response_error(response)
         return response
 
     def _json(self, response: "Response") -> Any:
@@ -145,7 +145,7 @@ def path_segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def error_of(response: "Response") -> KvproxyError:
+def response_error(response: "Response") -> KvproxyError:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -13,7 +13,7 @@ from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
 from kvproxy.journal.request_regions import request_body_of
-from kvproxy.journal.savings import Saving, SavingsReport, WrongInterval, first_day, savings_report
+from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_day, savings_report
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.session_reader import (
     LedgerReport,
@@ -146,7 +146,7 @@ class RemoteJournal:
 
     def records(self, query: Query) -> list[RecordWithQuestions]:
         if query.where is not None:
-            raise self._unsupported("--where")
+            raise self._unsupported_error("--where")
         found: list[RecordWithQuestions] = []
         before = query.before
         filters = {name: getattr(query, name) for name in ("layer", "reason", "tenant", "model", "after")}
@@ -170,10 +170,10 @@ class RemoteJournal:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        raise self._unsupported("log top")
+        raise self._unsupported_error("log top")
 
     def layer_counts(self, query: Query) -> LayerCounts:
-        raise self._unsupported("--plot")
+        raise self._unsupported_error("--plot")
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         report = self._client.get("/admin/savings", by=by, since=since)
@@ -181,7 +181,7 @@ class RemoteJournal:
         return SavingsReport(
             [Saving(**row) for row in report["rows"]],
             None if total is None else Saving(**total),
-            None if wrong is None else WrongInterval(**wrong),
+            None if wrong is None else WrongHitInterval(**wrong),
             report["currency"],
         )
 
@@ -197,7 +197,7 @@ class RemoteJournal:
         report = self._client.get("/admin/savings/ledger", since=since)
         return LedgerReport(**report | {"rows": [LedgerRow(**row) for row in report["rows"]]})
 
-    def _unsupported(self, what: str) -> InvalidRequest:
+    def _unsupported_error(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"{what} needs the journal's file: run it on the machine of {self._client.url}")
 
 

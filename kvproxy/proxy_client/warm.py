@@ -16,7 +16,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 from kvproxy.offline.request_log import LineError
 from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
-from kvproxy.proxy_client.client import ProxyClient, error_of
+from kvproxy.proxy_client.client import ProxyClient, response_error
 from kvproxy.proxy_client.warm_requests import WarmRequest
 
 _ATTEMPTS = 5
@@ -175,7 +175,7 @@ async def _send(
             break
         await asyncio.sleep(0.2 * 2**attempt)
     if not response.is_success:
-        report.errors.append(LineError(request.line, error_of(response).message))
+        report.errors.append(LineError(request.line, response_error(response).message))
         return
     try:
         value = loads(response.content)

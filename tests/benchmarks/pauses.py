@@ -15,7 +15,15 @@ from statistics import mean
 from typing import Any
 
 from kvproxy.blocks.divergence import common_prefix
-from kvproxy.offline.pause_costs import KeepWarmCount, LongWrite, Session, Step, live_tokens, policy_price, price
+from kvproxy.offline.pause_costs import (
+    KeepWarmCount,
+    LongWrite,
+    Session,
+    Step,
+    cached_tokens,
+    pause_policy_price,
+    session_price,
+)
 from kvproxy.offline.transcripts import read_transcripts
 from kvproxy.pause_policy import CachePrices, PauseTimes, Survival, keep_warm_requests
 
@@ -42,7 +50,7 @@ def warm_price(session: Session, survival: Survival, prices: CachePrices) -> flo
     def requests(tokens: int, kept: int) -> int:
         return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)
 
-    return price(session, requests, lambda new, unprotected: False, prices)
+    return session_price(session, requests, lambda new, unprotected: False, prices)
 
 
 def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) -> float:
@@ -54,7 +62,7 @@ def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) ->
         found: dict[int, float] = {}
         for kept, paid in states.items():
             for sent in (0, step.required_requests):
-                live = live_tokens(step, sent, kept)
+                live = cached_tokens(step, sent, kept)
                 still = min(kept, live)
                 spent = paid + (sent * step.shared + live) * prices.read
                 new = step.tokens - live
@@ -116,7 +124,7 @@ def compare_policies(folds: Sequence[tuple[Survival, Sequence[Session]]], prices
     tested = [session for _, sessions in folds for session in sessions]
 
     def total(requests: KeepWarmCount, long_write: LongWrite = lambda new, unprotected: False) -> float:
-        return sum(price(session, requests, long_write, prices) for session in tested)
+        return sum(session_price(session, requests, long_write, prices) for session in tested)
 
     def learned(price_of: Callable[[Session, Survival, CachePrices], float]) -> float:
         return sum(price_of(session, survival, prices) for survival, sessions in folds for session in sessions)
@@ -126,7 +134,7 @@ def compare_policies(folds: Sequence[tuple[Survival, Sequence[Session]]], prices
         {count: total(lambda tokens, kept, count=count: count) / base for count in range(1, 13)},
         total(lambda tokens, kept: 0, lambda new, unprotected: True) / base,
         learned(warm_price) / base,
-        learned(policy_price) / base,
+        learned(pause_policy_price) / base,
         sum(lowest_price(session, prices, long_writes=False) for session in tested) / base,
         sum(lowest_price(session, prices, long_writes=True) for session in tested) / base,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.offline.pause_costs import Session, Step, policy_price, price
+from kvproxy.offline.pause_costs import Session, Step, pause_policy_price, session_price
 from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
 from tests.benchmarks.pauses import compare_policies, learn, lowest_price, read_sessions, warm_price
 
@@ -72,12 +72,12 @@ def test_prices_of_a_trace(tmp_path: Path) -> None:
     def never(new: int, unprotected: int) -> bool:
         return False
 
-    expired = price(session, lambda tokens, kept: 0, never, PRICES)
+    expired = session_price(session, lambda tokens, kept: 0, never, PRICES)
     assert expired == pytest.approx(first + second + 1.25 * 768)
-    warm = price(session, lambda tokens, kept: 1, never, PRICES)
+    warm = session_price(session, lambda tokens, kept: 1, never, PRICES)
     assert warm == pytest.approx(first + second + 2 * 0.1 * 704 + 1.25 * 64 + 0.1 * 768)
     # The second request writes 64 tokens for one hour, so the prefix survives the pause.
-    hour = price(session, lambda tokens, kept: 0, lambda new, unprotected: new == 64, PRICES)
+    hour = session_price(session, lambda tokens, kept: 0, lambda new, unprotected: new == 64, PRICES)
     assert hour == pytest.approx(first + 0.1 * 640 + 2 * 64 + 0.1 * 704 + 2 * 64)
     assert lowest_price(session, PRICES, long_writes=True) == pytest.approx(hour - 0.75 * 64)
 
@@ -97,7 +97,7 @@ def test_no_policy_is_cheaper_than_known_pauses() -> None:
     sessions = [_random_session(draw) for _ in range(60)]
     survival = learn(sessions)
     for session in sessions:
-        for price_of, long_writes in ((warm_price, False), (policy_price, True)):
+        for price_of, long_writes in ((warm_price, False), (pause_policy_price, True)):
             least = lowest_price(session, PRICES, long_writes=long_writes)
             assert least <= price_of(session, survival, PRICES) + 1e-6
     found = compare_policies([(survival, sessions)], PRICES)

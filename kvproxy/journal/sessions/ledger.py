@@ -56,7 +56,7 @@ class EarlierPrefix:
     block: int = 0
 
 
-def losses(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
+def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
     """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(earlier.tokens, prompt_tokens)
     if reused_tokens is None:

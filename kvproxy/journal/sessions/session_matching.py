@@ -60,7 +60,7 @@ class KnownPrefix:
     turn: KnownTurn
 
 
-class _Recent(OrderedDict[K, V], Generic[K, V]):
+class _RecentItems(OrderedDict[K, V], Generic[K, V]):
     """A mapping that keeps the most recently set items."""
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -74,13 +74,13 @@ class SessionIndex:
     """The latest turns in memory, by the hashes of their prompts."""
 
     def __init__(self) -> None:
-        self._prefixes: _Recent[int, KnownTurn] = _Recent()
-        self._tokens: _Recent[int, int] = _Recent()
-        self._conversations: _Recent[int, KnownTurn] = _Recent()
-        self._latest: _Recent[int, KnownTurn] = _Recent()
-        self._answers: _Recent[bytes, KnownTurn] = _Recent()
-        self._first_turns: _Recent[str, KnownTurn] = _Recent()
-        self._names: _Recent[str, KnownTurn] = _Recent()
+        self._prefixes: _RecentItems[int, KnownTurn] = _RecentItems()
+        self._tokens: _RecentItems[int, int] = _RecentItems()
+        self._conversations: _RecentItems[int, KnownTurn] = _RecentItems()
+        self._latest: _RecentItems[int, KnownTurn] = _RecentItems()
+        self._answers: _RecentItems[bytes, KnownTurn] = _RecentItems()
+        self._first_turns: _RecentItems[str, KnownTurn] = _RecentItems()
+        self._names: _RecentItems[str, KnownTurn] = _RecentItems()
 
     def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> KnownPrefix | None:
         lengths = range(len(chain.prefixes), 0, -1)

@@ -160,7 +160,7 @@ class SessionReader:
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for turn in self._turns(f"t.session in ({', '.join('?' * len(ids))})", ids):
             turns[turn.session].append(turn)
-        return [session_of(found) for found in turns.values() if found]
+        return [summarize_session(found) for found in turns.values() if found]
 
     def turns(self, name: str) -> list[Turn]:
         """Return the turns of a session and of its sub-agents, in their order.
@@ -272,7 +272,7 @@ def ledger_of(
     return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage)
 
 
-def session_of(turns: Sequence[Turn]) -> Session:
+def summarize_session(turns: Sequence[Turn]) -> Session:
     first, last = turns[0], turns[-1]
     lost = Counter[str]()
     for turn in turns:

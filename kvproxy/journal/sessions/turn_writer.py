@@ -18,7 +18,7 @@ from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.sessions.ledger import CAUSES, STORED, EarlierPrefix, losses
+from kvproxy.journal.sessions.ledger import CAUSES, STORED, EarlierPrefix, lost_tokens
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.journal.sessions.session_matching import KnownPrefix, KnownTurn, RegionContents, SessionIndex
 from kvproxy.journal.string_ids import StringIds
@@ -109,7 +109,7 @@ class TurnWriter:
         earlier, region = self._earlier_prefix(exchange, record, chain, known, price, change.repeated)
         if region is not None:
             change = _PromptChange(region, None, change.repeated)
-        lost = losses(prompt_tokens, record.reused_tokens, earlier)
+        lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
         use = exchange.prefix or PrefixReuse(0, 0)
         turn = KnownTurn(
             number=record.number,

@@ -233,7 +233,7 @@ def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]]
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
-def _hash_ids(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
+def _hash_id_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     scope = ids.new_scope()
 
     def read(fields: dict[str, Any]) -> Arrival:
@@ -246,7 +246,7 @@ def _hash_ids(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arriva
     return read
 
 
-def _tokens(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
+def _token_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     scope, hasher = ids.new_scope(), BlockHasher(seed="")
 
     def read(fields: dict[str, Any]) -> Arrival:
@@ -258,7 +258,7 @@ def _tokens(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]
     return read
 
 
-def _lengths(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
+def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     def read(fields: dict[str, Any]) -> Arrival:
         length = _count(fields["input_length"])
         return _arrival(fields, _whole_prompt(ids.unique(length // size), length, size), length)
@@ -266,7 +266,7 @@ def _lengths(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival
     return read
 
 
-_PARSERS = {"hash_ids": _hash_ids, "tokens": _tokens, "input_length": _lengths}
+_PARSERS = {"hash_ids": _hash_id_parser, "tokens": _token_parser, "input_length": _length_parser}
 """Parsers of lines, by the field that the first line has; the first match counts."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproxy.apis.json import JsonObject
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
-from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, losses, main_cause
+from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, lost_tokens, main_cause
 from kvproxy.settings.journal import PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
@@ -35,7 +35,7 @@ EARLIER = st.builds(
 @given(COUNTS, st.none() | COUNTS, EARLIER)
 @example(39, 1, EarlierPrefix(20, is_exact=False, answer=19, answer_changed=True, diverges=True))
 def test_reused_and_lost_tokens_add_up(prompt: int, reused: int | None, earlier: EarlierPrefix) -> None:
-    lost = losses(prompt, reused, earlier)
+    lost = lost_tokens(prompt, reused, earlier)
     assert sum(lost.values()) + min(reused or 0, prompt) == prompt
     assert all(tokens > 0 for tokens in lost.values())
     assert set(lost) <= set(CAUSES)

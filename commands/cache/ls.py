@@ -43,14 +43,14 @@ def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, response
     Example: kvproxy cache ls --search block
     """
     with responses.open() as cache:
-        found = cache.entries(where.values, limit=limit)
+        entries, total = cache.entries(where.values, limit=limit)
 
     def show() -> None:
         empty = "no stored response matches these options" if where.values else "no response is stored"
-        print_entries(found.entries, empty, layout)
-        print_rest(len(found.entries), found.total, "responses")
+        print_entries(entries, empty, layout)
+        print_rest(len(entries), total, "responses")
 
-    return Output(found.entries, show)
+    return Output(entries, show)
 
 
 @command

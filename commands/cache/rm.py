@@ -7,7 +7,7 @@ from kvproxy.commands.cache.ls import EntryOptions, print_entries
 from kvproxy.commands.command import command
 from kvproxy.commands.options import StoreOptions
 from kvproxy.commands.output import Output, text_output
-from kvproxy.proxy_client.cache import CacheClient, EntryList, FilterValues
+from kvproxy.proxy_client.cache import CacheClient, FilterValues, Rows
 from kvproxy.units import plural
 
 _LISTED = 20
@@ -39,9 +39,9 @@ def rm(
         )
     if dry_run:
         with responses.open() as cache:
-            selected = _select_entries(cache, ids, where.values)
-        document = {"would_remove": selected.total, "ids": [entry["id"] for entry in selected.entries]}
-        return Output(document, lambda: _print_selected(selected))
+            entries, total = _select_entries(cache, ids, where.values)
+        document = {"would_remove": total, "ids": [entry["id"] for entry in entries]}
+        return Output(document, lambda: _print_selected(entries, total))
     if is_bulk and not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("removing several responses needs --yes")
@@ -51,16 +51,15 @@ def rm(
     return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
 
 
-def _select_entries(cache: CacheClient, ids: list[str] | None, where: FilterValues) -> EntryList:
+def _select_entries(cache: CacheClient, ids: list[str] | None, where: FilterValues) -> tuple[Rows, int]:
     if not ids:
         return cache.entries(where, limit=_LISTED)
     entries = {entry["id"]: entry for entry in map(cache.entry, ids)}
-    return EntryList(list(entries.values())[:_LISTED], len(entries))
+    return list(entries.values())[:_LISTED], len(entries)
 
 
-def _print_selected(selected: EntryList) -> None:
-    listed = len(selected.entries)
-    if listed:
-        print_entries(selected.entries, "")
-    rest = f"; the newest {listed} are listed" if selected.total > listed else ""
-    typer.echo(f"would remove {plural(selected.total, 'response')}{rest}; nothing was changed")
+def _print_selected(entries: Rows, total: int) -> None:
+    if entries:
+        print_entries(entries, "")
+    rest = f"; the newest {len(entries)} are listed" if total > len(entries) else ""
+    typer.echo(f"would remove {plural(total, 'response')}{rest}; nothing was changed")

@@ -1,6 +1,5 @@
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -18,23 +17,15 @@ FilterValues = Mapping[str, str | float]
 CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 
-@dataclass(frozen=True, slots=True)
-class EntryList:
-    """A page of rows, and the number of all matching rows."""
-
-    entries: Rows
-    total: int
-
-
 class RemoteCache:
     """Stored responses of a running proxy. Ids may be abbreviated to a unique prefix."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
-        """List matching entries, newest first; a limit of 0 lists all."""
-        return EntryList(*self._client.rows("/admin/cache", limit=limit, **where))
+    def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
+        """Return matching entries, newest first, and the number of all matching ones; a limit of 0 lists all."""
+        return self._client.rows("/admin/cache", limit=limit, **where)
 
     def eviction_queue(self, limit: int) -> Rows:
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))

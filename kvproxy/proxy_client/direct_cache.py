@@ -8,7 +8,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import EntryFilter, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation
-from kvproxy.proxy_client.cache import EntryList, FilterValues
+from kvproxy.proxy_client.cache import FilterValues, Rows
 from kvproxy.shared_state import SharedState, operator_name
 
 
@@ -19,7 +19,7 @@ class DirectCache:
         self._store = store
         self._redact = redact
 
-    def entries(self, where: FilterValues, *, limit: int) -> EntryList:
+    def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
         chosen = _filter(where)
         pinned = set(self._store.pinned())
         rows = [
@@ -27,7 +27,7 @@ class DirectCache:
             for entry in self._store.list_entries(chosen, limit=limit or None)
         ]
         is_complete = not limit or len(rows) < limit
-        return EntryList(rows, len(rows) if is_complete else len(self._store.ids(chosen)))
+        return rows, len(rows) if is_complete else len(self._store.ids(chosen))
 
     def eviction_queue(self, limit: int) -> list[dict[str, Any]]:
         return [entry.summary() for entry in self._store.eviction_order(limit)]

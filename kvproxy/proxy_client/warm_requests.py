@@ -68,7 +68,8 @@ def stored_requests(
         same_proxy: the requests will be sent to `client`; other tenants are left out.
     """
     cache = RemoteCache(client)
-    served = [entry for entry in cache.entries({}, limit=0).entries if entry["hits"] and entry["endpoint"] in PATHS]
+    entries, _ = cache.entries({}, limit=0)
+    served = [entry for entry in entries if entry["hits"] and entry["endpoint"] in PATHS]
     own = served
     if same_proxy:
         tenants = _tenants(client, {entry["endpoint"]: str(entry["model"]) for entry in served}, api_key)

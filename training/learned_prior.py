@@ -12,7 +12,7 @@ import numpy as np
 from kvproxy.index.evaluation.stream_evaluation import embed_stream, read_stream
 from kvproxy.index.evaluation.stream_replay import StoredQuestions, Stream
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.policies.learned.error_model import FEATURES, REACH, compute_features
+from kvproxy.index.policies.learned.error_model import FEATURES, NUM_NEIGHBOURS, compute_features
 
 _QUESTIONS = 300  # The prior counts as much as this number of observed questions.
 _MIN_PRECISION = 0.1  # The precision of a weight without observations.
@@ -27,7 +27,7 @@ def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.
     chance, stored = random.Random(seed).random, StoredQuestions(stream)
     features, rights = [], []
     for line in range(len(stream.texts)):
-        places, cosines = stored.search(line, REACH)
+        places, cosines = stored.search(line, NUM_NEIGHBOURS)
         is_certain = False
         if places:
             found = compute_features(cosines, [stored.classes[place] for place in places])

@@ -22,7 +22,7 @@ def main() -> None:
     groups += [[text for text, _ in traffic(read_language(name), _EACH, ())] for name in LANGUAGES]
     if not MEAN.exists():
         np.save(MEAN, np.zeros(MultilingualEmbedder.dim, np.float16))
-    embedder = MultilingualEmbedder(integers=False)
+    embedder = MultilingualEmbedder(int8=False)
     embedder._mean = np.zeros_like(embedder._mean)
     np.save(MEAN, embedder.embed([text for group in groups for text in group]).mean(axis=0).astype(np.float16))
 

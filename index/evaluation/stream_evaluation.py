@@ -152,7 +152,7 @@ def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tupl
 
 
 class _Nearest(ThresholdPolicy):
-    reach = 1
+    num_neighbours = 1
 
     def __init__(self, threshold: float) -> None:
         super().__init__(threshold, guards=())

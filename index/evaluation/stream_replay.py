@@ -160,7 +160,7 @@ def replay(
     served, wrong, right = (np.zeros(count, bool) for _ in range(3))
     scores = np.full(count, -1.0)
     for line in range(count):
-        places, cosines = stored.search(line, policy.reach)
+        places, cosines = stored.search(line, policy.num_neighbours)
         classes = [stored.classes[place] for place in places]
         neighbours = [
             Neighbour(stream.texts[stored.lines[place]], cosine, name)

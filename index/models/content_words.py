@@ -13,7 +13,7 @@ from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, is_english
 
-# Words that do not change an answer. Negations, prepositions, and most question words do.
+# Words that do not change an answer, unlike negations, prepositions, and most question words.
 EMPTY = {
     "en": "a an the i you we my me your is are do does can could would will how please hi hello thanks",
     "de": "der die das den dem des eine einen einem einer eines ich man wir mir mich mein meine meinen meinem meiner meines"

@@ -121,16 +121,13 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     Raises:
         EmbedderError: the message names the fix.
     """
-    if name == DEFAULT:
+    if name in (DEFAULT, MULTILINGUAL):
+        from kvproxy.index.models.e5.embedder import MultilingualEmbedder
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
         from kvproxy.index.models.minilm.graph_files import graph_files
 
-        return MiniLMEmbedder(files=graph_files(data), threads=threads)
-    if name == MULTILINGUAL:
-        from kvproxy.index.models.e5.embedder import MultilingualEmbedder
-        from kvproxy.index.models.minilm.graph_files import graph_files
-
-        return MultilingualEmbedder(files=graph_files(data), threads=threads)
+        packaged = MultilingualEmbedder if name == MULTILINGUAL else MiniLMEmbedder
+        return packaged(files=graph_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

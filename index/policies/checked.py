@@ -21,7 +21,7 @@ class CheckedPolicy:
     """
 
     name = "checked"
-    reach = 5
+    num_neighbours = 5
 
     def __init__(self, verifier: Verifier, level: float, floor: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.level = level

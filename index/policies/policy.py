@@ -168,12 +168,12 @@ class Policy(Protocol):
     """Decides which neighbour of a question is served, if any.
 
     Attributes:
-        reach: number of neighbours to pass to `decide`.
+        num_neighbours: number of neighbours to pass to `decide`.
         floor: minimum cosine of a served neighbour.
     """
 
     name: str
-    reach: int
+    num_neighbours: int
     floor: float
 
     def decide(

@@ -8,7 +8,7 @@ class ThresholdPolicy:
     """Serves the nearest neighbour with a minimum cosine without a veto by a guard."""
 
     name = "threshold"
-    reach = 5
+    num_neighbours = 5
 
     def __init__(self, threshold: float, guards: Sequence[Guard] = GUARDS) -> None:
         self.floor = threshold

@@ -13,7 +13,7 @@ from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
-"""If one of the nearest `reach` entries has expired, this multiple of entries is searched for fresh ones."""
+"""If one of the nearest entries has expired, this multiple of entries is searched for fresh ones."""
 
 
 class Decider:
@@ -46,7 +46,7 @@ class Decider:
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.policy_by_name(request.policy)
-        near = self.search(request, vector, policy.reach, policy.floor)
+        near = self.search(request, vector, policy.num_neighbours, policy.floor)
         lookup = self.decide_candidates(request, near, policy)
         # `learned` must not learn from decisions of another policy.
         return lookup if policy is self.policy else replace(lookup, observation=None)
@@ -57,21 +57,21 @@ class Decider:
         return self._other(name)
 
     def search(
-        self, request: LookupRequest, vector: np.ndarray, reach: int, floor: float = -1.0
+        self, request: LookupRequest, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `reach` entries, and the nearest `reach` of an allowed freshness, with their cosines."""
+        """Return the nearest `limit` entries, and the nearest `limit` of an allowed freshness, with their cosines."""
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
             found = self._vector_search.search(request.namespace, vector, count, floor)
             # An earlier version or an import may have stored a question with hidden text.
             return [(head, cosine) for head, cosine in found if not has_hidden_text(head.prompt)]
 
-        near = nearest(reach)
+        near = nearest(limit)
         if all(head.freshness in request.allowed_freshness for head, _ in near):
             return near
         kept = {head.id for head, _ in near}
-        wider = nearest(_WIDER * reach)
-        kept |= set([head.id for head, _ in wider if head.freshness in request.allowed_freshness][:reach])
+        wider = nearest(_WIDER * limit)
+        kept |= set([head.id for head, _ in wider if head.freshness in request.allowed_freshness][:limit])
         return [(head, cosine) for head, cosine in wider if head.id in kept]
 
     def decide_candidates(

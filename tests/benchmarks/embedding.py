@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     embedders = {
         TORCH: load_embedder(str(packaged_model())),
-        "ONNX Runtime, float32": MiniLMEmbedder(integers=False),
+        "ONNX Runtime, float32": MiniLMEmbedder(int8=False),
         INTEGERS: MiniLMEmbedder(),
         "multilingual, 8 bits": load_embedder("multilingual"),
     }

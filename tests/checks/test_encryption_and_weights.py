@@ -117,7 +117,7 @@ def test_other_changed_weights_are_refused_at_load(tmp_path: Path, monkeypatch: 
         load_verifier()
     monkeypatch.setattr(embedder, "RANGES", changed(embedder.RANGES, tmp_path))
     with pytest.raises(EmbedderError, match="is not the released file"):
-        embedder.MiniLMEmbedder(integers=True)
+        embedder.MiniLMEmbedder(int8=True)
 
 
 @pytest.mark.parametrize(

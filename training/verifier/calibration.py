@@ -68,7 +68,7 @@ class OperatingPoint:
 
 
 def best_operating_point(scores: np.ndarray, same: np.ndarray, max_wrong_share: float) -> OperatingPoint:
-    """Return the point with the lowest level within a wrong share."""
+    """Return the point with the lowest level whose wrong share is within the maximum."""
     order = np.argsort(-scores, kind="stable")
     ranked, right = scores[order], same[order].astype(bool)
     served = np.arange(1, len(scores) + 1)

@@ -1,7 +1,7 @@
 """Generates labelled pairs for training: hard negatives and rewordings.
 
 A hard negative is a similar question with another answer, such as `disable 2FA` for `enable 2FA`. People's labelled pairs
-contain few. Half of them are also reworded, so that the verifier does not learn to reject rewordings.
+contain few. Half of the generated ones are also reworded, so that the verifier does not learn to reject rewordings.
 """
 
 import random

@@ -102,7 +102,7 @@ class CrossEncoder(nn.Module):
         return x
 
     def adapter(self) -> Weights:
-        """Return the trained parameters under the names that `weights.merge` reads."""
+        """Return the trained parameters under the names that `weights.merge_adapter` reads."""
         return {_adapter_name(name): value.detach().numpy().copy() for name, value in self.named_parameters()}
 
     def load_adapter(self, adapter: Weights) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.models.minilm.weights import Weights, base_weights, merge, packaged_model, read_tensors
+from kvproxy.index.models.minilm.weights import Weights, base_weights, merge_adapter, packaged_model, read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, ALONE, RANGES, BuiltInVerifier, PlattScaling
 from training.verifier.calibration import fit_scaling
 from training.verifier.evaluate import cosines
@@ -41,7 +41,7 @@ def main() -> None:
     parts = hold_out(list(read_pairs(options.pairs)))
     adapter = average([read_tensors(file)[0] for file in options.trained])
     measured = [(pair.a, pair.b) for pair in parts.train[:MEASURED_PAIRS]]
-    ranges = measure_ranges(merge(base_weights(packaged_model()), adapter), measured)
+    ranges = measure_ranges(merge_adapter(base_weights(packaged_model()), adapter), measured)
     complete = adapter | {f"{RANGES}{name}": value for name, value in ranges.items()}
     logits = BuiltInVerifier(complete, PlattScaling(1, 0)).logits([(pair.a, pair.b) for pair in parts.calibrate])
     same = np.array([pair.same for pair in parts.calibrate])

@@ -33,17 +33,15 @@ class MultilingualEmbedder(ThreadedEmbedder):
     dim = WIDTH
     vocabulary: Container[str] | None = None
 
-    def __init__(
-        self, integers: bool | None = None, files: GraphFiles | None = None, threads: int | None = None
-    ) -> None:
+    def __init__(self, int8: bool | None = None, files: GraphFiles | None = None, threads: int | None = None) -> None:
         super().__init__(threads)
         files = files or graph_files()
-        integers = computes_int8_exactly(files) if integers is None else integers
+        int8 = computes_int8_exactly(files) if int8 is None else int8
         source = E5File(installed_file())
         widths = {matrix: WIDTH * (4 if matrix == "down" else 1) for matrix in MATRICES}
         channels = {f"layer.{layer}.{name}": width for layer in range(LAYERS) for name, width in widths.items()}
-        ranges = {name: np.full(width, _RANGE) for name, width in channels.items()} if integers else None
-        self.name = f"{NAME}-int8.1" if integers else f"{NAME}.1"
+        ranges = {name: np.full(width, _RANGE) for name, width in channels.items()} if int8 else None
+        self.name = f"{NAME}-int8.1" if int8 else f"{NAME}.1"
         source_digest = digest_of(ranges or {}, PACKAGED, code_digest())
         self._session = files.open(NAME, source_digest, lambda: embedder_graph(source.weights(), ranges))
         self._words = source.blocks("emb.word")

@@ -16,15 +16,15 @@ from kvproxy.index.models.minilm.weights import (
     WIDTH,
     Weights,
     base_weights,
+    embed_tokens,
+    embedding_tables,
     load_tokenizer,
-    look_up,
-    lookup_tables,
     packaged_model,
     read_tensors,
 )
 
-FLOATS = "all-MiniLM-L6-v2"
-INTEGERS = "all-MiniLM-L6-v2-int8.3"
+FLOAT32_NAME = "all-MiniLM-L6-v2"
+INT8_NAME = "all-MiniLM-L6-v2-int8.3"
 """Name of the int8 vectors. It ends in a version, because vectors with different rounding are not comparable."""
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
@@ -35,23 +35,21 @@ class MiniLMEmbedder(ThreadedEmbedder):
     """Embeds texts in ONNX Runtime.
 
     Args:
-        integers: compute in int8, otherwise in float32; None uses int8 if the processor computes it exactly.
+        int8: compute in int8, otherwise in float32; None uses int8 if the processor computes it exactly.
     """
 
     dim = WIDTH
 
-    def __init__(
-        self, integers: bool | None = None, files: GraphFiles | None = None, threads: int | None = None
-    ) -> None:
+    def __init__(self, int8: bool | None = None, files: GraphFiles | None = None, threads: int | None = None) -> None:
         super().__init__(threads)
         files = files or graph_files()
-        integers = computes_int8_exactly(files) if integers is None else integers
+        int8 = computes_int8_exactly(files) if int8 is None else int8
         folder = packaged_model()
-        ranges = _ranges() if integers else None
-        self.name = INTEGERS if integers else FLOATS
+        ranges = _ranges() if int8 else None
+        self.name = INT8_NAME if int8 else FLOAT32_NAME
         source_digest = digest_of(ranges or {}, PACKAGED, code_digest())
         self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
-        self._tables = lookup_tables(folder)
+        self._tables = embedding_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._ids_of)
@@ -66,7 +64,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
 
     def _embed_one(self, text: str) -> np.ndarray:
         ids = self._ids(text)
-        tokens = look_up(self._tables, ids, [0] * len(ids))
+        tokens = embed_tokens(self._tables, ids, [0] * len(ids))
         vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]
         return vector
 

@@ -1,9 +1,9 @@
 """Builds MiniLM as an ONNX graph. A run computes one text or pair, so that its result does not depend on a batch.
 
-The input is the sum of embeddings of each token, from `weights.look_up`. With `ranges` of activations, the graph computes in
+The input is the sum of embeddings of each token, from `weights.embed_tokens`. With `ranges` of activations, the graph computes in
 int8 with SmoothQuant (arXiv 2211.10438): weights have a scale for each output channel, activations one for each run.
 
-After a change of the rounding, also change the name `embedder.INTEGERS`.
+After a change of the rounding, also change the name `embedder.INT8_NAME`.
 """
 
 from pathlib import Path
@@ -52,7 +52,7 @@ class Graph:
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Build the embedder: the input `tokens` comes from `look_up`, and the output is a unit vector `[1, 384]`."""
+    """Build the embedder: the input `tokens` comes from `embed_tokens`, and the output is a unit vector `[1, 384]`."""
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
@@ -63,7 +63,7 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
     """Build the verifier, `training.verifier.network.CrossEncoder`, with the output logit `[1, 1]`.
 
-    The inputs `tokens` and `sides` come from `look_up` and `averaging_matrix`.
+    The inputs `tokens` and `sides` come from `embed_tokens` and `averaging_matrix`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)
@@ -111,7 +111,7 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     share = _SHARES[name.rsplit(".", 1)[-1]]
     wanted = np.maximum(ranges[name].astype(np.float32), 1e-3) ** share
     channel = wanted / np.maximum(np.abs(matrix).max(axis=0), 1e-4) ** (1 - share)
-    integers, scales = _integers(matrix * channel)
+    integers, scales = _quantize(matrix * channel)
     constants = graph.constant(integers), graph.constant(scales)
     x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
@@ -122,7 +122,7 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     return graph.node("Add", graph.node("Mul", product, most), bias)
 
 
-def _integers(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _quantize(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantize `[out, in]` to int8 `[in, out]` with scales `[out]`."""
     scales = np.abs(matrix).max(axis=1) / 127
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)

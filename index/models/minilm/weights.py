@@ -85,15 +85,15 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-def rounded(tensor: np.ndarray) -> np.ndarray:
+def round_to_float16(tensor: np.ndarray) -> np.ndarray:
     return tensor.astype(np.float16, copy=False).astype(np.float32)
 
 
-def lookup_tables(folder: Path) -> Weights:
+def embedding_tables(folder: Path) -> Weights:
     """Return the word embeddings, as a read-only memory map, and the position and segment embeddings."""
     packaged = _packaged_tensors(folder)
     tables = {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
-    return {name: table if name == "embeddings.word" else rounded(table) for name, table in tables.items()}
+    return {name: table if name == "embeddings.word" else round_to_float16(table) for name, table in tables.items()}
 
 
 def base_weights(folder: Path) -> Weights:
@@ -101,7 +101,7 @@ def base_weights(folder: Path) -> Weights:
 
     The query, key, and value matrices of a layer are concatenated to `layer.N.qkv`, `[1152, 384]`.
     """
-    packaged = {name: rounded(tensor) for name, tensor in _packaged_tensors(folder).items()}
+    packaged = {name: round_to_float16(tensor) for name, tensor in _packaged_tensors(folder).items()}
     weights = {short: packaged[name] for name, short in _EMBEDDINGS.items()}
     for layer in range(LAYERS):
         prefix = f"encoder.layer.{layer}"
@@ -129,7 +129,7 @@ def _packaged_tensors(folder: Path) -> Weights:
     }
 
 
-def merge(base: Weights, adapter: Weights) -> Weights:
+def merge_adapter(base: Weights, adapter: Weights) -> Weights:
     """Return base weights with an adapter applied, float32.
 
     The product of `NAME.high`, `[out, rank]`, and `NAME.low`, `[rank, in]`, is added to `NAME.weight`. Other weights of the
@@ -168,9 +168,9 @@ def load_tokenizer(folder: Path, max_tokens: int) -> Any:
     return tokenizer
 
 
-def look_up(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
+def embed_tokens(weights: Weights, ids: Sequence[int], segments: Sequence[int]) -> np.ndarray:
     """Return the sum of word, position, and segment embedding of each token, `[1, length, 384]` float32."""
-    tokens = rounded(weights["embeddings.word"][np.asarray(ids)])
+    tokens = round_to_float16(weights["embeddings.word"][np.asarray(ids)])
     tokens += weights["embeddings.position"][: len(ids)]
     tokens += weights["embeddings.segment"][np.asarray(segments)]
     return tokens[None]

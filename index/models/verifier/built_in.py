@@ -19,10 +19,10 @@ from kvproxy.index.models.minilm.weights import (
     Weights,
     averaging_matrix,
     base_weights,
+    embed_tokens,
+    embedding_tables,
     load_tokenizer,
-    look_up,
-    lookup_tables,
-    merge,
+    merge_adapter,
     packaged_model,
     read_tensors,
 )
@@ -59,30 +59,30 @@ class BuiltInVerifier:
     The cross-encoder reads them in alphabetical order, so the score is symmetric.
 
     Args:
-        adapter: changes of the packaged MiniLM weights, see `merge`, and ranges of activations named `ranges.*`.
-        integers: see `MiniLMEmbedder`.
+        adapter: changes of the packaged MiniLM weights, see `merge_adapter`, and ranges of activations named `ranges.*`.
+        int8: see `MiniLMEmbedder`.
     """
 
     def __init__(
         self,
         adapter: Weights,
         scaling: PlattScaling,
-        integers: bool | None = None,
+        int8: bool | None = None,
         files: GraphFiles | None = None,
     ) -> None:
         files = files or graph_files()
-        integers = computes_int8_exactly(files) if integers is None else integers
+        int8 = computes_int8_exactly(files) if int8 is None else int8
         folder = packaged_model()
         trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
         ranges = {name.removeprefix(RANGES): value for name, value in adapter.items() if name.startswith(RANGES)}
 
         def build() -> bytes:
-            return verifier_graph(merge(base_weights(folder), trained), ranges if integers else None)
+            return verifier_graph(merge_adapter(base_weights(folder), trained), ranges if int8 else None)
 
-        source_digest = digest_of(adapter, PACKAGED, code_digest(), "8 bits" if integers else "float32")
+        source_digest = digest_of(adapter, PACKAGED, code_digest(), "8 bits" if int8 else "float32")
         self._session = files.open("verifier", source_digest, build)
-        tables = lookup_tables(folder)
-        self._tables = merge(tables, {name: value for name, value in trained.items() if name in tables})
+        tables = embedding_tables(folder)
+        self._tables = merge_adapter(tables, {name: value for name, value in trained.items() if name in tables})
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
@@ -98,9 +98,9 @@ class BuiltInVerifier:
             check_packaged_weights(ADAPTER)
         except ValueError as error:
             raise VerifierError(str(error)) from None
-        adapter, notes = read_tensors(ADAPTER)
+        adapter, metadata = read_tensors(ADAPTER)
         try:
-            return cls(adapter, known_scaling(notes, embedder), files=files)
+            return cls(adapter, read_scaling(metadata, embedder), files=files)
         except EmbedderError as error:
             raise VerifierError(str(error)) from None
 
@@ -118,15 +118,15 @@ class BuiltInVerifier:
 
     def _one(self, pair: tuple[str, str]) -> float:
         encoded = self._tokenizer.encode(*sorted(pair))
-        tokens = look_up(self._tables, encoded.ids, encoded.type_ids)
+        tokens = embed_tokens(self._tables, encoded.ids, encoded.type_ids)
         return float(self._session.run(None, {"tokens": tokens, "sides": averaging_matrix(encoded.type_ids)})[0].item())
 
 
-def known_scaling(notes: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling fitted to an embedder's cosines, from the adapter's metadata; without cosines by default."""
-    noted = json.loads(notes["calibration"])
+def read_scaling(metadata: Mapping[str, str], embedder: str | None) -> PlattScaling:
+    """Return the scaling for an embedder's cosines from the adapter's metadata; for an unknown embedder, without cosines."""
+    scalings = json.loads(metadata["calibration"])
     family = (embedder or "").partition("-int8")[0]
-    return PlattScaling(**noted.get(family, noted[ALONE]))
+    return PlattScaling(**scalings.get(family, scalings[ALONE]))
 
 
 def _digest(adapter: Weights, scaling: PlattScaling) -> str:

@@ -53,7 +53,7 @@ def _names(text: str) -> set[str]:
 
 def possession_differs(question: str, cached_question: str) -> bool:
     """Whether the owners differ: `my brother's friend` and `my friend's brother`."""
-    if {"of"} & {*words(question), *words(cached_question)}:
+    if "of" in (*words(question), *words(cached_question)):
         return False
     (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached_question)
     return ours == theirs and our_owners != their_owners

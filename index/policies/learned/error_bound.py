@@ -13,7 +13,7 @@ import numpy as np
 MIN_SERVED = 500
 """Number of served answers from which the bound holds. With fewer, as many wrong answers are allowed as with 500."""
 _LOG_LIMIT = math.log(10)
-"""Logarithm of the value that the supermartingale exceeds with 10% probability."""
+"""Logarithm of the value that the supermartingale ever reaches with at most 10% probability."""
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
 _COMPARED_RATIOS = (40.0, 52.0)

@@ -17,7 +17,7 @@ COVARIANCE = (
 )
 
 
-REACH = 24
+NUM_NEIGHBOURS = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WIDTH = 0.05
 """Distance in cosine to the nearest neighbour at which a neighbour's weight is 1/e."""

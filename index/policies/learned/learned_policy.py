@@ -15,7 +15,7 @@ import numpy as np
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.learned.error_model import REACH, Prior
+from kvproxy.index.policies.learned.error_model import NUM_NEIGHBOURS, Prior
 from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
@@ -43,7 +43,7 @@ class LearnedPolicy:
     """
 
     name = "learned"
-    reach = REACH
+    num_neighbours = NUM_NEIGHBOURS
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class LearnedPolicy:
         chance: float,
     ) -> PolicyResult:
         assert self.checked is not None
-        result = self.checked.decide(question, neighbours[: self.checked.reach], limits)
+        result = self.checked.decide(question, neighbours[: self.checked.num_neighbours], limits)
         decisions = [
             decision if decision.score is None else replace(decision, error=error) for decision in result.decisions
         ]

@@ -95,7 +95,7 @@ class Learner:
         return self.level.limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
-        """Return the share of accepted requests with an estimated error that are forwarded to compare the answers."""
+        """Return, for an estimated error, the share of accepted requests to forward anyway, to compare the answers."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 

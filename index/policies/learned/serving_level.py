@@ -95,7 +95,7 @@ class ServingLevel:
 
     @property
     def judge_error(self) -> float:
-        """The estimated probability that a comparison errs, at most 0.5. Equal questions should have equal answers."""
+        """The probability that a comparison errs, at most 0.5; estimated from equal questions, which need equal answers."""
         return min(0.5, (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats))
 
     def update(self) -> None:

@@ -38,7 +38,7 @@ def reference() -> np.ndarray:
 def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_of_the_weights(
     reference: np.ndarray,
 ) -> None:
-    embedder = MiniLMEmbedder(integers=False, files=GraphFiles([]))
+    embedder = MiniLMEmbedder(int8=False, files=GraphFiles([]))
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), embedder.dim)
     assert vectors.dtype == np.float32
@@ -61,7 +61,7 @@ def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray
 async def test_vectors_of_an_older_graph_are_computed_again(store: SqliteStore) -> None:
     elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
     store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
-    semantic = SemanticCache(store, MiniLMEmbedder(integers=True), ThresholdPolicy(0.8, guards=()))
+    semantic = SemanticCache(store, MiniLMEmbedder(int8=True), ThresholdPolicy(0.8, guards=()))
     assert semantic.rebuild() == 1
     assert semantic.rebuild() == 0
     assert (await semantic.lookup("n", "What is a block?")).similarity == pytest.approx(1, abs=1e-3)

@@ -52,7 +52,7 @@ def test_the_tokenizer_splits_like_that_of_hugging_face(file: E5File) -> None:
 
 def test_eight_bits_are_close_to_float(embedder: MultilingualEmbedder) -> None:
     texts = random.Random(0).sample(questions("opposites"), 10)
-    floats = MultilingualEmbedder(integers=False).embed(texts)
+    floats = MultilingualEmbedder(int8=False).embed(texts)
     vectors = embedder.embed(texts)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert (floats * vectors).sum(axis=1).min() > 0.97

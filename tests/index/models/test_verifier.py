@@ -9,7 +9,13 @@ import torch
 
 from kvproxy.index.errors import VerifierError
 from kvproxy.index.models.minilm.graph_files import GraphFiles
-from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, merge, packaged_model, read_tensors
+from kvproxy.index.models.minilm.weights import (
+    base_weights,
+    load_tokenizer,
+    merge_adapter,
+    packaged_model,
+    read_tensors,
+)
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -60,12 +66,12 @@ def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -
     adapter, _ = read_tensors(ADAPTER)
     folder = packaged_model()
     trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
-    network = CrossEncoder(merge(base_weights(folder), trained)).eval()
+    network = CrossEncoder(merge_adapter(base_weights(folder), trained)).eval()
     pairs = [tuple(sorted(pair)) for pair in SAME + OTHER]
     with torch.no_grad():
         encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch(pairs)
         wanted = network(*map(torch.from_numpy, pad(encoded))).numpy()
-    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
+    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), int8=False, files=GraphFiles([]))
     np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
 

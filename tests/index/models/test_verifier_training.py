@@ -54,7 +54,7 @@ def test_a_small_training_writes_an_adapter_that_scores(
     assert int(notes["pairs_seen"]) >= 48
     before = read_tensors(ADAPTER)[0]
     assert all(np.abs(value - before[name]).max() > 0 for name, value in trained.items() if name.endswith(".high"))
-    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), integers=False, files=GraphFiles([]))
+    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), int8=False, files=GraphFiles([]))
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
 
 

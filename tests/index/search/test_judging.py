@@ -16,7 +16,7 @@ class FixedPolicy:
     """Returns a fixed result, and records the neighbours."""
 
     name = "fixed"
-    reach = 5
+    num_neighbours = 5
     floor = 0.0
 
     def __init__(self, result: PolicyResult) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.request_directives import Control
+from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.errors import SettingsError
 from kvproxy.flow.prompt_edits import apply_edits
 from kvproxy.index.policies.policy import Limits
@@ -65,7 +65,7 @@ def _matches_pattern(pattern: str | None, text: str | None) -> bool:
     return pattern is None or (text is not None and fnmatchcase(text, pattern))
 
 
-def _stricter_control(control: Control, rule: RuleSettings) -> Control:
+def _stricter_control(control: RequestDirectives, rule: RuleSettings) -> RequestDirectives:
     limits = control.limits
     off = rule.cache is False
     return replace(

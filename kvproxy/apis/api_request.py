@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import JsonMap, JsonObject, loads
-from kvproxy.apis.request_directives import Control
+from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.errors import InvalidRequest
 
 PUBLIC_TENANT = "public"
@@ -35,7 +35,7 @@ class ApiRequest:
     tenant: str
     request_id: str
     query: str = ""
-    control: Control = field(default_factory=Control)
+    control: RequestDirectives = field(default_factory=RequestDirectives)
 
     @property
     def model(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.request_directives import Control, check_namespace
+from kvproxy.apis.request_directives import RequestDirectives, check_namespace
 from kvproxy.errors import InvalidRequest
 from kvproxy.units import parse_seconds
 
@@ -14,7 +14,7 @@ _DURATIONS = {"ttl": "ttl", "s-maxage": "max_age", "s-max-age": "max_age"}
 _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
 
 
-def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Control]:
+def apply_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
     """Move the switches from the body to the directives. Directives in headers take precedence."""
     given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
@@ -30,7 +30,7 @@ def apply_switches(body: JsonObject, control: Control) -> tuple[JsonObject, Cont
 
 
 def _read_switch(name: str, value: Json) -> dict[str, Any]:
-    """Return the fields of `Control` that a switch sets."""
+    """Return the fields of `RequestDirectives` that a switch sets."""
     if name in _FLAGS and isinstance(value, bool):
         return dict.fromkeys(_FLAGS[name], value != (name == "use-cache"))
     if name in _DURATIONS:

@@ -25,7 +25,7 @@ MAX_NAMESPACE_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class RequestDirectives:
     """Cache directives of a request. Unset numbers are None.
 
     Attributes:
@@ -54,13 +54,13 @@ class Control:
     rule: RuleSettings = NO_RULE
 
 
-def read_control(headers: Mapping[str, str]) -> Control:
+def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
     """Parse headers with lower-case names. Raises InvalidRequest for invalid values and unknown `X-KVProxy-*` headers."""
     for name in headers:
         if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
             raise _unknown_header(name)
-    directives = parse_directives([headers.get("cache-control", "")])
-    return Control(
+    directives = parse_cache_control([headers.get("cache-control", "")])
+    return RequestDirectives(
         no_cache="no-cache" in directives,
         no_store="no-store" in directives,
         only_if_cached="only-if-cached" in directives,
@@ -76,7 +76,7 @@ def read_control(headers: Mapping[str, str]) -> Control:
     )
 
 
-def parse_directives(values: Iterable[str]) -> dict[str, str]:
+def parse_cache_control(values: Iterable[str]) -> dict[str, str]:
     """Parse Cache-Control headers: arguments by lower-case directive."""
     found: dict[str, str] = {}
     for directive in ",".join(values).split(","):

@@ -12,7 +12,7 @@ from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
 from kvproxy.apis.json import JsonObject, dumps, loads
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
-from kvproxy.apis.request_directives import parse_directives
+from kvproxy.apis.request_directives import parse_cache_control
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import (
     Backend,
@@ -115,7 +115,7 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
     """Whether `Cache-Control`, or `Vary` with a request header that the cache key ignores, forbids storing."""
-    directives = parse_directives(value for name, value in headers if name == "cache-control")
+    directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
         return True

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_directives
+from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_cache_control
 from kvproxy.backends.protocol import Headers
 
 _SURROGATE_KEY = "surrogate-key"
@@ -23,7 +23,7 @@ class Directives:
 
 def read_directives(headers: Headers) -> Directives:
     """Parse the headers of a response. Invalid numbers are ignored."""
-    directives = parse_directives(value for name, value in headers if name == "cache-control")
+    directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:
         if name == TAGS_HEADER:

@@ -9,7 +9,7 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.litellm_switches import CACHE_FIELD, apply_switches
-from kvproxy.apis.request_directives import read_control
+from kvproxy.apis.request_directives import read_directives
 from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.body_budget import Reservation
@@ -60,7 +60,7 @@ async def read_api_request(request: Request, api: Api, raw: bytes, settings: Set
     exchange = exchange_of(request.scope)
     client = exchange.client
     tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
-    control = read_control(headers)
+    control = read_directives(headers)
     if CACHE_FIELD in body:
         given = body
         body, control = apply_switches(given, control)

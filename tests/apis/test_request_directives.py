@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, Control, read_control
+from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, RequestDirectives, read_directives
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
 
@@ -12,29 +12,35 @@ from kvproxy.index.policies.policy import Limits
 @pytest.mark.parametrize(
     ("headers", "asked"),
     [
-        ({}, Control()),
-        ({"authorization": "x", "x-other": "y"}, Control()),
-        ({"cache-control": ""}, Control()),
-        ({"cache-control": "no-cache"}, Control(no_cache=True)),
-        ({"cache-control": "No-Store, unheard=5"}, Control(no_store=True)),
-        ({"cache-control": " only-if-cached ,confirm"}, Control(only_if_cached=True, confirm=True)),
-        ({"cache-control": 'max-age="0", stale-if-error=60'}, Control(max_age=0.0, stale_if_error=60.0)),
-        ({"cache-control": "min-similarity=0.5, min-probability=0.75"}, Control(limits=Limits(0.5, 0.75, None))),
-        ({"cache-control": "max-error=0.25"}, Control(limits=Limits(None, None, 0.25))),
-        ({"x-kvproxy-tags": " b,a ,,b"}, Control(tags=("a", "b"))),
-        ({"x-kvproxy-ttl": "0"}, Control(ttl=0.0)),
-        ({"cache-control": "max-age=1h", "x-kvproxy-ttl": "7d"}, Control(max_age=3_600.0, ttl=604_800.0)),
-        ({"x-kvproxy-timeout": "1.5"}, Control(timeout=1.5)),
-        ({"x-kvproxy-priority": " 9 "}, Control(priority=9)),
-        ({"x-kvproxy-priority": "0"}, Control(priority=0)),
+        ({}, RequestDirectives()),
+        ({"authorization": "x", "x-other": "y"}, RequestDirectives()),
+        ({"cache-control": ""}, RequestDirectives()),
+        ({"cache-control": "no-cache"}, RequestDirectives(no_cache=True)),
+        ({"cache-control": "No-Store, unheard=5"}, RequestDirectives(no_store=True)),
+        ({"cache-control": " only-if-cached ,confirm"}, RequestDirectives(only_if_cached=True, confirm=True)),
+        ({"cache-control": 'max-age="0", stale-if-error=60'}, RequestDirectives(max_age=0.0, stale_if_error=60.0)),
+        (
+            {"cache-control": "min-similarity=0.5, min-probability=0.75"},
+            RequestDirectives(limits=Limits(0.5, 0.75, None)),
+        ),
+        ({"cache-control": "max-error=0.25"}, RequestDirectives(limits=Limits(None, None, 0.25))),
+        ({"x-kvproxy-tags": " b,a ,,b"}, RequestDirectives(tags=("a", "b"))),
+        ({"x-kvproxy-ttl": "0"}, RequestDirectives(ttl=0.0)),
+        ({"cache-control": "max-age=1h", "x-kvproxy-ttl": "7d"}, RequestDirectives(max_age=3_600.0, ttl=604_800.0)),
+        ({"x-kvproxy-timeout": "1.5"}, RequestDirectives(timeout=1.5)),
+        ({"x-kvproxy-priority": " 9 "}, RequestDirectives(priority=9)),
+        ({"x-kvproxy-priority": "0"}, RequestDirectives(priority=0)),
         ({"x-kvproxy-tags": ",".join(f"{number:03}" for number in range(MAX_TAGS))}, None),
-        ({"x-kvproxy-tags": "x" * MAX_TAG_LENGTH}, Control(tags=("x" * 128,))),
-        ({"cache-control": "min-similarity=0, min-probability=1, max-error=1"}, Control(limits=Limits(0.0, 1.0, 1.0))),
-        ({"x-kvproxy-admin-token": "secret", "x-kvproxy-request-id": "7"}, Control()),
+        ({"x-kvproxy-tags": "x" * MAX_TAG_LENGTH}, RequestDirectives(tags=("x" * 128,))),
+        (
+            {"cache-control": "min-similarity=0, min-probability=1, max-error=1"},
+            RequestDirectives(limits=Limits(0.0, 1.0, 1.0)),
+        ),
+        ({"x-kvproxy-admin-token": "secret", "x-kvproxy-request-id": "7"}, RequestDirectives()),
     ],
 )
-def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -> None:
-    found = read_control(headers)
+def test_headers_are_parsed(headers: Mapping[str, str], asked: RequestDirectives | None) -> None:
+    found = read_directives(headers)
     assert found == asked if asked is not None else len(found.tags) == 16
 
 
@@ -67,5 +73,5 @@ def test_headers_are_parsed(headers: Mapping[str, str], asked: Control | None) -
 )
 def test_invalid_values_are_rejected_by_name(name: str, value: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as raised:
-        read_control({name: value})
+        read_directives({name: value})
     assert str(raised.value.param).lower() == name

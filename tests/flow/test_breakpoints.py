@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.apis.request_directives import Control
+from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import _blocks, _broken_rule
@@ -19,7 +19,7 @@ MODEL = "claude-test"
 
 
 def request(body: dict[str, Any], lifetime: Any = "5m") -> ApiRequest:
-    control = Control(rule=RuleSettings(name="r", breakpoints=lifetime))
+    control = RequestDirectives(rule=RuleSettings(name="r", breakpoints=lifetime))
     return ApiRequest(APIS["messages"], body, dumps(body), {}, "public", "1", control=control)
 
 

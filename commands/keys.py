@@ -92,10 +92,10 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
 
     Example: kvproxy keys history
     """
-    from kvproxy.client_keys import changes
+    from kvproxy.client_keys import operator_changes
     from kvproxy.settings import load_settings
 
-    found = changes(load_settings(data=data), limit)
+    found = operator_changes(load_settings(data=data), limit)
     rows: list[Row] = [
         {
             "Time": local_time(each["changed"]),

@@ -94,7 +94,7 @@ def remove_client(settings: Settings, name: str) -> None:
         shared.set_client(name, None, operator_name(), f"remove client {name}")
 
 
-def changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
+def operator_changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
     """Return the last changes that operators made to clients and stored responses; see `SharedState.changes`."""
     with _shared_state(settings) as shared:
         if shared is None:

@@ -38,7 +38,7 @@ class KvproxyError(Exception):
         self.retry_after = self.retry_after if retry_after is None else retry_after
 
     @property
-    def retryable(self) -> bool:
+    def is_retryable(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
 
@@ -99,7 +99,7 @@ class NotCached(KvproxyError, status=504, type="invalid_request_error", code="no
     """The request has `Cache-Control: only-if-cached` and no response is stored (RFC 9111, section 5.2.1.7)."""
 
     # Only an answer to another request could fill the cache.
-    retryable = False
+    is_retryable = False
 
 
 class Overloaded(KvproxyError, status=503, code="overloaded"):

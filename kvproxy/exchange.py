@@ -54,7 +54,7 @@ class CacheKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class MatchScores:
     """A stored question's cosine similarity, verifier score, and estimated probability of a wrong hit."""
 
     similarity: float
@@ -78,7 +78,7 @@ class CacheHit:
     prompt_tokens: int
     completion_tokens: int
     stale: Stale | None = None
-    match: Match | None = None
+    match: MatchScores | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class _Bucket:
                 async with self._paying:
                     await self._pay(shared)
                 seconds = units * 60 / local.per_minute
-                taken, busy = await shared.take(*self._name, seconds, into_debt=into_debt)
+                taken, busy = await shared.take_units(*self._name, seconds, into_debt=into_debt)
                 local.share, local.level = 1.0, local.per_minute * (1 - busy / 60)
                 return 0.0 if taken else local.wait(units)
             except CacheStoreError:
@@ -51,7 +51,7 @@ class _Bucket:
         owed, self._owed = self._owed, 0.0
         try:
             if owed:
-                await shared.take(*self._name, owed * 60 / self.local.per_minute, into_debt=True)
+                await shared.take_units(*self._name, owed * 60 / self.local.per_minute, into_debt=True)
         except CacheStoreError:
             self._owed += owed
             raise
@@ -103,7 +103,7 @@ class Quota:
             self.tokens = self._bucket("tokens", client.tokens_per_minute)
 
     @asynccontextmanager
-    async def request(self) -> AsyncIterator["Account"]:
+    async def admit(self) -> AsyncIterator["Account"]:
         """Admit a request, which is in flight during the `with` block. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:

@@ -14,7 +14,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 5.0
 """Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
 _POLL_SECONDS = 0.01, 0.2
@@ -44,7 +44,7 @@ _TAKE = f"""with {_NOT_DURABLE}, taken as (
     select true as taken, full_at - {_NOW} as seconds from taken
     union all select false, full_at - {_NOW} from quotas
     where client = :client and unit = :unit and not exists (select 1 from taken)"""
-_BEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW})
+_HEARTBEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW})
     on conflict (id) do update set seen = excluded.seen),
     lost as (delete from leases where owner = :me and acquired < {_NOW} - {LEASE_SECONDS} and not (key = any(:held)))
     select count(*) as others, (select coalesce(max(number), 0) from changes) as change
@@ -66,7 +66,7 @@ class SharedState:
 
     Attributes:
         proxies: number of running proxies at the last heartbeat.
-        on_beat: called in a thread after each heartbeat, with the number of the last change.
+        on_heartbeat: called in a thread after each heartbeat, with the number of the last change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -75,10 +75,10 @@ class SharedState:
         self._failures = FailureLog()
         self._held: Counter[str] = Counter()
         self.proxies = 1
-        self.on_beat: Callable[[int], None] = lambda change: None
+        self.on_heartbeat: Callable[[int], None] = lambda change: None
         database.query(_TABLES)
 
-    async def take(self, client: str, unit: str, seconds: float, *, into_debt: bool) -> tuple[bool, float]:
+    async def take_units(self, client: str, unit: str, seconds: float, *, into_debt: bool) -> tuple[bool, float]:
         """Take units (requests or tokens) from a client's bucket, which refills in 60 seconds.
 
         Return whether they were taken, and the seconds until the bucket is full.
@@ -112,28 +112,28 @@ class SharedState:
         if not self._held[key]:
             del self._held[key]
 
-    async def beat(self) -> None:
+    async def send_heartbeat(self) -> None:
         """Send a heartbeat, and read the number of running proxies and of the last change.
 
         It also releases leases whose release failed.
         """
         values = {"me": self._id, "held": list(self._held)}
-        row = (await asyncio.to_thread(self._database.query, _BEAT, values))[0]
+        row = (await asyncio.to_thread(self._database.query, _HEARTBEAT, values))[0]
         self.proxies = 1 + row["others"]
-        await asyncio.to_thread(self.on_beat, row["change"])
+        await asyncio.to_thread(self.on_heartbeat, row["change"])
 
-    async def run(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats until the task is cancelled."""
         while True:
             try:
-                await self.beat()
+                await self.send_heartbeat()
                 self._failures.log_recovery("all proxies share their quotas again")
             except CacheStoreError:
                 message = "the shared state is unavailable: until it works again, this proxy grants 1/%s of each quota"
                 self._failures.log_failure(message, self.proxies)
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         """Remove this proxy from the running proxies, which ends its leases."""
         self._database.query("delete from proxies where id = :me", {"me": self._id})
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads
-from kvproxy.apis.sse import DONE, Event, event
+from kvproxy.apis.sse import DONE, Event, encode_event
 
 # Finish reasons of complete responses in all supported servers.
 _COMPLETE = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
@@ -108,10 +108,10 @@ class ChoicesApi(Api):
             choice = as_object(each)
             index = choice.get("index")
             for part in self.chunk_choices(index if isinstance(index, int) else place, choice):
-                yield event({**head, "choices": [part], **extra})
+                yield encode_event({**head, "choices": [part], **extra})
         if has_usage and response.get("usage"):
-            yield event({**head, "choices": [], "usage": response["usage"]})
-        yield event(DONE)
+            yield encode_event({**head, "choices": [], "usage": response["usage"]})
+        yield encode_event(DONE)
 
 
 def _has_content(choice: JsonObject) -> bool:

@@ -27,7 +27,7 @@ from kvproxy.apis.json import (
     text_of,
 )
 from kvproxy.apis.message_parts import REASONING_BLOCKS
-from kvproxy.apis.sse import Event, event, split_words
+from kvproxy.apis.sse import Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
 # Fields of deltas and blocks by the type of the delta.
@@ -153,24 +153,24 @@ class Messages(Api):
             "stop_sequence": None,
             "usage": {**usage, "output_tokens": 0},
         }
-        yield typed_event({"type": "message_start", "message": start})
+        yield encode_typed_event({"type": "message_start", "message": start})
         for index, block in enumerate(as_list(response["content"])):
             empty, deltas = _split_block(as_object(block))
-            yield typed_event({"type": "content_block_start", "index": index, "content_block": empty})
+            yield encode_typed_event({"type": "content_block_start", "index": index, "content_block": empty})
             for delta in deltas:
-                yield typed_event({"type": "content_block_delta", "index": index, "delta": delta})
-            yield typed_event({"type": "content_block_stop", "index": index})
+                yield encode_typed_event({"type": "content_block_delta", "index": index, "delta": delta})
+            yield encode_typed_event({"type": "content_block_stop", "index": index})
         end: JsonObject = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
-        yield typed_event({"type": "message_delta", "delta": end, "usage": usage})
-        yield typed_event({"type": "message_stop"})
+        yield encode_typed_event({"type": "message_delta", "delta": end, "usage": usage})
+        yield encode_typed_event({"type": "message_stop"})
 
     def error_body(self, error: KvproxyError) -> JsonObject:
         kind = _ERRORS.get(error.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def typed_event(data: JsonObject) -> bytes:
-    return event(data, as_text(data["type"]))
+def encode_typed_event(data: JsonObject) -> bytes:
+    return encode_event(data, as_text(data["type"]))
 
 
 def _are_turns(messages: Json) -> bool:

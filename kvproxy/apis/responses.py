@@ -6,7 +6,7 @@ from itertools import chain
 from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, loads, objects, text_of
-from kvproxy.apis.sse import DONE, Event, event, split_words
+from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
 _LAST = ("response.completed", "response.incomplete")
@@ -106,7 +106,7 @@ class Responses(Api):
         )
         end: list[JsonObject] = [{"type": last, "response": response}]
         for number, part in enumerate(chain(first, items, end)):
-            yield event({**part, "sequence_number": number}, as_text(part["type"]))
+            yield encode_event({**part, "sequence_number": number}, as_text(part["type"]))
 
 
 def is_plain_text(body: JsonMap) -> bool:

@@ -20,7 +20,7 @@ class Event(NamedTuple):
     name: bytes = b""
 
 
-def event(data: JsonObject | bytes, name: str | None = None) -> bytes:
+def encode_event(data: JsonObject | bytes, name: str | None = None) -> bytes:
     written = data if isinstance(data, bytes) else orjson.dumps(data)
     return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + written + b"\n\n"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.json import as_object, loads
-from kvproxy.exchange import Answer, CacheHit, Exchange, Match, Stale
+from kvproxy.exchange import Answer, CacheHit, Exchange, MatchScores, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import RedactionFailed
@@ -128,7 +128,7 @@ class CacheLookup:
         return control.max_age is None or self._clock() - entry.created <= control.max_age
 
     async def replay(
-        self, exchange: Exchange, entry: Entry, match: Match | None = None, stale: Stale | None = None
+        self, exchange: Exchange, entry: Entry, match: MatchScores | None = None, stale: Stale | None = None
     ) -> Answer:
         """Serve a stored response, and record the hit in the exchange."""
         request, headers, body = exchange.api_request, [JSON], entry.response
@@ -172,7 +172,7 @@ def _failures_logged(exchange: Exchange) -> Iterator[None]:
             _log.exception("lookup failed, the request is forwarded")
 
 
-def _match(lookup: Lookup) -> Match:
+def _match(lookup: Lookup) -> MatchScores:
     chosen = lookup.chosen
     assert chosen is not None
-    return Match(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)
+    return MatchScores(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)

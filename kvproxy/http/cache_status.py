@@ -3,7 +3,7 @@
 import math
 
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.exchange import CacheHit, Exchange, Match
+from kvproxy.exchange import CacheHit, Exchange, MatchScores
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
@@ -26,7 +26,7 @@ def _hit(hit: CacheHit) -> str:
     return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"; key="{hit.id}"'
 
 
-def _semantic(match: Match) -> str:
+def _semantic(match: MatchScores) -> str:
     parts = [f"semantic similarity={match.similarity:.3f}"]
     if match.score is not None:
         parts.append(f"verifier={match.score:.3f}")

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
@@ -86,7 +86,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         return WholeResponse(answer.body, answer.status, headers)
 
     def last_event(error: KvproxyError) -> bytes:
-        return event(api.error_body(error), "error")
+        return encode_event(api.error_body(error), "error")
 
     return RelayResponse(answer.body, answer.status, headers, answer.close, deadline, last_event)
 

@@ -125,8 +125,8 @@ class Services:
         self._tasks.append(asyncio.create_task(self._maintain_periodically()))
         if self.shared is not None:
             with suppress(CacheStoreError):
-                await self.shared.beat()
-            self._tasks.append(asyncio.create_task(self.shared.run()))
+                await self.shared.send_heartbeat()
+            self._tasks.append(asyncio.create_task(self.shared.send_heartbeats()))
         if any(
             rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
         ):
@@ -171,7 +171,7 @@ class Services:
         await self.answerer.backend.close()
         if self.shared is not None:
             with suppress(CacheStoreError):
-                await asyncio.to_thread(self.shared.leave)
+                await asyncio.to_thread(self.shared.unregister)
         await asyncio.to_thread(self.answerer.cache.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
@@ -210,7 +210,7 @@ def build_services(settings: Settings) -> Services:
     prices = settings.journal.prices
     shared = SharedState(cache.store.database) if cache.store.remote else None
     if shared is not None:
-        shared.on_beat = clients.reload
+        shared.on_heartbeat = clients.reload
     answerer = Answerer(
         built.backend,
         cache,

@@ -6,7 +6,7 @@ from random import Random
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
-from kvproxy.exchange import Match
+from kvproxy.exchange import MatchScores
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
 from kvproxy.offline.prefix_estimate import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
@@ -183,7 +183,7 @@ def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:
     return WrongHits(len(compared), compared.count(False), expected)
 
 
-def _expected_error(match: Match) -> float | None:
+def _expected_error(match: MatchScores) -> float | None:
     if match.error is not None:
         return match.error
     return None if match.score is None else 1.0 - match.score

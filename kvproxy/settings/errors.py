@@ -34,7 +34,9 @@ class SettingConflicts(ValueError):
         self.conflicts = conflicts
 
 
-def explain(error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path) -> list[str]:
+def explain_invalid_settings(
+    error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path
+) -> list[str]:
     """Return one line per invalid setting. `settings` are all names, such as `cache.ttl`; `flags` are command-line flags."""
     text = file.read_text() if file.is_file() else ""
     lines = []

@@ -32,7 +32,7 @@ from kvproxy.settings.errors import (
     PREFIX,
     SettingConflict,
     SettingConflicts,
-    explain,
+    explain_invalid_settings,
     misspelt_variables,
     undecodable_variable,
 )
@@ -217,7 +217,7 @@ def load_settings(**flags: Any) -> Settings:
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        problems += explain(error, names, given, file)
+        problems += explain_invalid_settings(error, names, given, file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         problems.append(f"cannot read {file}: {error}")
     except ValueError as error:

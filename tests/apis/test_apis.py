@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from kvproxy.flow.backend_response import UpstreamReader
 
 TEXTS = st.text(max_size=30)
@@ -113,7 +113,9 @@ def test_an_incomplete_or_failed_stream_is_not_storable(given_whole: tuple[ApiNa
     parts = list(APIS[name].replay(whole, {}))
     assert assembled(name, parts[:-1]) is None
     # Some servers name the event `error` with any data.
-    named = event({"type": "ping", "object": "chat.completion.chunk", "choices": [], "message": "overloaded"}, "error")
+    named = encode_event(
+        {"type": "ping", "object": "chat.completion.chunk", "choices": [], "message": "overloaded"}, "error"
+    )
     for bad in (b"data: {no json\n\n", b"data: 5\n\n", b'data: {"type": "error", "error": {}}\n\n', named):
         assert assembled(name, [parts[0], bad, *parts[1:]]) is None
         assert assembled(name, [bad, *parts]) is None

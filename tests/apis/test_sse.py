@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.apis.sse import EventReader, event, split_words
+from kvproxy.apis.sse import EventReader, encode_event, split_words
 
 ENDS = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"])
 
@@ -27,8 +27,8 @@ def test_line_ends_comments_and_names() -> None:
     assert reader.push(b"\n\ndata: e\n\n\r\n\r\ndata: f\n\n") == [(b"e", b""), (b"f", b"")]
     assert (reader.push(b"data:g"), len(reader)) == ([], 6)
     assert (reader.push(b"\n"), reader.push(b"\n"), len(reader)) == ([], [(b"g", b"")], 0)
-    assert event({"a": 1}) == b'data: {"a":1}\n\n'
-    assert event(b"x", "end") == b"event: end\ndata: x\n\n"
+    assert encode_event({"a": 1}) == b'data: {"a":1}\n\n'
+    assert encode_event(b"x", "end") == b"event: end\ndata: x\n\n"
 
 
 @given(st.text())

@@ -20,7 +20,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from tests.commands.run import ROOT
 from tests.http.test_request_heads import PROBES, responses, statuses
 from tests.polling import until
@@ -49,7 +49,7 @@ class Upstream:
         body = json.loads(await request.body())
         self.asked.append(body["messages"][-1]["content"])
         if body.get("stream"):
-            parts = [part("Ye"), part("s.", "stop"), event(b"[DONE]")]
+            parts = [part("Ye"), part("s.", "stop"), encode_event(b"[DONE]")]
             return StreamingResponse(iter(parts), media_type="text/event-stream")
         choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
         return JSONResponse({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
@@ -57,7 +57,7 @@ class Upstream:
 
 def part(text: str, reason: str | None = None) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
-    return event({"id": "1", "object": "chat.completion.chunk", "choices": [choice]})
+    return encode_event({"id": "1", "object": "chat.completion.chunk", "choices": [choice]})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from tests.faults.harness import Advance, Finding
 from tests.faults.proxies import CHAT
 from tests.servers import run_upstream
@@ -52,9 +52,9 @@ def upstream() -> Iterator[str]:
     async def parts(text: dict[str, str]) -> AsyncIterator[bytes]:
         for delta, reason in ((text, None), ({"content": " and more"}, None), ({}, "stop")):
             choice = {"index": 0, "delta": delta, "finish_reason": reason}
-            yield event({"object": "chat.completion.chunk", "choices": [choice]})
+            yield encode_event({"object": "chat.completion.chunk", "choices": [choice]})
             await asyncio.sleep(0.001)
-        yield event(b"[DONE]")
+        yield encode_event(b"[DONE]")
 
     with run_upstream(chat) as url:
         yield url

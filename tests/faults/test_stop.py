@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from kvproxy.index.store import SqliteStore
 from tests.faults.proxies import ANSWER, ask, proxy_process, stored
 from tests.polling import until
@@ -21,7 +21,7 @@ from tests.servers import run_upstream
 
 def part(text: str, reason: str | None = None) -> bytes:
     delta = {"role": "assistant", "content": text}
-    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+    return encode_event({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
 
 class Upstream:

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from kvproxy.http.services import Services
 from tests.polling import until
 from tests.servers import run_front, run_upstream, until_stored
@@ -38,14 +38,14 @@ ODD_BODIES: dict[str, Response] = {
 
 def chunk(delta: object, finish_reason: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return event({"id": "x", "object": "chat.completion.chunk", "choices": [choice]})
+    return encode_event({"id": "x", "object": "chat.completion.chunk", "choices": [choice]})
 
 
 def call(index: int, id: str) -> bytes:
     return chunk({"tool_calls": [{"index": index, "id": id, "function": {"name": "f", "arguments": "{}"}}]})
 
 
-STOP, DONE = chunk({}, "stop"), event(b"[DONE]")
+STOP, DONE = chunk({}, "stop"), encode_event(b"[DONE]")
 MORE = chunk({"content": "Hello there"})
 UNFINISHED = [chunk({"role": "assistant"}), MORE]
 STREAM = [*UNFINISHED, STOP, DONE]
@@ -56,8 +56,8 @@ GOOD_STREAMS = {
     "talks of [DONE]": [chunk(MESSAGE | {"content": "say data: [DONE] now"}), STOP, DONE],
 }
 ODD_STREAMS: dict[str, list[bytes]] = {
-    "a choice is null": [event({"choices": [None]}), STOP, DONE],
-    "choices is a number": [event({"choices": 5}), STOP, DONE],
+    "a choice is null": [encode_event({"choices": [None]}), STOP, DONE],
+    "choices is a number": [encode_event({"choices": 5}), STOP, DONE],
     "a delta is a text": [chunk("x"), STOP, DONE],
     "a tool call far ahead": [call(30_000_000, "a"), STOP, DONE],
     "two tool calls with one index": [call(0, "a"), call(0, "b"), STOP, DONE],

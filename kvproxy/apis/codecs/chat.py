@@ -44,23 +44,24 @@ class ChatEncoder(ChoicesEncoder):
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
-            yield self._chunk(_choice(piece.index, {"role": "assistant", "content": ""}))
+            yield self._chunk(_encode_choice(piece.index, {"role": "assistant", "content": ""}))
         if piece.text or piece.reasoning or piece.logprobs:
             delta: JsonObject = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
             if piece.text or not piece.reasoning:
                 delta["content"] = piece.text
-            choice = _choice(piece.index, delta)
+            choice = _encode_choice(piece.index, delta)
             if piece.logprobs:
-                choice["logprobs"] = {"content": [_logprob(item) for item in piece.logprobs]}
+                choice["logprobs"] = {"content": [_encode_logprob(item) for item in piece.logprobs]}
             yield self._chunk(choice)
         if piece.calls:
             first = len(self._output.choices[piece.index].calls) - len(piece.calls)
             numbered: list[Json] = [
-                {"index": at, **_call(self._id, piece.index, at, call)} for at, call in enumerate(piece.calls, first)
+                {"index": at, **_encode_call(self._id, piece.index, at, call)}
+                for at, call in enumerate(piece.calls, first)
             ]
-            yield self._chunk(_choice(piece.index, {"tool_calls": numbered}))
+            yield self._chunk(_encode_choice(piece.index, {"tool_calls": numbered}))
         if piece.finish_reason:
-            yield self._chunk(_choice(piece.index, {}, _reason(self._output.choices[piece.index])))
+            yield self._chunk(_encode_choice(piece.index, {}, _finish_reason(self._output.choices[piece.index])))
 
     def response(self) -> JsonObject:
         choices: list[Json] = [
@@ -73,7 +74,7 @@ class ChatEncoder(ChoicesEncoder):
         return {**response, "choices": choices, "usage": usage_of(self._output)}
 
 
-def _choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
+def _encode_choice(index: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
@@ -82,23 +83,23 @@ def _complete_choice(id: str, index: int, choice: CollectedChoice) -> JsonObject
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
-        calls: list[Json] = [_call(id, index, at, call) for at, call in enumerate(choice.calls)]
+        calls: list[Json] = [_encode_call(id, index, at, call) for at, call in enumerate(choice.calls)]
         message |= {"content": choice.text or None, "tool_calls": calls}
-    complete: JsonObject = {"index": index, "message": message, "finish_reason": _reason(choice)}
+    complete: JsonObject = {"index": index, "message": message, "finish_reason": _finish_reason(choice)}
     if choice.logprobs:
-        complete["logprobs"] = {"content": [_logprob(item) for item in choice.logprobs]}
+        complete["logprobs"] = {"content": [_encode_logprob(item) for item in choice.logprobs]}
     return complete
 
 
-def _reason(choice: CollectedChoice) -> str | None:
+def _finish_reason(choice: CollectedChoice) -> str | None:
     return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 
-def _call(id: str, index: int, at: int, call: ToolCall) -> JsonObject:
+def _encode_call(id: str, index: int, at: int, call: ToolCall) -> JsonObject:
     function: JsonObject = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{id}-{index}-{at}", "type": "function", "function": function}
 
 
-def _logprob(item: TokenLogprob) -> JsonObject:
+def _encode_logprob(item: TokenLogprob) -> JsonObject:
     top: list[Json] = [{"token": text, "logprob": value, "bytes": list(text.encode())} for _, text, value in item.top]
     return {"token": item.text, "logprob": item.logprob, "bytes": list(item.text.encode()), "top_logprobs": top}

@@ -8,7 +8,7 @@ from kvproxy.apis.choices import includes_usage
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.apis.sse import DONE, event
+from kvproxy.apis.sse import DONE, encode_event
 from kvproxy.generation import TokenLogprob
 
 
@@ -25,12 +25,14 @@ class ChoicesEncoder:
         self._chunk_head: JsonObject = {"id": id, "object": chunk_kind, **created}
 
     def _chunk(self, choice: JsonObject) -> bytes:
-        return event({**self._chunk_head, "choices": [choice], **({"usage": None} if self._includes_usage else {})})
+        return encode_event(
+            {**self._chunk_head, "choices": [choice], **({"usage": None} if self._includes_usage else {})}
+        )
 
     def end(self) -> Iterator[bytes]:
         if self._includes_usage:
-            yield event({**self._chunk_head, "choices": [], "usage": usage_of(self._output)})
-        yield event(DONE)
+            yield encode_event({**self._chunk_head, "choices": [], "usage": usage_of(self._output)})
+        yield encode_event(DONE)
 
 
 def usage_of(output: CollectedOutput) -> JsonObject:

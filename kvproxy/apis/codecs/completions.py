@@ -55,14 +55,14 @@ class CompletionsEncoder(ChoicesEncoder):
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece) and self._echo is not None:
             self._offsets[piece.index] = len(self._echo.text)
-            yield self._chunk(_choice(piece.index, self._echo.text, self._echo_logprobs(self._echo)))
+            yield self._chunk(_encode_choice(piece.index, self._echo.text, self._echo_logprobs(self._echo)))
         logprobs: Json = None
         if piece.logprobs:
             at = self._offsets.get(piece.index, 0)
-            logprobs = _logprobs(piece.logprobs, at, self._logprobs)
+            logprobs = _encode_logprobs(piece.logprobs, at, self._logprobs)
             self._offsets[piece.index] = at + sum(len(item.text) for item in piece.logprobs)
         if piece.text or piece.finish_reason or logprobs:
-            yield self._chunk(_choice(piece.index, piece.text, logprobs, piece.finish_reason))
+            yield self._chunk(_encode_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
     def _echo_logprobs(self, echo: Echo) -> Json:
         if self._logprobs is None:
@@ -73,7 +73,7 @@ class CompletionsEncoder(ChoicesEncoder):
             "top_logprobs": [None],
             "text_offset": [0],
         }
-        merge_logprobs(found, _logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs))
+        merge_logprobs(found, _encode_logprobs(self._output.prompt_logprobs, len(echo.first_token), self._logprobs))
         return found
 
     def response(self) -> JsonObject:
@@ -85,21 +85,21 @@ class CompletionsEncoder(ChoicesEncoder):
     def _complete_choice(self, index: int, choice: CollectedChoice) -> JsonObject:
         echo = self._echo
         before = "" if echo is None else echo.text
-        complete = _choice(index, before + choice.text, None, choice.finish_reason)
+        complete = _encode_choice(index, before + choice.text, None, choice.finish_reason)
         if self._logprobs is not None:
             found = as_object({} if echo is None else self._echo_logprobs(echo))
-            merge_logprobs(found, _logprobs(choice.logprobs, len(before), self._logprobs))
+            merge_logprobs(found, _encode_logprobs(choice.logprobs, len(before), self._logprobs))
             complete["logprobs"] = found
         if self._prompt_logprobs is not None:
             complete["prompt_logprobs"] = prompt_logprobs(self._output, self._prompt_logprobs)
         return complete
 
 
-def _choice(index: int, text: str, logprobs: Json, finish_reason: str | None = None) -> JsonObject:
+def _encode_choice(index: int, text: str, logprobs: Json, finish_reason: str | None = None) -> JsonObject:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
+def _encode_logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
     offsets: list[Json] = []
     for item in items:
         offsets.append(at)

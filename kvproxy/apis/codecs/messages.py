@@ -9,7 +9,7 @@ from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
 from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import read_constraints
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, field, loads, objects, text_of
-from kvproxy.apis.messages import typed_event
+from kvproxy.apis.messages import encode_typed_event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
@@ -23,8 +23,8 @@ def decode_prompt(body: JsonMap) -> Conversation:
     if system is None:
         raise fields.only_text_error("system")
     first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
-    turns = [each for message in objects(body.get("messages")) for each in _turns(message)]
-    return Conversation((*first, *turns), tuple(_tool(tool) for tool in objects(body.get("tools"))))
+    turns = [each for message in objects(body.get("messages")) for each in _decode_turns(message)]
+    return Conversation((*first, *turns), tuple(_decode_tool(tool) for tool in objects(body.get("tools"))))
 
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
@@ -61,37 +61,37 @@ class MessagesEncoder:
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
             start: JsonObject = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage(0)}
-            yield typed_event({"type": "message_start", "message": {**self._head, **start}})
+            yield encode_typed_event({"type": "message_start", "message": {**self._head, **start}})
         if piece.reasoning:
             if self._open != "thinking":
                 yield from self._start_block({"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
+            yield self._encode_delta({"type": "thinking_delta", "thinking": piece.reasoning})
         if piece.text:
             if self._open != "text":
                 yield from self._start_block({"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": piece.text})
+            yield self._encode_delta({"type": "text_delta", "text": piece.text})
         for call in piece.calls:
-            yield from self._start_block({**self._call(self._blocks, call), "input": {}})
-            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            yield from self._start_block({**self._encode_call(self._blocks, call), "input": {}})
+            yield self._encode_delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def _start_block(self, block: JsonObject) -> Iterator[bytes]:
         yield from self._stop_block()
         self._blocks, self._open = self._blocks + 1, as_text(block["type"])
-        yield typed_event({"type": "content_block_start", "index": self._blocks - 1, "content_block": block})
+        yield encode_typed_event({"type": "content_block_start", "index": self._blocks - 1, "content_block": block})
 
     def _stop_block(self) -> Iterator[bytes]:
         if self._open:
-            yield typed_event({"type": "content_block_stop", "index": self._blocks - 1})
+            yield encode_typed_event({"type": "content_block_stop", "index": self._blocks - 1})
 
-    def _delta(self, delta: JsonObject) -> bytes:
-        return typed_event({"type": "content_block_delta", "index": self._blocks - 1, "delta": delta})
+    def _encode_delta(self, delta: JsonObject) -> bytes:
+        return encode_typed_event({"type": "content_block_delta", "index": self._blocks - 1, "delta": delta})
 
     def end(self) -> Iterator[bytes]:
         if self._open in ("", "thinking"):
             yield from self._start_block({"type": "text", "text": ""})
         yield from self._stop_block()
-        yield typed_event({"type": "message_delta", "delta": self._stop(), "usage": self._usage()})
-        yield typed_event({"type": "message_stop"})
+        yield encode_typed_event({"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()})
+        yield encode_typed_event({"type": "message_stop"})
 
     def response(self) -> JsonObject:
         output = self._output.first_choice
@@ -99,14 +99,15 @@ class MessagesEncoder:
         if output.reasoning:
             text.insert(0, {"type": "thinking", "thinking": output.reasoning, "signature": ""})
         calls: list[Json] = [
-            {**self._call(at, call), "input": loads(call.arguments.encode())} for at, call in enumerate(output.calls)
+            {**self._encode_call(at, call), "input": loads(call.arguments.encode())}
+            for at, call in enumerate(output.calls)
         ]
-        return {**self._head, "content": [*text, *calls], **self._stop(), "usage": self._usage()}
+        return {**self._head, "content": [*text, *calls], **self._stop_fields(), "usage": self._usage()}
 
-    def _call(self, at: int, call: ToolCall) -> JsonObject:
+    def _encode_call(self, at: int, call: ToolCall) -> JsonObject:
         return {"type": "tool_use", "id": f"toolu_{self._head['id']}-{at}", "name": call.name}
 
-    def _stop(self) -> JsonObject:
+    def _stop_fields(self) -> JsonObject:
         output = self._output.first_choice
         calls_tool = output.calls and output.finish_reason == "stop"
         reason = "tool_use" if calls_tool else _REASONS[output.finish_reason or "stop"]
@@ -122,7 +123,7 @@ class MessagesEncoder:
         }
 
 
-def _tool(tool: JsonObject) -> JsonObject:
+def _decode_tool(tool: JsonObject) -> JsonObject:
     function: JsonObject = {
         "name": tool.get("name"),
         "description": tool.get("description", ""),
@@ -131,7 +132,7 @@ def _tool(tool: JsonObject) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def _turns(message: JsonObject) -> Iterator[JsonObject]:
+def _decode_turns(message: JsonObject) -> Iterator[JsonObject]:
     content = message.get("content")
     if isinstance(content, str):
         yield {"role": message["role"], "content": content}
@@ -141,7 +142,7 @@ def _turns(message: JsonObject) -> Iterator[JsonObject]:
         if block.get("type") == "tool_result":
             result = text_of(block.get("content")) or ""
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
-    calls: list[Json] = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    calls: list[Json] = [_decode_call(block) for block in blocks if block.get("type") == "tool_use"]
     text = text_of([block for block in blocks if block.get("type") not in _IGNORED_IN_TEXT])
     if text is None:
         raise fields.only_text_error("messages")
@@ -151,6 +152,6 @@ def _turns(message: JsonObject) -> Iterator[JsonObject]:
         yield turn | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thoughts} if thoughts else {})
 
 
-def _call(block: JsonObject) -> JsonObject:
+def _decode_call(block: JsonObject) -> JsonObject:
     arguments = orjson.dumps(block.get("input") or {}).decode()
     return {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}

@@ -9,7 +9,7 @@ from kvproxy.apis.codecs.collected_output import CollectedOutput
 from kvproxy.apis.codecs.output_formats import read_constraints
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.responses import item_events
-from kvproxy.apis.sse import event
+from kvproxy.apis.sse import encode_event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
@@ -21,7 +21,7 @@ def decode_prompt(body: JsonMap) -> Conversation:
     source, instructions = body.get("input"), body.get("instructions")
     items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
     first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
-    tools = [_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
+    tools = [_decode_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
     return Conversation((*first, *_messages(items)), tuple(tools))
 
 
@@ -44,25 +44,25 @@ class ResponsesEncoder:
         self._sequence_number = 0
         self._has_reasoning = self._has_text = False
         self._item_id = f"msg_{request.request_id}"
-        self._start = _response(request, model)
+        self._start = _empty_response(request, model)
         self._at: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
             for name in ("response.created", "response.in_progress"):
-                yield self._event(name, {"response": self._start})
+                yield self._encode_event(name, {"response": self._start})
         if piece.reasoning:
             if not self._has_reasoning:
                 yield from self._start_reasoning()
-            yield self._event("response.reasoning_text.delta", {**self._reasoning_at, "delta": piece.reasoning})
+            yield self._encode_event("response.reasoning_text.delta", {**self._reasoning_at, "delta": piece.reasoning})
         if piece.text:
             if not self._has_text:
                 yield from self._start_text()
-            yield self._event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
+            yield self._encode_event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
         first = len(self._output.first_choice.calls) - len(piece.calls)
         for place, call in enumerate(piece.calls, first):
-            for data in item_events(place, self._call(place, call)):
-                yield self._event(str(data["type"]), data)
+            for data in item_events(place, self._encode_call(place, call)):
+                yield self._encode_event(str(data["type"]), data)
 
     @property
     def _reasoning_at(self) -> JsonObject:
@@ -70,62 +70,62 @@ class ResponsesEncoder:
 
     def _start_reasoning(self) -> Iterator[bytes]:
         self._has_reasoning = True
-        yield self._event("response.output_item.added", {"output_index": 0, "item": self._reasoning_item([])})
-        yield self._event("response.content_part.added", {**self._reasoning_at, "part": _reasoning_part("")})
+        yield self._encode_event("response.output_item.added", {"output_index": 0, "item": self._reasoning_item([])})
+        yield self._encode_event("response.content_part.added", {**self._reasoning_at, "part": _reasoning_part("")})
 
     def _end_reasoning(self) -> Iterator[bytes]:
         text = self._output.first_choice.reasoning
         part = _reasoning_part(text)
-        yield self._event("response.reasoning_text.done", {**self._reasoning_at, "text": text})
-        yield self._event("response.content_part.done", {**self._reasoning_at, "part": part})
-        yield self._event("response.output_item.done", {"output_index": 0, "item": self._reasoning_item([part])})
+        yield self._encode_event("response.reasoning_text.done", {**self._reasoning_at, "text": text})
+        yield self._encode_event("response.content_part.done", {**self._reasoning_at, "part": part})
+        yield self._encode_event("response.output_item.done", {"output_index": 0, "item": self._reasoning_item([part])})
 
     def _start_text(self) -> Iterator[bytes]:
         self._has_text = True
         if self._has_reasoning:
             yield from self._end_reasoning()
             self._at["output_index"] = 1
-        item: JsonObject = {"output_index": self._at["output_index"], "item": self._item("in_progress", [])}
-        yield self._event("response.output_item.added", item)
-        yield self._event("response.content_part.added", {**self._at, "part": _part("")})
+        item: JsonObject = {"output_index": self._at["output_index"], "item": self._message_item("in_progress", [])}
+        yield self._encode_event("response.output_item.added", item)
+        yield self._encode_event("response.content_part.added", {**self._at, "part": _text_part("")})
 
     def end(self) -> Iterator[bytes]:
         response, text = self.response(), self._output.first_choice.text
         if not self._output.first_choice.calls:
             if not self._has_text:
                 yield from self._start_text()
-            yield self._event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
-            yield self._event("response.content_part.done", {**self._at, "part": _part(text)})
+            yield self._encode_event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
+            yield self._encode_event("response.content_part.done", {**self._at, "part": _text_part(text)})
             item: JsonObject = {"output_index": self._at["output_index"], "item": objects(response["output"])[-1]}
-            yield self._event("response.output_item.done", item)
-        yield self._event(f"response.{response['status']}", {"response": response})
+            yield self._encode_event("response.output_item.done", item)
+        yield self._encode_event(f"response.{response['status']}", {"response": response})
 
     def response(self) -> JsonObject:
         output = self._output.first_choice
         status = "incomplete" if output.finish_reason == "length" else "completed"
         details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        calls: list[Json] = [self._call(place, call) for place, call in enumerate(output.calls)]
+        calls: list[Json] = [self._encode_call(place, call) for place, call in enumerate(output.calls)]
         reasoning: list[Json] = [self._reasoning_item([_reasoning_part(output.reasoning)])] if output.reasoning else []
         end: JsonObject = {
             "status": status,
             "incomplete_details": details,
-            "output": calls or [*reasoning, self._item(status, [_part(output.text)])],
+            "output": calls or [*reasoning, self._message_item(status, [_text_part(output.text)])],
             "usage": self._usage(),
         }
         return {**self._start, **end}
 
-    def _call(self, place: int, call: ToolCall) -> JsonObject:
+    def _encode_call(self, place: int, call: ToolCall) -> JsonObject:
         names: JsonObject = {"id": f"fc_{self._item_id}-{place}", "call_id": f"call_{self._item_id}-{place}"}
         return {
             **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
         }  # fmt: skip
 
-    def _event(self, name: str, data: JsonObject) -> bytes:
-        encoded = event({"type": name, "sequence_number": self._sequence_number, **data}, name)
+    def _encode_event(self, name: str, data: JsonObject) -> bytes:
+        encoded = encode_event({"type": name, "sequence_number": self._sequence_number, **data}, name)
         self._sequence_number += 1
         return encoded
 
-    def _item(self, status: str, content: list[Json]) -> JsonObject:
+    def _message_item(self, status: str, content: list[Json]) -> JsonObject:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _reasoning_item(self, content: list[Json]) -> JsonObject:
@@ -142,7 +142,7 @@ class ResponsesEncoder:
         }
 
 
-def _tool(tool: JsonObject) -> JsonObject:
+def _decode_tool(tool: JsonObject) -> JsonObject:
     function: JsonObject = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
     return {"type": "function", "function": function}
 
@@ -154,14 +154,14 @@ def _messages(items: list[JsonObject]) -> Iterator[JsonObject]:
         if item.get("type") == "reasoning":
             reasoning += "".join(str(part.get("text") or "") for part in objects(item.get("content")))
             continue
-        message = _message(item)
+        message = _decode_item(item)
         if reasoning and message.get("role") == "assistant":
             message["reasoning_content"] = reasoning
         reasoning = ""
         yield message
 
 
-def _message(item: JsonObject) -> JsonObject:
+def _decode_item(item: JsonObject) -> JsonObject:
     match item.get("type", "message"):
         case "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
@@ -193,11 +193,11 @@ def _reasoning_part(text: str) -> JsonObject:
     return {"type": "reasoning_text", "text": text}
 
 
-def _part(text: str) -> JsonObject:
+def _text_part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _response(request: ApiRequest, model: str) -> JsonObject:
+def _empty_response(request: ApiRequest, model: str) -> JsonObject:
     body = request.body
     return {
         "id": f"resp_{request.request_id}",

@@ -139,7 +139,7 @@ class ClientGuard:
             await send(message)
 
         try:
-            async with quota.request() as account:
+            async with quota.admit() as account:
                 exchange_of(scope).account = account
                 await self._app(scope, receive, labelled)
         except TooManyRequests as error:

@@ -106,7 +106,7 @@ def _score(directives: Mapping[str, str], name: str) -> float | None:
 
 
 def _seconds(values: Mapping[str, str], name: str, header: str = "") -> float | None:
-    """Parse the duration `values[name]`; None if it is missing. `header` is a directive's header, for the error."""
+    """Parse the duration `values[name]`; None if it is missing. The error names `header`, if `name` is a directive."""
     if name not in values:
         return None
     try:

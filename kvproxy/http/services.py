@@ -48,7 +48,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Services:
-    """The services that every route can use."""
+    """The parts of the proxy that routes use: caches, backend, journal, rules, quotas, and metrics."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if they have changed. `change` numbers the last change in PostgreSQL."""
+        """Reload the clients if their file or `change`, the number of the last change in PostgreSQL, differs."""
         stamp = change, *self._file_version()
         if stamp == self._changed:
             return

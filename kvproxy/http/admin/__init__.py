@@ -10,9 +10,8 @@ from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.flow.explain import explain
 from kvproxy.http.admin import blocks, cache, journal, upstreams
 from kvproxy.http.admin.replies import read_request, reply
+from kvproxy.http.routes import EVERY_METHOD
 from kvproxy.http.services import services
-
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
 async def explain_request(request: Request) -> Response:
@@ -42,5 +41,5 @@ ROUTES = [
     *journal.ROUTES,
     Route("/explain", explain_request, methods=["POST"]),
     Route("/reload", reload, methods=["POST"]),
-    Route("/{path:path}", _not_found, methods=_METHODS, include_in_schema=False),
+    Route("/{path:path}", _not_found, methods=EVERY_METHOD, include_in_schema=False),
 ]

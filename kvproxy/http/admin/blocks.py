@@ -65,7 +65,7 @@ async def map(request: Request) -> Response:
 
 
 async def tree(request: Request) -> Response:
-    """List the branches below the block `parent`, or all first branches of the prefix tree, largest first."""
+    """List the branches of the prefix tree below the block `parent`, or at its root, largest first."""
     query = request.query_params
     limit, start = parse_page(query, "50")
     found, total = await services(request).prefix.branches(

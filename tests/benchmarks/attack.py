@@ -10,7 +10,6 @@ characters. A query reveals more than `Cache-Status`: the guard, or the probabil
 repeats a sample through a proxy, which must decide alike, and asks as another tenant and in another namespace.
 """
 
-import argparse
 import json
 import random
 import tempfile
@@ -30,6 +29,7 @@ from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings, load_settings
+from tests.benchmarks.options import read_options
 from tests.index.policies.directions import make_rewordings
 from tests.plain_upstream import run_plain_upstream
 from tests.reference.memory_observations import MemoryObservations
@@ -213,13 +213,7 @@ def _ask(url: str, text: str, headers: dict[str, str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", type=int, default=1000)
-    parser.add_argument("--queries", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--http", type=int, default=50, help="pairs to repeat through a proxy")
-    parser.add_argument("--json", type=Path, help="write the hijacked targets here")
-    options = parser.parse_args()
+    options = read_options(__doc__, targets=1000, queries=2000, seed=0, http=50, json=Path)
     rng, oracle = random.Random(options.seed), Oracle()
     chosen = targets(options.targets, rng)
     vocabulary = sorted({word for text in targets(10**6, random.Random(0)) for word in text.split()})

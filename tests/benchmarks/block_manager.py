@@ -3,7 +3,6 @@
 python -m tests.benchmarks.block_manager [--requests 2000] [--rounds 5]
 """
 
-import argparse
 import hashlib
 import random
 import statistics
@@ -16,6 +15,7 @@ import cbor2
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
+from tests.benchmarks.options import read_options
 from tests.benchmarks.timing import interleave, median_ratio, report
 
 TOKENS, SIZE, POOL, VOCABULARY = 4000, 16, 20_000, 130_000
@@ -106,10 +106,7 @@ def compare_digest(prompts: Prompts, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = read_options(__doc__, requests=2000, rounds=5)
     prompts = make_prompts(options.requests)
     blocks, vllm = options.requests * TOKENS // SIZE, load_vllm()
     runs = {"kvproxy": run_kvproxy} | ({} if vllm is None else {"vLLM": vllm})

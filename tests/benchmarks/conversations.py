@@ -16,7 +16,6 @@ keys, the store, and the policy of a proxy with `cache.conversations`. The sets 
 `--pairs` adds a set of rewordings from a file with lines `{"a", "b", "same"}`.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -32,6 +31,7 @@ from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings
+from tests.benchmarks.options import read_options
 from tests.index.entries import make_entry
 from tests.index.policies.directions import make_rewordings, make_swaps
 from tests.requests import api_request
@@ -123,13 +123,7 @@ async def measure(cases: Sequence[Case], policy: str) -> list[bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--foreign", type=int, default=10_000)
-    parser.add_argument("--pairs", type=Path)
-    parser.add_argument("--policy", default="learned")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = read_options(__doc__, cases=1000, foreign=10_000, pairs=Path, policy="learned", json=Path)
     chance = random.Random(0)
     rewordings, templates = read("rewordings"), [*map(_texts, [*make_rewordings(), *make_rewordings(second=True)])]
     near_misses = [*read("near_misses"), *read("opposites"), *map(_texts, make_swaps())]

@@ -3,7 +3,6 @@
 OMP_NUM_THREADS=1 python -m tests.benchmarks.embedding [--rounds 50]
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 
@@ -14,6 +13,7 @@ from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.models.minilm.weights import packaged_model
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
+from tests.benchmarks.options import read_options
 from tests.benchmarks.timing import interleave, report
 
 QUESTION = "How do I reset the password of my account on this website?"
@@ -22,9 +22,7 @@ TORCH, INTEGERS = "sentence-transformers (torch)", "ONNX Runtime, 8 bits"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    rounds = parser.parse_args().rounds
+    rounds = read_options(__doc__, rounds=50).rounds
     torch.set_num_threads(1)
     embedders = {
         TORCH: load_embedder(str(packaged_model())),

@@ -6,7 +6,6 @@ All servers run with the same HTTP server in processes of their own, and are mea
 wording, so that it is embedded, searched, and decided.
 """
 
-import argparse
 import base64
 import contextlib
 import os
@@ -17,16 +16,13 @@ from pathlib import Path
 import httpx
 
 from tests.benchmarks.load import PATH, body, load, load_process
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
 from tests.benchmarks.timing import median_ratio
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
-    options = parser.parse_args()
+    options = read_options(__doc__, rounds=5, seconds=3.0, connections=[1, 16, 64])
     variants = {
         "exact hit": {},
         "exact hit, without journal": {"KVPROXY_JOURNAL__ENABLED": "false"},

@@ -7,7 +7,6 @@ engines is simulated: each request goes to a random proxy, which knows the cache
 requests.
 """
 
-import argparse
 import contextlib
 import random
 import tempfile
@@ -22,6 +21,7 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 from kvproxy.offline.simulate.routing_simulation import FleetShape, SimulatedEngine
 from kvproxy.settings import load_settings
 from kvproxy.upstreams.routing import EngineCandidate, Load, Ring, rank_engines
+from tests.benchmarks.options import read_options
 from tests.faults.proxies import CHAT, chat, proxy_process
 from tests.plain_upstream import run_plain_upstream
 from tests.postgres_server import run_postgres
@@ -87,9 +87,7 @@ def route(arrivals: list[Arrival], proxies: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2_000)
-    options = parser.parse_args()
+    options = read_options(__doc__, requests=2_000)
     measure_hits(options.requests)
     print("\n| proxies | hit rate | median wait, s |\n|---|---|---|")
     arrivals = conversations()

@@ -6,7 +6,6 @@ The load comes from wrk (`apt-get install wrk nginx`). kvproxy runs with its def
 questions; sglang-router is a package of PyPI in a venv of its own.
 """
 
-import argparse
 import contextlib
 import itertools
 import re
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import httpx
 
 from tests.benchmarks.load import Questions, wrk
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy, nginx, run_process, sglang_router
 
 
@@ -63,12 +63,7 @@ def counters(target: Target) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--router", type=Path, help="the command of sglang-router")
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
-    options = parser.parse_args()
+    options = read_options(__doc__, router=Path, connections=[1, 16, 64], rounds=3, seconds=4.0)
     seeds = itertools.count(1000)
     with contextlib.ExitStack() as stack:
         upstream, proxy = stack.enter_context(nginx())

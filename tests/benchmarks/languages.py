@@ -11,7 +11,6 @@ then the second one. The intent is the answer, and the judge knows it.
 - `none`: the traffic has neither.
 """
 
-import argparse
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.settings.cache import LEAST_SIMILARITY, CacheSettings
+from tests.benchmarks.options import read_options
 
 FOLDER = Path(__file__).parents[1] / "index" / "data" / "languages"
 LANGUAGES = ("de", "fr", "es", "zh", "ja")
@@ -113,12 +113,7 @@ class Remembering:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--languages", nargs="+", default=LANGUAGES)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--threshold", type=float, help="the cosine alone, in place of learned")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = read_options(__doc__, languages=list(LANGUAGES), requests=2000, threshold=float, seed=0)
     embedder = Remembering(load_embedder("multilingual"))
     print("language  intents known  opposites wrong  rewordings right  wrong  traffic hits")
     for name in options.languages:

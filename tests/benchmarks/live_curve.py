@@ -3,7 +3,6 @@
 python -m tests.benchmarks.live_curve [--requests 2000]
 """
 
-import argparse
 import random
 import tempfile
 import time
@@ -13,6 +12,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.workload_reader import read_workload
+from tests.benchmarks.options import read_options
 from tests.journal.sessions.requests import START, Sessions, assistant, request, user
 
 WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash".split()
@@ -68,9 +68,7 @@ def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveHitCurve
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000)
-    options = parser.parse_args()
+    options = read_options(__doc__, requests=2000)
     from kvproxy.journal.sessions import turn_writer
 
     turn_writer.LiveHitCurve = TimedCurve  # type: ignore[misc]

@@ -5,7 +5,6 @@ FOLDER is that of `make test-engines`; the peer is hearth-llm from PyPI.
 python -m tests.benchmarks.llama_slots FOLDER [--hearth VENV/bin/hearth]
 """
 
-import argparse
 import contextlib
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ import httpx
 import orjson
 
 from kvproxy.settings import load_settings
+from tests.benchmarks.options import read_options
 from tests.engines.llama import hearth, llama_server
 from tests.polling import until
 from tests.servers import run_proxy
@@ -130,14 +130,7 @@ def ten_conversations(engines: Path, turns: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", type=Path)
-    parser.add_argument("--hearth", type=Path, help="command of hearth-llm")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cold-rounds", type=int, default=3, help="rounds that also compute the whole prompt")
-    parser.add_argument("--sentences", type=int, default=115, help="of the long conversation")
-    parser.add_argument("--turns", type=int, default=3)
-    options = parser.parse_args()
+    options = read_options(__doc__, "engines", hearth=Path, rounds=3, cold_rounds=3, sentences=115, turns=3)
     restarts(options.engines, options.hearth, options.rounds, options.cold_rounds, options.sentences)
     ten_conversations(options.engines, options.turns)
 

@@ -6,7 +6,6 @@ Bare FAISS searches the same index. `complete` is the whole search of a request,
 open a store and to build its graph, which takes many minutes for a million entries. The first run writes 5 GB.
 """
 
-import argparse
 import contextlib
 import ctypes
 import gc
@@ -20,6 +19,7 @@ import faiss
 import numpy as np
 
 from kvproxy.index.store import SqliteStore
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import resident_mib
 from tests.benchmarks.stored_questions import (
     EMBEDDER,
@@ -101,11 +101,7 @@ def measure(folder: Path, size: int, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
-    parser.add_argument("--queries", type=int, default=1_000)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the stores")
-    options = parser.parse_args()
+    options = read_options(__doc__, sizes=[1_000, 100_000, 1_000_000], queries=1_000, folder=FOLDER)
     print("In brackets: ratio to bare FAISS")
     print("| entries | p50, ms | p99, ms | complete p50, ms | memory, MiB | nearest found | load, s |")
     print("|---|---|---|---|---|---|---|")

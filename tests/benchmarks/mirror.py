@@ -6,7 +6,6 @@ Each batch has one event, as in an engine that decodes: half of them store a blo
 subscribers receive the events at the given rate, then as fast as possible.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import time
@@ -16,6 +15,7 @@ import msgpack
 import zmq
 
 from kvproxy.mirror.subscriber import EventSubscriber
+from tests.benchmarks.options import read_options
 from tests.mirror.publisher import Model
 
 
@@ -100,10 +100,7 @@ def measure(events: int, rate: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--rate", type=float, default=10_000)
-    options = parser.parse_args()
+    options = read_options(__doc__, events=100_000, rate=10_000.0)
     measure(options.events, options.rate)
     measure(options.events, 0)
 

@@ -7,7 +7,6 @@ proxy with an empty data folder and the default settings. The load, the upstream
 Added latency is the time of a request beyond that of the upstream; it depends on the load of the machine.
 """
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -26,6 +25,7 @@ from starlette.routing import Route
 
 from kvproxy.index.evaluation.stream_evaluation import StreamLine, read_stream
 from tests.benchmarks.load import PATH
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
 
 UPSTREAM_SECONDS = 0.2
@@ -104,11 +104,7 @@ def summary(replies: list[Reply], cpu: float, seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stream", type=Path)
-    parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    options = parser.parse_args()
+    options = read_options(__doc__, "stream", rate=100.0, seconds=30.0)
     lines = list({line.text: line for line in read_stream(options.stream)}.values())
     random.Random(0).shuffle(lines)
     with (

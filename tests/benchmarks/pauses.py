@@ -5,7 +5,6 @@ python -m tests.benchmarks.pauses FOLDER [--train FOLDER] [--folds 10] [--seeds 
 FOLDER has agent traces of WEKA (*.json.gz). Without --train the policy is cross-validated over the files.
 """
 
-import argparse
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +25,7 @@ from kvproxy.offline.pause_costs import (
 )
 from kvproxy.offline.transcripts import read_transcripts
 from kvproxy.pause_policy import CachePrices, PauseTimes, Survival, keep_warm_requests
+from tests.benchmarks.options import read_options
 
 
 def read_sessions(path: Path) -> list[Session]:
@@ -159,12 +159,7 @@ def cross_validated(files: list[list[Session]], folds: int, seed: int) -> Compar
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--train", type=Path)
-    parser.add_argument("--folds", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=5)
-    given = parser.parse_args()
+    given = read_options(__doc__, "folder", train=Path, folds=10, seeds=5)
     files = folder(given.folder)
     if given.train is not None:
         survival = learn(session for file in folder(given.train) for session in file)

@@ -5,7 +5,6 @@ python -m tests.benchmarks.postgres_vectors [--sizes 10000 100000] [--queries 50
 The server runs without fsync on the same machine. `recall@5` compares with all vectors, which numpy searches.
 """
 
-import argparse
 import contextlib
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import psycopg
 
 from kvproxy.index.store import open_store
 from kvproxy.index.store.postgres.vector_search import PostgresSearch
+from tests.benchmarks.options import read_options
 from tests.benchmarks.stored_questions import DIM, EMBEDDER, FOLDER, NAMESPACE, QuestionVectors
 from tests.index.entries import make_entry
 from tests.postgres_server import empty, run_postgres
@@ -74,11 +74,7 @@ def measure(url: str, folder: Path, size: int, count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000])
-    parser.add_argument("--queries", type=int, default=500)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the vectors of real questions")
-    options = parser.parse_args()
+    options = read_options(__doc__, sizes=[10_000, 100_000], queries=500, folder=FOLDER)
     print("| entries | recall@5 | p50, ms | p99, ms | build, s | bytes per entry: row + graph |")
     print("|---|---|---|---|---|---|")
     with run_postgres() as server:

@@ -5,7 +5,6 @@ python -m tests.benchmarks.proxy_latency [--litellm VENV/bin/litellm] [--rounds 
 The upstream responds with a constant at once. All servers are measured in turn.
 """
 
-import argparse
 import contextlib
 import statistics
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.benchmarks.load import PATH, Load, body, load, load_process
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import kvproxy, litellm, run_process
 from tests.benchmarks.timing import median_ratio
 
@@ -34,12 +34,7 @@ def show(title: str, results: dict[str, list[Load]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--litellm", type=Path, help="the command of LiteLLM in a venv of its own")
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each load")
-    options = parser.parse_args()
+    options = read_options(__doc__, litellm=Path, connections=[1, 16, 64, 256], rounds=5, seconds=2.0)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(load_process())
         upstream = stack.enter_context(run_process())

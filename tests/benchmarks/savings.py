@@ -7,7 +7,6 @@ measured saving is the difference of the times to the first chunk; the estimate 
 model is the demo model by default. llama.cpp knows no salts: `cache_prompt: false` tells it to compute the whole prompt.
 """
 
-import argparse
 import contextlib
 import random
 import tempfile
@@ -18,6 +17,7 @@ import httpx
 
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import kvproxy
 
 WORDS = Path(__file__).resolve().parents[2].joinpath("training/demo/handbook.md").read_text().split()
@@ -58,11 +58,7 @@ def measured_saving(client: httpx.Client, model: str, chats: int, longest: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--upstream")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--chats", type=int, default=60)
-    options = parser.parse_args()
+    options = read_options(__doc__, upstream=str, model="demo", chats=60)
     flags: tuple[str, str] = ("--num-blocks", "4096")
     longest, uncached = 700, dict[str, object]()
     if options.upstream:

@@ -7,7 +7,6 @@ vectors in ten namespaces. Hits repeat one request over 8 connections, misses se
 a copy of the store. Memory is read after the load: all resident memory, and the anonymous part of it.
 """
 
-import argparse
 import shutil
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.store import NewEntry, SqliteStore
 from tests.benchmarks.load import load, load_process
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
 from tests.index.entries import make_entry
 
@@ -71,11 +71,7 @@ def memory(process: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, nargs="+", default=[0, 1_000, 100_000])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = read_options(__doc__, entries=[0, 1_000, 100_000], seconds=3.0, rounds=3)
     with load_process() as pool, run_process() as upstream, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setups = {

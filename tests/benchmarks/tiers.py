@@ -6,7 +6,6 @@ The last 16 tokens of each prompt are new, and the pool is empty. `cold disk` dr
 read. Redis is measured if redis-server is installed.
 """
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings, TierSettings
+from tests.benchmarks.options import read_options
 from tests.benchmarks.random_engine import generate, load_random, random_tokens
 from tests.benchmarks.timing import interleave, median_ratio
 from tests.redis_server import run_redis
@@ -132,14 +132,9 @@ def cost_of_writes(loaded: LoadedModel, folder: Path, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 128, 512, 2048])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--length", type=int, default=2000, help="tokens of the prompts for the chunk sizes")
-    parser.add_argument("--prompts", type=int, default=8, help="number of these prompts")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; the folder of temporary files by default")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, rounds=5, lengths=[16, 128, 512, 2048], chunks=[64, 256], length=2000, prompts=8, folder=Path
+    )
     loaded = load_random()
     print(f"{loaded.shape.block_bytes(16, loaded.dtype) / 16 / 1024:.0f} KiB of keys and values per token")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

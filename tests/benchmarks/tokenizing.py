@@ -5,7 +5,6 @@ python -m tests.benchmarks.tokenizing [--tokenizer NAME] [--tokens 40000] [--edi
 The tokenizer is the demo model's by default; NAME is a folder or a Hugging Face id with a chat template.
 """
 
-import argparse
 import random
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import transformers
 
 from kvproxy.demo import model_path
 from kvproxy.engine.text.tokenizer import ChatTokenizer
+from tests.benchmarks.options import read_options
 
 Chat = list[dict[str, Any]]
 WORDS = Path(__file__).resolve().parents[2].joinpath("training/demo/handbook.md").read_text().split(" ")
@@ -90,11 +90,7 @@ def times(tokenizer: Any, tokens: int, rounds: int = 5) -> tuple[int, float, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", default=str(model_path()))
-    parser.add_argument("--tokens", type=int, default=40_000)
-    parser.add_argument("--edits", type=int, default=10_000)
-    given = parser.parse_args()
+    given = read_options(__doc__, tokenizer=str(model_path()), tokens=40_000, edits=10_000)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(given.tokenizer)
     tokens, cold, warm = times(tokenizer, given.tokens)
     print(

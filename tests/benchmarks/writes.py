@@ -3,7 +3,6 @@
 python -m tests.benchmarks.writes [--full 5000] [--rounds 3] [--seconds 1.5]
 """
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -15,6 +14,7 @@ import numpy as np
 
 from kvproxy.index.store import Capacity, NewEntry, SqliteStore
 from kvproxy.index.store.group_commit import WriteBatcher
+from tests.benchmarks.options import read_options
 from tests.benchmarks.timing import median_ratio
 from tests.index.entries import make_entry
 
@@ -57,11 +57,7 @@ def measure(batched: bool, writers: int, full: int, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", type=int, default=0, help="entries of a full store")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.5)
-    options = parser.parse_args()
+    options = read_options(__doc__, full=0, rounds=3, seconds=1.5)
     print("| writers | single/s | batched/s | ratio |\n|---|---|---|---|")
     for writers in (1, 8, 64):
         rates: dict[bool, list[float]] = {False: [], True: []}

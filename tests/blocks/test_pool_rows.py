@@ -1,4 +1,4 @@
-"""Views of the block cache: rows, statistics, matches, columns, and the tree of chains."""
+"""Views of the block cache: rows, statistics, residency, matches, columns, and the tree of chains."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from kvproxy.blocks.pool_rows import map_pool, map_rows
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec
-from tests.blocks.driver import begin, serve
+from tests.blocks.driver import Clock, begin, serve
 from tests.reference.integrity import check_integrity
 
 
@@ -179,3 +179,31 @@ def test_columns_of_mirrored_blocks() -> None:
     shown = map_rows([row("0123456789abcdef" * 4), row("ab"), row(None)])
     assert (shown.names, shown.states) == (["0123456789abcdef", "ab", ""], "ccc")
     assert (shown.refs, shown.used, shown.tenants, shown.tenant, shown.queue) == (None,) * 5
+
+
+def test_lifetime_idle_time_and_reuse_gap_of_cached_blocks() -> None:
+    clock = Clock()
+    residency = ResidencyTracker(clock)
+    manager = KVCacheManager(5, 4, residency=residency)
+    first = begin(manager, "a", range(9))  # two blocks cached, a third holds one token
+    clock.now = 10
+    manager.free(first)
+    clock.now = 30
+    serve(manager, "b", range(5))  # hits the first block after 20 s idle
+    found = residency.stats()
+    assert (found.evicted, found.lifetime, found.reuse_gap) == (0, None, 20)
+    clock.now = 100
+    serve(manager, "c", range(100, 116))  # takes all four blocks, of which two were cached
+    found = residency.stats()
+    assert (found.evicted, found.lifetime, found.idle, found.never_hit) == (2, 100, (70 + 90) / 2, 0.5)
+
+
+def test_uncached_blocks_and_resets_are_not_evictions() -> None:
+    residency = ResidencyTracker(Clock())
+    manager = KVCacheManager(5, 4, residency=residency)
+    for number in range(3):
+        serve(manager, str(number), range(3))
+    serve(manager, "a", range(9))
+    assert manager.reset_prefix_cache()
+    serve(manager, "b", range(100, 116))
+    assert residency.stats().evicted == 0

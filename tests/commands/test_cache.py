@@ -11,6 +11,7 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import SqliteStore
+from kvproxy.index.store.open_store import open_observations
 from tests.commands.run import Demo, ask, kvproxy, printed_facts, result
 from tests.commands.upstream import proxied, said
 from tests.index.entries import make_entry
@@ -218,3 +219,26 @@ def test_the_first_key_closes_the_proxy_and_rotation_shows_the_end_of_the_old_on
     assert max(map(len, shown)) <= 80
     assert narrow.stderr == "not shown: Old key until (--wide shows all columns)\n"
     assert ends == pytest.approx(time.time() + 7 * 86_400, abs=60)
+
+
+def test_reject_and_approve_in_a_file(tmp_path: Path) -> None:
+    path, entry = tmp_path / "responses.db", make_entry("What is a block?", created=time.time())
+    store = SqliteStore(path)
+    store.put(entry)
+    store.close()
+
+    def rejected() -> int:
+        observations = open_observations(path)
+        try:
+            return observations.summary()["rejected"]
+        finally:
+            observations.close()
+
+    assert result("cache", "reject", entry.id[:8], "--store", path) == {"id": entry.id, "right": False}
+    assert rejected() == 1
+    assert result("cache", "stats", "--store", path)["semantic"]["learned"]["rejected"] == 1
+    assert "approved" in kvproxy("cache", "approve", entry.id, "--store", path).stdout
+    assert rejected() == 0
+    assert kvproxy("cache", "reject", "nope", "--store", path).returncode == 3
+    asked = kvproxy("cache", "reject", entry.id, "--question", "x", "--store", path)
+    assert (asked.returncode, "running proxy" in asked.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""What is counted of requests, also of those that get no answer of ours."""
+"""Counted requests, also those without a response, and the health of a broken engine."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.http.services import Services
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_front, run_upstream
@@ -55,3 +56,15 @@ def test_what_is_passed_on_unread_is_a_bypass(url: str, raw: bytes) -> None:
     assert httpx.post(f"{url}/v1/chat/completions", content=raw).status_code == 200
     assert counted(url)["bypass", "200"] == before + 1
     assert not [key for key in counted(url) if key[0] == "error"]
+
+
+def test_a_broken_engine_is_told(demo: tuple[str, Services], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device error that stays left `/health` ok, while every request failed."""
+    url, services = demo
+    assert httpx.get(f"{url}/health").json()["status"] == "ok"
+    assert httpx.get(f"{url}/ready").json() == {"status": "ready"}
+    monkeypatch.setattr(type(services.built.worker), "failure", property(lambda worker: "CUDA error: device lost"))
+    for path in ("/health", "/ready"):
+        answer = httpx.get(url + path)
+        assert (answer.status_code, answer.json()["error"]) == (503, "CUDA error: device lost")
+    assert httpx.get(f"{url}/metrics").status_code == 200

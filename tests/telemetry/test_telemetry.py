@@ -1,4 +1,4 @@
-"""Spans and metrics as a collector receives them, from proxies in front of an upstream and of the embedded engine."""
+"""Trace contexts, and spans and metrics as a collector receives them from proxies."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -220,3 +222,20 @@ def test_only_an_enabled_exporter_imports_opentelemetry() -> None:
     assert [path.name for path, text in sources.items() if "from opentelemetry" in text] == ["otlp_export.py"]
     # The import of the exporter is inside a function.
     assert not [path for path, text in sources.items() if "\nfrom kvproxy.telemetry.otlp_export" in text]
+
+
+@settings(max_examples=30)
+@given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", fullmatch=True))
+def test_any_header_makes_a_trace_of_the_right_form(header: str) -> None:
+    trace = Trace.begin(header)
+    again = Trace.begin(trace.header)
+    assert (again.id, again.parent, again.sampled) == (trace.id, trace.call, trace.sampled)
+    if trace.parent is not None:
+        assert trace.parent in header
+        assert trace.id in header
+
+
+def test_the_share_of_traces_that_begin_here_is_as_set() -> None:
+    assert not any(Trace.begin(None, 0.0).sampled for _ in range(100))
+    assert all(Trace.begin(None, 1.0).sampled for _ in range(100))
+    assert 300 < sum(Trace.begin(None, 0.5).sampled for _ in range(1000)) < 700

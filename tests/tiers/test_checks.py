@@ -1,4 +1,4 @@
-"""`kvproxy doctor` checks the tiers, and each error names its fix."""
+"""`kvproxy doctor` checks the tiers, and available memory counts the limit of a container."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.checks import check_chunks, check_disk, check_host, check_redis
 from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.free_memory import free_memory
 from kvproxy.tiers.redis import RedisStore
 from tests.commands.run import kvproxy
 from tests.redis_server import RedisServer
@@ -64,3 +65,37 @@ def test_a_redis_that_rejects_writes_when_full_is_an_error(redis_server: RedisSe
     client.config_set("maxmemory-policy", "allkeys-lru")
     assert "allkeys-lru, 1 chunks" in check_redis(settings)
     store.close()
+
+
+GIB = 2**30
+
+
+def machine(root: Path, **files: str) -> Path:
+    """Write files of `proc` and `sys/fs/cgroup`."""
+    for name, text in {
+        "meminfo": f"MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable: {8 * GIB // 1024} kB\n",
+        **files,
+    }.items():
+        path = root / ("proc/meminfo" if name == "meminfo" else f"sys/fs/cgroup/memory.{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 8 * GIB),
+        # Inactive page cache counts as used, but is reclaimable.
+        ({"max": f"{4 * GIB}\n", "current": f"{3 * GIB}\n", "stat": f"anon 5\ninactive_file {2 * GIB}\n"}, 3 * GIB),
+        ({"max": f"{4 * GIB}\n", "current": f"{3 * GIB}\n", "stat": "anon 5\n"}, GIB),
+        ({"max": f"{64 * GIB}\n", "current": "0\n", "stat": "anon 5\n"}, 8 * GIB),
+        ({"max": "max\n", "current": f"{3 * GIB}\n", "stat": "anon 5\n"}, 8 * GIB),
+    ],
+)
+def test_the_containers_limit_counts(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    assert free_memory(machine(tmp_path, **files)) == free
+
+
+def test_without_proc_all_physical_memory_counts(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) >= free_memory() > 0

@@ -1,4 +1,4 @@
-"""Calibration agrees with the policies."""
+"""Calibration agrees with the policies, and P-CHR AUC with its definition."""
 
 import gzip
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import ConfiguredLevels, LevelResult, calibrate
+from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Neighbour, Policy
@@ -136,3 +137,13 @@ def test_wilson_interval() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
     assert wilson_interval(5, 100) == pytest.approx((0.0215, 0.1118), abs=1e-3)  # The textbook's value.
     assert wilson_interval(0, 50)[0] == 0.0
+
+
+def test_the_area_is_the_mean_precision_over_all_hit_rates() -> None:
+    right = np.array([True, False, True, True])
+    assert precision_hit_ratio_area(np.array([0.9, 0.8, 0.7, 0.6]), right) == pytest.approx(
+        (1 + 1 / 2 + 2 / 3 + 3 / 4) / 4
+    )
+    # An answer that is never served adds nothing.
+    assert precision_hit_ratio_area(np.array([0.9, -1.0, 0.7, 0.6]), right) == pytest.approx(3 / 4)
+    assert precision_hit_ratio_area(np.empty(0), np.empty(0)) == 0.0

@@ -27,8 +27,8 @@ from kvproxy.http.openapi import document
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.mutants import Sent, mutant
-from tests.faults.proxies import ANSWER
 from tests.faults.request_schemas import BODIES
+from tests.plain_upstream import WHOLE
 from tests.servers import run_proxy, run_upstream
 
 _TIMEOUT = 60.0
@@ -64,7 +64,7 @@ class _ErrorLog(logging.Handler):
 
 async def _complete(request: Request) -> Response:
     await request.body()
-    return JSONResponse(ANSWER)
+    return JSONResponse(WHOLE)
 
 
 def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 
 from tests.benchmarks.servers import resident_mib
 from tests.faults.harness import Advance, Finding, split
-from tests.faults.proxies import ANSWER, CHAT, chat, proxy_process
+from tests.faults.proxies import CHAT, chat, proxy_process
+from tests.plain_upstream import WHOLE
 from tests.processes import Serving
 from tests.servers import run_upstream
 
@@ -48,7 +49,7 @@ def upstream() -> Iterator[str]:
     async def answer(request: Request) -> Response:
         await request.body()
         if request.url.path in (CHAT, "/health"):
-            return JSONResponse(ANSWER)
+            return JSONResponse(WHOLE)
         return Response(_BOMB, media_type="application/json", headers={"content-encoding": "gzip"})
 
     with run_upstream(answer) as url:

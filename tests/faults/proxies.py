@@ -12,8 +12,6 @@ from tests.ports import free_port
 from tests.processes import Serving, serve
 
 CHAT = "/v1/chat/completions"
-ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
-"""A complete answer of an upstream."""
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import encode_event
 from kvproxy.index.store import SqliteStore
-from tests.faults.proxies import ANSWER, ask, proxy_process, stored
+from tests.faults.proxies import ask, proxy_process, stored
+from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_upstream
 
@@ -37,7 +38,7 @@ class Upstream:
         asked = await request.json()
         for_ever = "for ever" in asked["messages"][0]["content"]
         if not asked.get("stream"):
-            return JSONResponse(ANSWER)
+            return JSONResponse(WHOLE)
 
         async def parts() -> AsyncIterator[bytes]:
             yield part("one")

@@ -86,44 +86,6 @@ def delta(index: int, kind: str, **fields: Any) -> JsonObject:
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
 
 
-def test_content_blocks_are_merged_by_type() -> None:
-    whole: Any = together(
-        "messages",
-        {"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 3, "output_tokens": 0}}},
-        {"type": "ping"},
-        block(0, "thinking", thinking=""),
-        delta(0, "thinking_delta", thinking="so"),
-        delta(0, "signature_delta", signature="s1"),
-        block(1, "text", text=None, citations=None),
-        delta(1, "text_delta", text="a"),
-        delta(1, "text_delta", text="b"),
-        delta(1, "citations_delta", citation={"n": 1}),
-        delta(1, "citations_delta", citation={"n": 2}),
-        block(2, "tool_use", input={}),
-        delta(2, "input_json_delta", partial_json='{"x": '),
-        delta(2, "input_json_delta", partial_json="1}"),
-        block(3, "tool_use", input={}),
-        delta(3, "input_json_delta", partial_json=" "),
-        {
-            "type": "message_delta",
-            "delta": {"stop_reason": "end_turn"},
-            "usage": {"output_tokens": 9, "input_tokens": None},
-        },
-        {"type": "message_stop"},
-    )
-    assert whole == {
-        "id": "m",
-        "usage": {"input_tokens": 3, "output_tokens": 9},
-        "stop_reason": "end_turn",
-        "content": [
-            {"type": "thinking", "thinking": "so", "signature": "s1"},
-            {"type": "text", "text": "ab", "citations": [{"n": 1}, {"n": 2}]},
-            {"type": "tool_use", "input": {"x": 1}},
-            {"type": "tool_use", "input": {}},
-        ],
-    }
-
-
 @pytest.mark.parametrize(
     ("events", "expected"),
     [

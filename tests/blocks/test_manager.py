@@ -75,18 +75,6 @@ def test_all_sources_can_be_read_before_the_first_copy() -> None:
     assert manager.take_copies() == []
 
 
-def test_a_new_copy_replaces_the_pending_copy_of_a_freed_block() -> None:
-    manager = KVCacheManager(20, 4)
-    first = begin(manager, "a", range(6))
-    second, third = fork(manager, first, "b"), fork(manager, first, "c")
-    decode(manager, second, [7])
-    destination = manager.get_block_ids("b")[0][-1]
-    manager.free(second)
-    decode(manager, third, [8])
-    assert manager.get_block_ids("c")[0][-1] == destination
-    assert [pair[1] for pair in manager.take_copies()] == [destination]
-
-
 def test_the_id_of_a_live_request_is_refused() -> None:
     manager = KVCacheManager(20, 4)
     request = CacheRequest("a", range(9))

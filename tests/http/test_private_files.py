@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.checks.all_checks import _data
+from kvproxy.checks.all_checks import _check_data
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
@@ -78,7 +78,7 @@ def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:
     checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--data", data, "--json").stdout)}
     assert "chmod go=" in checks["data"]["detail"]
     data.chmod(0o700)
-    assert _data(load_settings(data=data)).endswith(", private")
+    assert _check_data(load_settings(data=data)).endswith(", private")
 
 
 def test_a_private_folder_is_made_with_those_above_it(tmp_path: Path) -> None:

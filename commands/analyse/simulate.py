@@ -174,7 +174,7 @@ def _compare_routing(
             "Routing": each.policy,
             "Engines#": each.engines,
             "Hit tokens#": each.hit_tokens,
-            "Hit rate#": f"{each.hit_rate:.4f}",
+            "Hit rate#": f"{each.hit_rate:.1%}",
             "Imbalance#": f"{each.imbalance:.2f}",
             "Wait p50#": f"{each.wait_p50:.2f} s",
             "Wait p99#": f"{each.wait_p99:.2f} s",
@@ -196,7 +196,7 @@ def _print(plan: "CapacityPlan") -> None:
     sweep = plan.sweep
     typer.echo(
         f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks); hit rate of an unlimited"
-        f" pool {sweep.unlimited:.4f}"
+        f" pool {sweep.unlimited:.1%}"
     )
     typer.echo(plan.recommendation())
 

@@ -5,8 +5,9 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
-from kvproxy.commands.output import Output
+from kvproxy.commands.output import Output, print_note
 from kvproxy.commands.tables import Row, print_table
+from kvproxy.units import plural
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
 
@@ -39,8 +40,11 @@ def _print(forecasts: list[dict[str, Any]]) -> None:
         typer.echo("no prompt has reached an engine since the start")
     for each in forecasts:
         current = next((point["hit_rate"] for point in each["points"] if point["name"] == "current"), None)
+        measured = each["measured_hit_rate"]
+        reused = "" if measured is None else f", {percent(measured)} of them reused"
         typer.echo(
-            f"{each['engine'] or 'embedded engine'}: {each['requests']:,} requests, {each['prompt_tokens']:,} tokens"
+            f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'request')},"
+            f" {each['prompt_tokens']:,} prompt tokens{reused}"
         )
         rows: list[Row] = []
         for point in each["points"]:
@@ -57,3 +61,5 @@ def _print(forecasts: list[dict[str, Any]]) -> None:
                 }
             )
         print_table(rows)
+    if forecasts:
+        print_note("forecasts compare whole messages: equal beginnings of different messages count as new")

@@ -156,9 +156,22 @@ class LiveHitCurve:
         self._partial = [0.0] * (len(_GRID) + 1)
         self._whole = [0] * (len(_GRID) + 1)
         self._requests = [0] * (len(_GRID) + 1)
+        self._reused = self._reported = 0
 
-    def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int) -> None:
-        """Add a prompt of `tokens` tokens; `ids` and `ends` are arguments of `LRUStack.add`."""
+    @property
+    def measured_hit_rate(self) -> float | None:
+        """Return the share of the tokens that the engine reused; None if it reported no reuse."""
+        return self._reused / self._reported if self._reported else None
+
+    def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int, reused: int | None = None) -> None:
+        """Add a prompt of `tokens` tokens; `ids` and `ends` are arguments of `LRUStack.add`.
+
+        Args:
+            reused: tokens that the engine reused; None if it did not report them.
+        """
+        if reused is not None:
+            self._reused += reused
+            self._reported += tokens
         self.requests += 1
         self.tokens += tokens
         self.units += ends[-1] if ends else 0

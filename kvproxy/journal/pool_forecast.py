@@ -37,6 +37,7 @@ class PoolForecast:
     Attributes:
         engine: URL of the upstream; empty for the embedded engine.
         requests, prompt_tokens: number of prompts since the start, and their tokens.
+        measured_hit_rate: share of these tokens that the engine reused; None if it reported no reuse.
         pool_tokens: size of the pool; None if the engine does not report it.
         points: only `unlimited` if the size is unknown.
         chart: sizes in tokens, and their hit rates.
@@ -45,6 +46,7 @@ class PoolForecast:
     engine: str
     requests: int
     prompt_tokens: int
+    measured_hit_rate: float | None
     pool_tokens: int | None
     points: list[ForecastPoint]
     chart: list[tuple[int, float]]
@@ -89,4 +91,4 @@ def forecast(
         for step in range(_CHART_STEPS)
         for size in (max(1, curve.longest) * 2**step,)
     ]
-    return PoolForecast(engine, curve.requests, curve.tokens, pool_tokens, points, chart)
+    return PoolForecast(engine, curve.requests, curve.tokens, curve.measured_hit_rate, pool_tokens, points, chart)

@@ -289,17 +289,20 @@ class JournalReader:
                 costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
         return {model: mean_cost(found) for model, found in costs.items()}
 
-    def backend_prompts(self) -> Iterator[tuple[float, str, int, int, Regions]]:
-        """Yield time, tenant, prompt tokens, response tokens, and regions of the prompts at the backend, oldest first."""
+    def backend_prompts(self) -> Iterator[tuple[float, str, int, int, int | None, Regions]]:
+        """Yield the prompts at the backend, oldest first.
+
+        Each is time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
+        """
         sql = (
-            "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), p.regions, p.shape, s.sizes"
+            "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens,"
+            " p.regions, p.shape, s.sizes"
             " from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
-            " join prompt_sizes s on s.prompt = p.number where p.regions is not null"
-            " order by r.number"
+            " join prompt_sizes s on s.prompt = p.number where p.regions is not null order by r.number"
         )
-        for *facts, digests, shape, sizes in self.rows(sql, []):
+        for time, tenant, prompt, response, reused, digests, shape, sizes in self.rows(sql, []):
             regions = self._strings.regions(digests, shape)
-            yield facts[0], facts[1], facts[2], facts[3], replace(regions, sizes=tuple(array("I", sizes)))
+            yield time, tenant, prompt, response, reused, replace(regions, sizes=tuple(array("I", sizes)))
 
     def regions(self, prompt: int) -> Regions | None:
         rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt])

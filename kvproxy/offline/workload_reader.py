@@ -34,6 +34,10 @@ _BYTES_PER_TOKEN = 4.0
 _STEP_SECONDS = 2.0
 """Longest time between two KV events of one request."""
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
+_JOURNAL_NOTE = (
+    "the journal has texts instead of tokens: equal beginnings of different messages count as new, so the hit rates are lower"
+    " than those of an engine"
+)
 _EVENTS_NOTE = (
     "KV events show stored blocks only: requests that were cached as a whole are missing, so hits are too low"
 )
@@ -183,10 +187,13 @@ def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def _read_journal(path: Path, size: int, ids: BlockNumbers) -> Workload:
     with contextlib.closing(JournalReader(path)) as reader:
-        prompts = [
-            (seconds, chain_of(regions, tenant), tokens, output)
-            for seconds, tenant, tokens, output, regions in reader.backend_prompts()
-        ]
+        rows = list(reader.backend_prompts())
+    prompts = [
+        (seconds, chain_of(regions, tenant), tokens, output) for seconds, tenant, tokens, output, _, regions in rows
+    ]
+    reported = [(tokens, reused) for _, _, tokens, _, reused, _ in rows if reused is not None]
+    reuse = sum(reused for _, reused in reported) / max(1, sum(tokens for tokens, _ in reported))
+    measured = (f"the backend reused {reuse:.1%} of the prompt tokens in the journal",) if reported else ()
     if not prompts:
         raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
-    return _region_trace(prompts, size, ids, ())
+    return _region_trace(prompts, size, ids, (_JOURNAL_NOTE, *measured))

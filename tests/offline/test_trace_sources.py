@@ -11,6 +11,7 @@ import pytest
 from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.simulate.trace_reader import TraceError
 from kvproxy.offline.workload_reader import read_workload
+from tests.journal.sessions.requests import Sessions, request, user
 from tests.offline.test_transcripts import conversation
 
 
@@ -100,3 +101,13 @@ def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(*EVENTS).encode())[:-12])
     with pytest.raises(TraceError, match="line 1: cannot be read"):
         read_workload(tmp_path)
+
+
+def test_a_journal_states_its_measured_reuse_and_why_hit_rates_differ(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path)
+    sessions.add(*(request([user(f"What is block {at}?")], 40, 32 if at else 0, at) for at in range(4)))
+    sessions.close()
+    trace = read_workload(sessions.path)
+    assert "different messages count as new" in trace.notes[0]
+    assert "reused 60.0% of the prompt tokens" in trace.notes[1]
+    assert lru_hits(trace.chains, [None]) == [0]

@@ -1,6 +1,7 @@
 """Simulated caches against an obvious one, and against what no cache can beat."""
 
 import gzip
+import itertools
 import json
 import tempfile
 from collections import OrderedDict
@@ -120,6 +121,13 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
     assert result.unlimited == hits / blocks
     assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.unlimited
     assert result.sufficient_size("belady") in result.sizes
+
+
+def test_default_sizes_of_a_small_trace_differ_by_a_tenth() -> None:
+    sizes = default_sizes([ChainRequest(tuple(range(place, place + 100)), 100, False) for place in range(40)])
+    assert sizes[0] == 101
+    assert sizes[-1] == 139
+    assert all(larger >= 1.1 * smaller - 1 for smaller, larger in itertools.pairwise(sizes))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class TurnWriter:
         if name not in self.reuse_curves and len(self.reuse_curves) < _MAX_CURVES:
             self.reuse_curves[name] = LiveHitCurve()
         if name in self.reuse_curves:
-            self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens)
+            self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens, record.reused_tokens)
 
     def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         """Insert a row; `values` are the columns after `parent`, and `lost` has tokens by cause."""

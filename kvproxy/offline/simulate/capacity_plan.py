@@ -101,10 +101,10 @@ class CapacityPlan:
             row = [self.pool_name(at)]
             for name in names:
                 error = self.sweep.errors[name][at]
-                row.append(f"{self.sweep.rates[name][at]:.4f}" + (f" ±{error:.4f}" if error else ""))
+                row.append(f"{self.sweep.rates[name][at]:.1%}" + (f" ±{100 * error:.1f}" if error else ""))
             if self.costs:
                 row.append(f"{1000 * self.costs[at].ttft:,.0f} ms")
-                row += [f"{self.costs[at].hits[tier.name]:.4f}" for tier in self.tiers]
+                row += [f"{self.costs[at].hits[tier.name]:.1%}" for tier in self.tiers]
                 row += [f"{self.costs[at].price:.4f}"] if has_price else []
             rows.append(row)
         return [*head, *(["price per million tokens"] if has_price else [])], rows

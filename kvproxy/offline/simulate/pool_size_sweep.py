@@ -1,3 +1,4 @@
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from kvproxy.offline.simulate.eviction_policies import BELADY
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
 
 _SUFFICIENT_SHARE = 0.9
+_LEAST_STEP = 1.1
 _SAMPLING = 21
 _LEAST_SAMPLED = 100_000
 """Least blocks of a trace that is sampled; smaller traces are simulated as a whole."""
@@ -108,11 +110,12 @@ def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Return pool sizes in geometric steps from 1% to 100% of the distinct blocks."""
+    """Return pool sizes in geometric steps of at least 10%, from 1% to 100% of the distinct blocks."""
     distinct = len({block for request in requests for block in request.blocks})
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
         return [least]
+    count = max(2, min(count, 1 + int(math.log(distinct / least, _LEAST_STEP))))
     return sorted({round(least * (distinct / least) ** (step / (count - 1))) for step in range(count)})
 
 

@@ -27,6 +27,7 @@ from kvproxy.commands import (
     warm,
 )
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
+from kvproxy.commands.output import print_note
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.optional_packages import missing_extra_error
@@ -91,7 +92,7 @@ def main() -> None:
         sys.exit(1)
     except KvproxyError as error:
         # The settings may have several errors, one per line.
-        typer.echo("\n".join(f"kvproxy: {line}" for line in error.message.splitlines()), err=True)
+        print_note("\n".join(f"kvproxy: {line}" for line in error.message.splitlines()))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of the pipe, such as `head`, has exited.
@@ -102,10 +103,10 @@ def main() -> None:
             raise
         missing = missing_extra_error(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
-            typer.echo(f"kvproxy: {missing.message}", err=True)
+            print_note(f"kvproxy: {missing.message}")
             sys.exit(missing.exit_code)
         name = type(error).__name__
-        typer.echo(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)", err=True)
+        print_note(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)")
         sys.exit(1)
 
 
@@ -115,6 +116,4 @@ def _print_usage_error(error: typer.TyperException) -> None:
     context: typer.Context | None = getattr(error, "ctx", None)
     if message:  # Without arguments, the help is printed already.
         path = "kvproxy" if context is None else context.command_path
-        typer.echo(
-            f"{path}: {message.rstrip('.').replace('Value error, ', '')} ({path} --help lists the options)", err=True
-        )
+        print_note(f"{path}: {message.rstrip('.').replace('Value error, ', '')} ({path} --help lists the options)")

@@ -3,15 +3,14 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.options import Data, ProxyOptions, Store, TierOptions
-from kvproxy.commands.output import Output
+from kvproxy.commands.options import ProxyOptions, Store, TierOptions
+from kvproxy.commands.output import Output, print_text
 
 
 @command
 def doctor(
     *,
     proxy: ProxyOptions,
-    data: Data = None,
     store: Store = None,
     model: Annotated[str | None, typer.Option(help="Model of the embedded engine.")] = None,
     upstream: Annotated[list[str] | None, typer.Option(help="Upstream to check; repeat for several.")] = None,
@@ -32,7 +31,7 @@ def doctor(
     from kvproxy.settings import load_settings
 
     settings = load_settings(
-        data=data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()
+        data=proxy.data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()
     )
     results = []
     for name, check in all_checks(settings, proxy.url, proxy.token):
@@ -48,6 +47,6 @@ def doctor(
     def show() -> None:
         for result in results:
             level = "warn" if result["warning"] else "ok" if result["ok"] else "FAIL"
-            typer.echo(f"{level:<4}  {result['check']:<10}  {result['detail']}")
+            print_text(f"{level:<4}  {result['check']:<10}  {result['detail']}")
 
     return Output(results, show, exit_code=0 if all(result["ok"] for result in results) else 1)

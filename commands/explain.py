@@ -7,7 +7,7 @@ from kvproxy.commands.blocks.engine_lines import group_name
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time
 from kvproxy.commands.options import ApiKey, JournalOptions
-from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
@@ -66,7 +66,7 @@ def explain(
 
 
 def _print_miss(found: "ExplanationReport") -> None:
-    typer.echo("\n".join(map(escape_controls, found.sentences)))
+    print_text("\n".join(map(escape_controls, found.sentences)))
     record = found.record
     print_facts(
         [
@@ -98,7 +98,7 @@ _SENTENCES = {
 
 
 def _print_explanation(found: dict[str, Any]) -> None:
-    typer.echo(_SENTENCES[found["layer"]])
+    print_text(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
     stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
     if exact["id"] is not None and exact["freshness"] != "fresh":
@@ -115,17 +115,17 @@ def _print_explanation(found: dict[str, Any]) -> None:
         ]
     )
     if semantic.get("learned"):
-        typer.echo("\n".join(learned_lines(semantic["learned"])))
+        print_text("\n".join(learned_lines(semantic["learned"])))
     if semantic.get("reason"):
-        typer.echo(f"similar    {semantic['reason']}")
+        print_text(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
-        typer.echo("similar    no stored question has the same tenant, model, system prompt and settings")
+        print_text("similar    no stored question of the same tenant, model, system prompt, settings")
     if semantic["neighbours"]:
         print_table(map(_neighbour_row, semantic["neighbours"]))
     if semantic.get("shadow"):
-        typer.echo("shadow     shadow mode is on: an accepted response is counted, but not served")
+        print_text("shadow     shadow mode is on: an accepted response is counted, but not served")
     if prefix is None:
-        typer.echo("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
+        print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
     else:
         _print_prefix(prefix)
 
@@ -143,7 +143,10 @@ def _policy_with_limits(semantic: dict[str, Any]) -> str:
 def learned_lines(status: dict[str, Any]) -> list[str]:
     decides = "The learned policy decides." if status["serves"] else "The policy checked decides until more is learned."
     first, *others = policy_sentences(status)
-    return [f"{'' if index else 'learned':<11}{line}" for index, line in enumerate([first, decides, *others])]
+    return [
+        f"{'' if index else 'learned':<11}{line}"
+        for index, line in enumerate([f"In this namespace, {first}", decides, *others])
+    ]
 
 
 def _neighbour_row(neighbour: dict[str, Any]) -> Row:
@@ -159,29 +162,30 @@ def _neighbour_row(neighbour: dict[str, Any]) -> Row:
 
 def _print_prefix(prefix: dict[str, Any]) -> None:
     if prefix["matched_tokens"] is None:
-        typer.echo(f"prefix     unknown: {prefix['reason']}")
+        print_text(f"prefix     unknown: {prefix['reason']}")
         return
     # llama.cpp restores a slot from a whole file, so its tokens count as cached.
     from_file = prefix["tiers"].get("disk", 0) if prefix["slots"] else 0
     cached = prefix["matched_tokens"] + from_file
-    typer.echo(
+    print_text(
         f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}"
     )
     for group in prefix["groups"]:
-        typer.echo(f"  {group_name(group)}: {group['tokens']:,} tokens on its own")
+        print_text(f"  {group_name(group)}: {group['tokens']:,} tokens on its own")
     for name, tokens in prefix["tiers"].items():
         origin = "of them restored from a file" if prefix["slots"] else "more"
-        typer.echo(f"  {name:8} {tokens:,} tokens {origin}")
+        print_text(f"  {name:8} {tokens:,} tokens {origin}")
     if prefix.get("engine"):
         rank = "" if prefix["rank"] is None else f", rank {prefix['rank']}"
-        typer.echo(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (incomplete mirror)'}")
+        print_text(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (incomplete mirror)'}")
     if prefix.get("reason"):
-        typer.echo(f"           {prefix['reason']}")
+        print_text(f"           {prefix['reason']}")
     divergence = prefix["divergence"]
     if divergence:
-        typer.echo(f"diverges   at token {divergence['position']:,}, after {divergence['context']!r}")
-        typer.echo(f"  cached   {divergence['cached']!r}")
-        typer.echo(f"  prompt   {divergence['prompt']!r}")
+        print_text(f"diverges   at token {divergence['position']:,}")
+        print_text(f"  after    {divergence['context']!r}")
+        print_text(f"  cached   {divergence['cached']!r}")
+        print_text(f"  prompt   {divergence['prompt']!r}")
 
 
 def _block_names(blocks: list[int] | list[str]) -> str:

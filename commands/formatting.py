@@ -48,8 +48,8 @@ def escape_controls(text: str) -> str:
 
 
 def one_line(value: object) -> str:
-    """Format a value on one line; integers get thousands separators."""
-    if value is None:
+    """Format a value on one line; integers get thousands separators, and None and an empty text become `-`."""
+    if value is None or value == "":
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"

@@ -85,6 +85,7 @@ class TierOptions:
 class ProxyOptions:
     url: Url = DEFAULT_URL
     token: Token = None
+    data: Data = None
 
     def client(self) -> ProxyClient:
         return ProxyClient(self.url, self.token)

@@ -1,5 +1,7 @@
 import contextlib
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ class Output:
 
 def text_output(document: Any, text: str) -> Output:
     """Return an output that is `text` for people, and `document` with `--json`."""
-    return Output(document, lambda: typer.echo(text))
+    return Output(document, lambda: print_text(text))
 
 
 def print_json(value: Any) -> None:
@@ -44,8 +46,27 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
         typer.echo(f"{name:<{width}}  {value}")
 
 
+def print_text(text: str, *, err: bool = False) -> None:
+    """Print text on stdout, or on stderr; a terminal wraps lines between words, below the last column."""
+    from rich.console import Console
+
+    console = Console(stderr=True) if err else Console(file=sys.stdout)
+    if console.is_terminal:
+        lines = (_wrapped(line, console.width) for line in text.split("\n"))
+        text = "\n".join(lines)
+    typer.echo(text, err=err)
+
+
+def _wrapped(line: str, width: int) -> str:
+    columns = re.match(r" *(?:\S+ {2,})*", line)
+    indent = " " * len(columns[0] if columns else "")
+    return "\n".join(
+        textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    )
+
+
 def print_note(sentence: str) -> None:
-    typer.echo(sentence, err=True)
+    print_text(sentence, err=True)
 
 
 def print_rest(shown: int, total: int, noun: str) -> None:

@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
-from kvproxy.commands.output import Output, print_charts
+from kvproxy.commands.output import Output, print_charts, print_text
 from kvproxy.commands.sessions.ledger_table import ledger_rows
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
 
@@ -74,10 +74,14 @@ def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
     if not rows:
         return []
     has_price = any(row.money is not None for row in rows)
-    worth = [(row.name, row.money or 0.0 if has_price else row.seconds) for row in rows]
+    if has_price:
+        worth = [(row.name, row.money) for row in rows if row.money is not None]
+    else:
+        worth = [(row.name, row.seconds) for row in rows if _has_seconds(row)]
+    saved = f"saved {report.currency if has_price else 'seconds'} by {by}"
     return [
         Chart(f"saved tokens by {by}", "", bars=[(row.name, tokens(row)) for row in rows]),
-        Chart(f"saved {report.currency if has_price else 'seconds'} by {by}", "", bars=worth),
+        *([Chart(saved, "", bars=worth)] if worth else []),
     ]
 
 
@@ -90,7 +94,7 @@ def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
             else ""
         )
         stored = f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
-        typer.echo(f"{report.prompt_tokens:,} prompt tokens{written}{stored}")
+        print_text(f"{report.prompt_tokens:,} prompt tokens{written}{stored}")
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
@@ -114,8 +118,12 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
         _print_notes(report)
 
 
+def _has_seconds(row: "Saving") -> bool:
+    return not row.unmeasured_tokens or bool(row.seconds)
+
+
 def _seconds(row: "Saving") -> str:
-    if row.unmeasured_tokens and not row.seconds:
+    if not _has_seconds(row):
         return "not known yet"
     if f"{row.least_seconds:,.1f}" == f"{row.most_seconds:,.1f}":
         return f"{row.seconds:,.1f}"
@@ -127,15 +135,15 @@ def _print_notes(report: "SavingsReport") -> None:
 
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:
-        typer.echo(
+        print_text(
             f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} measured requests"
             " per model, with different lengths."
         )
     if all(row.money is None for row in report.rows):
-        typer.echo('No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].')
+        print_text('No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].')
     wrong = report.wrong
     if wrong is not None:
         share = (
             f"at most {percent(wrong.most)}" if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
         )
-        typer.echo(f"Wrong semantic hits: {share} ({wrong.source}).")
+        print_text(f"Wrong semantic hits: {share} ({wrong.source}).")

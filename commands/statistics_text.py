@@ -1,6 +1,7 @@
 """Formats statistics for people."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import one_line, percent
@@ -12,7 +13,7 @@ BOUND_VALID_FROM = 500
 _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",
     "cache.expired": "Expired responses",
-    "cache.stale": "Expired responses within their stale times",
+    "cache.stale": "Expired responses that may be served",
     "cache.completion_tokens_saved": "Response tokens saved",
     "cache.prompt_tokens_saved": "Prompt tokens saved",
     "cache.entry_bytes": "Size of responses",
@@ -31,12 +32,12 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learned.accepted_wrong": "Accepted responses that were wrong",
     "cache.semantic.learned.rejected": "Rejected responses",
     "cache.semantic.learning.namespaces": "Learned policy: namespaces",
-    "cache.semantic.learning.serving": "Learned policy: namespaces served without checks",
+    "cache.semantic.learning.serving": "Learned policy: trusted namespaces",
     "cache.semantic.learning.observations": "Learned policy: comparisons",
     "cache.semantic.learning.served": "Learned policy: responses served",
-    "cache.semantic.learning.expected_wrong": "Learned policy: expected wrong responses",
+    "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
     "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
-    "cache.semantic.learning.bound": "Learned policy: bound on wrong responses, with 90% confidence",
+    "cache.semantic.learning.bound": "Learned policy: wrong responses, at most",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
     "blocks.num_blocks": "Blocks",
     "blocks.block_size": "Tokens per block",
@@ -85,6 +86,8 @@ def _format_value(name: str, value: object) -> str:
         unit = format_seconds
     elif name.rpartition("_")[2] == "bytes":
         unit = format_bytes
+    if name == "path":
+        return one_line(value).replace(f"{Path.home()}/", "~/", 1)
     if unit is not None and isinstance(value, int | float):
         return unit(value)
     return f"{value:,.1f}" if isinstance(value, float) else one_line(value)
@@ -110,4 +113,4 @@ def _served_sentences(served: int, bound: float) -> list[str]:
         limit = f"{plural(round(bound * BOUND_VALID_FROM), 'wrong response')} among the first {BOUND_VALID_FROM}"
     else:
         limit = f"{percent(bound)} wrong responses"
-    return [f"{sentence} answered from the cache.", f"Upper bound, with 90% confidence: {limit}."]
+    return [f"{sentence} answered from the cache.", f"Upper bound (90% confidence): {limit}."]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from kvproxy.commands.formatting import one_line
-from kvproxy.commands.output import Output
+from kvproxy.commands.output import Output, print_note
 from kvproxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def print_table(
     console.width = max(console.width, width)
     console.print(table)
     if hidden:
-        typer.echo(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)", err=True)
+        print_note(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)")
 
 
 def table_output(

@@ -5,7 +5,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
-from kvproxy.commands.output import Output
+from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Column, Layout, print_table
 from kvproxy.units import format_bytes
 
@@ -54,7 +54,7 @@ def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()
         for each in upstreams:
             for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
                 if note:
-                    typer.echo(f"{each['url']}: {note}")
+                    print_text(f"{each['url']}: {note}")
 
     return Output(upstreams, show)
 

@@ -7,7 +7,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
-from kvproxy.commands.output import Output, print_facts, print_note, progress_bar
+from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -145,18 +145,28 @@ def warm(
         print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
     if from_log and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
+    if file is not None and found.skipped:
+        print_note(f"skipped {plural(found.skipped, 'line')} without a request")
+    document = report.document()
+    if file is not None and report.has_cache and report.cached:
+        document["required"] = _requirements(target, requests[0], api_key, headers)
 
     def show() -> None:
         _print(report)
-        if file is not None and report.has_cache and report.cached:
-            typer.echo(_required_fields(target, requests[0], api_key, headers))
+        if required := document.get("required"):
+            fields = [
+                f"{name} {'unset' if value is None else json.dumps(value)}"
+                for name, value in required["fields"].items()
+            ]
+            print_text(f"stored for tenant {', '.join([required['tenant'], *fields])}")
 
-    return Output(report.document(), show, code or int(bool(report.errors)))
+    return Output(document, show, code or int(bool(report.errors)))
 
 
-def _required_fields(
+def _requirements(
     client: "ProxyClient", request: "WarmRequest", api_key: str | None, headers: dict[str, str]
-) -> str:
+) -> dict[str, Any]:
+    """Return the tenant and the fields that a client's request needs for a hit; a value of None means without the field."""
     from kvproxy.apis import APIS
     from kvproxy.errors import KvproxyError
     from kvproxy.proxy_client.api_paths import API_NAMES, credentials
@@ -167,10 +177,8 @@ def _required_fields(
     except KvproxyError as error:
         tenant = f"unknown ({error.message})"
     body = request.body
-    sampling = [f"{name} {json.dumps(body[name]) if name in body else 'unset'}" for name in _SAMPLING]
     known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].ignored_fields}
-    fields = sampling + [f"{name} {json.dumps(body[name])}" for name in sorted(body.keys() - known)]
-    return f"stored for tenant {tenant}, {', '.join(fields)}"
+    return {"tenant": tenant, "fields": {name: body.get(name) for name in (*_SAMPLING, *sorted(body.keys() - known))}}
 
 
 def _send(

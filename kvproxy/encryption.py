@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 
 from kvproxy.errors import SettingsError
+from kvproxy.optional_packages import install_command
 from kvproxy.settings import EncryptionSettings
 
 _MAGIC = b"\x00kvs\x01"
@@ -74,7 +75,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
         return Cipher(keys)
     except ImportError:
         raise SettingsError(
-            "encryption needs the package cryptography: pip install 'kvproxy[encryption]'", param="encryption"
+            f"encryption needs the package cryptography: {install_command('encryption')}", param="encryption"
         ) from None
 
 

@@ -1,4 +1,5 @@
 from importlib.util import find_spec
+from pathlib import Path
 
 from kvproxy.errors import SettingsError
 
@@ -19,6 +20,16 @@ _EXTRAS = {
 }
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, from the clone if this is one."""
+    clone = Path(__file__).resolve().parents[1]
+    return (
+        f"pip install -e '{clone}[{extra}]'"
+        if (clone / "pyproject.toml").is_file()
+        else f"pip install 'kvproxy[{extra}]'"
+    )
+
+
 def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
     """Return an error that names the extra to install; None if no extra installs the missing module."""
     package = (error.name or "").partition(".")[0]
@@ -26,7 +37,7 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
     if extra is None:
         return None
     other = ", or name a server with --upstream" if package == "torch" else ""
-    return SettingsError(f"this needs the package {package}: pip install 'kvproxy[{extra}]'{other}")
+    return SettingsError(f"this needs the package {package}: {install_command(extra)}{other}")
 
 
 def require(package: str) -> None:

@@ -1,6 +1,7 @@
 """Quotas of clients: requests and tokens per minute, and concurrent requests."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -187,5 +188,5 @@ class Quotas:
 
 def _too_many(limit: str, why: str, seconds: float) -> TooManyRequests:
     return TooManyRequests(
-        f"{why}: try again in {max(1, round(seconds))} s", limit=limit, retry_after=max(1.0, seconds)
+        f"{why}: try again in {max(1, math.ceil(seconds))} s", limit=limit, retry_after=max(1.0, seconds)
     )

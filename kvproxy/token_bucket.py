@@ -1,3 +1,4 @@
+import math
 import time
 from collections.abc import Callable
 
@@ -42,8 +43,8 @@ class TokenBucket:
 
 
 def format_limit_reset(seconds: float) -> str:
-    """Format seconds as OpenAI's header `x-ratelimit-reset-*`: `350ms`, `12s`, `1m0s`."""
+    """Format seconds as OpenAI's header `x-ratelimit-reset-*`, rounded up: `350ms`, `12s`, `1m0s`."""
     if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    minutes, rest = divmod(round(seconds), 60)
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ApiKey
-from kvproxy.commands.output import Output, print_note, progress_bar
+from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import print_table
 
 if TYPE_CHECKING:
@@ -114,17 +114,17 @@ def _print(
         )
         return
     low, high = wilson_interval(len(different), len(proven))
-    typer.echo(
+    print_text(
         f"{len(different):,} of {len(proven):,} {names[1]} responses differ from the {names[0]} response"
         f" ({percent(len(different) / len(proven))}, between {percent(low)} and {percent(high)})"
     )
     if history:
         shares = (_reused_share([pair.cold for pair in pairs]), _reused_share([pair.warm for pair in pairs]))
-        typer.echo(
+        print_text(
             f"{shares[0]} of the prompt tokens reused after the original answer, {shares[1]} after the changed one"
         )
     if len(proven) < len(pairs):
-        typer.echo(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
+        print_text(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
 
 
 def _reused_share(responses: "list[AuditedResponse]") -> str:

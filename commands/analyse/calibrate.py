@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot
-from kvproxy.commands.output import Output, print_charts, progress_bar
+from kvproxy.commands.output import Output, print_charts, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, print_table
 from kvproxy.units import plural
 
@@ -74,20 +74,20 @@ def calibrate(
 
 
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
-    typer.echo(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
+    print_text(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
     rows: list[Row] = []
     for name, curve in result.curves.items():
         level, current_level = result.recommended[name], result.default[name]
         limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        typer.echo(f"{name}: {decision}; in use: {current_level}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
+        print_text(f"{name}: {decision}; in use: {current_level}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
         rows += [
             {"Policy": name, **_row(point, current_level, level)}
             for point in curve
             if point.level in (current_level, level)
         ]
     if None in result.recommended.values():
-        typer.echo("More pairs narrow the intervals; --target-error sets another limit.")
+        print_text("More pairs narrow the intervals; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
 
@@ -120,14 +120,14 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
         for name, outcome in report.outcomes.items()
     ]
     print_table(rows, title=plural(report.requests, "request"))
-    typer.echo(
+    print_text(
         f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
         " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits; P-CHR AUC is the area"
         " under the precision of hits by hit rate"
     )
     if report.orders:
         orders = document["orders"]
-        typer.echo(
+        print_text(
             f"{orders['count']} random orders: hit rate {percent(orders['hit_rate'])}, wrong"
             f" {percent(orders['wrong_share'])} (medians), worst {percent(orders['worst'])}; within the bound in"
             f" {orders['within']}"

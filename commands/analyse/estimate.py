@@ -18,7 +18,7 @@ from kvproxy.commands.analyse.session_report import SessionsOption, print_costs,
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot
-from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
+from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import plural
 
@@ -123,8 +123,8 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
     print_table(rows, title=plural(total, "request"))
     fewest, most = found.semantic_range
     if fewest < most:
-        typer.echo(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
-    typer.echo(_error_sentence(found))
+        print_text(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
+    print_text(_error_sentence(found))
     prefix, alone = found.prefix, found.prefix_alone
     pools = [
         (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
@@ -135,17 +135,19 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
             "Saved seconds#": f"{reused / rates[0]:,.1f}",
-            "Reused without cached responses#": percent(alone.share(other)),
+            "Without response cache#": percent(alone.share(other)),
         }
         for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
     ]
     print_table(reuse, title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine")
-    typer.echo(
+    print_text(
         f"seconds: {rates[0]:,g} prompt tokens per second and {rates[1]:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
     )
+    if found.exact_savings.money is None and found.semantic_savings.money is None:
+        print_text("no price is known: give --price INPUT,OUTPUT for a million tokens")
     if found.untokenized:
-        typer.echo(f"{found.untokenized:,} prompts contain more than text and are not counted")
+        print_text(f"{found.untokenized:,} prompts contain more than text and are not counted")
 
 
 def _error_sentence(found: "Estimate") -> str:

@@ -18,7 +18,7 @@ from kvproxy.commands.analyse.session_report import SessionsOption, print_losses
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data
-from kvproxy.commands.output import Output, print_note, progress_bar
+from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 
 if TYPE_CHECKING:
     from kvproxy.offline.lint import EditSaving, FamilyReport, LintReport
@@ -74,9 +74,9 @@ def lint(
     def show() -> None:
         _print(found, top)
         if edits is not None:
-            typer.echo(f"wrote the edits to {edits}")
+            print_text(f"wrote the edits to {edits}")
         elif any(report.savings for report in found.families):
-            typer.echo("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
+            print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
         print_unread_lines(content)
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
@@ -90,25 +90,25 @@ def _print(found: "LintReport", top: int) -> None:
         _print_family(report, found.block_size)
     alone = len(found.families) - len(families)
     if alone:
-        typer.echo(f"{alone:,} requests share their beginning with no other request")
+        print_text(f"{alone:,} requests share their beginning with no other request")
     if top and len(families) > top:
-        typer.echo(f"{len(families) - top:,} smaller families are not shown: use --top 0")
+        print_text(f"{len(families) - top:,} smaller families are not shown: use --top 0")
     if found.untokenized:
-        typer.echo(f"{found.untokenized:,} prompts contain more than text and were skipped")
+        print_text(f"{found.untokenized:,} prompts contain more than text and were skipped")
 
 
 def _print_family(report: "FamilyReport", block_size: int) -> None:
     members = len(report.family.members)
     head = one_line(report.family.head)[:70]
-    typer.echo(f'{members:,} requests to {report.family.model} that begin with "{head}"')
-    typer.echo(
+    print_text(f'{members:,} requests to {report.family.model} that begin with "{head}"')
+    print_text(
         f"  {report.prompt_tokens:,} prompt tokens, {percent(report.share)} reused;"
         f" {format_pool_size(report.shared_blocks, block_size)} shared at the beginning (median)"
     )
     for saving in report.savings:
         _print_saving(report, saving)
     if not report.savings:
-        typer.echo("  no changing text at the beginning")
+        print_text("  no changing text at the beginning")
 
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
@@ -116,12 +116,12 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
 
     place = ", ".join(map(one_line, describe(saving.span)))
     stripped, moved = (percent(tokens / report.prompt_tokens) for tokens in (saving.stripped, saving.moved))
-    typer.echo(f"  {place}: {saving.changed:,} times")
+    print_text(f"  {place}: {saving.changed:,} times")
     recomputed = max(saving.stripped, saving.moved) - report.reused
     if saving.edit.action == "sort-tools":
-        typer.echo(f"    {recomputed:,} recomputed tokens; sorted tools: {stripped} reused")
+        print_text(f"    {recomputed:,} recomputed tokens; sorted tools: {stripped} reused")
     else:
-        typer.echo(
+        print_text(
             f"    {recomputed:,} recomputed tokens; stripped: {stripped} reused, moved to the end: {moved} reused"
         )
 

@@ -5,7 +5,7 @@ import typer
 
 from kvproxy.commands.files import read_text
 from kvproxy.commands.formatting import money, percent
-from kvproxy.commands.output import print_note, progress_bar
+from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.sessions.ledger_table import ledger_rows
 from kvproxy.commands.tables import digest_column, print_table, text_column
 from kvproxy.units import format_seconds, plural
@@ -74,7 +74,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
         for each in shown
     )
     if len(report.sessions) > len(shown):
-        typer.echo(f"{len(report.sessions) - len(shown):,} cheaper sessions are not shown: use --top 0")
+        print_text(f"{len(report.sessions) - len(shown):,} cheaper sessions are not shown: use --top 0")
     _print_notes(report)
 
 
@@ -106,10 +106,10 @@ def _print_sums(report: "SessionReport") -> None:
     reused = sum(each.reused_tokens for each in report.sessions)
     total = report.ledger.prompt_tokens
     found = f"{plural(len(report.sessions), 'session')}, {plural(turns, 'request')}"
-    typer.echo(f"{found}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
+    print_text(f"{found}, {total:,} input tokens, {percent(reused / max(1, total))} reused")
     if report.repeated is not None:
         middle, average = report.repeated
-        typer.echo(f"input that an earlier request sent, by session: median {percent(middle)}, mean {percent(average)}")
+        print_text(f"input that an earlier request sent, by session: median {percent(middle)}, mean {percent(average)}")
 
 
 def _print_notes(report: "SessionReport") -> None:

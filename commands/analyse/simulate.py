@@ -8,7 +8,7 @@ from kvproxy.commands.analyse.options import parse_sizes
 from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
-from kvproxy.commands.output import Output, print_charts, print_note, progress_bar
+from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table, table_output
 from kvproxy.units import parse_bytes, plural
 
@@ -194,11 +194,11 @@ def _print(plan: "CapacityPlan") -> None:
     head, rows = plan.table()
     print_table({f"{name}#": value for name, value in zip(head, row, strict=True)} for row in rows)
     sweep = plan.sweep
-    typer.echo(
+    print_text(
         f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks); hit rate of an unlimited"
         f" pool {sweep.unlimited:.1%}"
     )
-    typer.echo(plan.recommendation())
+    print_text(plan.recommendation())
 
 
 def _document(plan: "CapacityPlan") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.blocks.engine_lines import engine_line, group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
-from kvproxy.commands.output import Output, print_facts, print_rest
+from kvproxy.commands.output import Output, print_facts, print_rest, print_text
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
@@ -95,7 +95,7 @@ def _print_stats(found: dict[str, Any]) -> None:
         shown.pop("residency", None)
     print_facts(label_statistics(shown, "blocks"))
     for line in [*map(engine_line, found["reported"]), *group_lines(found["groups"])]:
-        typer.echo(line)
+        print_text(line)
 
 
 def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:

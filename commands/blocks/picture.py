@@ -1,12 +1,10 @@
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from kvproxy.commands.blocks.engine_lines import engine_line, group_lines, tier_line
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
-from kvproxy.commands.output import Output
+from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def picture(proxy: ProxyOptions) -> Output:
         if not stats["engines"]:
             _draw_pool(states, stats)
             for tier in client.get("/admin/blocks/tiers"):
-                typer.echo(f" tier {tier_line(tier)}")
+                print_text(f" tier {tier_line(tier)}")
             return
         if not stats["slots"] or stats["complete"] is not None:
             _print_mirrors(stats)
@@ -47,16 +45,16 @@ def picture(proxy: ProxyOptions) -> Output:
 
 def _print_mirrors(stats: dict[str, Any]) -> None:
     if stats["cached"] is not None:
-        typer.echo(
+        print_text(
             f"{stats['cached']:,} cached blocks ({stats['distinct']:,} distinct) of {stats['block_size'] or '?'} tokens,"
             f" {stats['evictions']:,} evictions, from KV events"
         )
     for engine in stats["reported"]:
-        typer.echo(f"  {engine_line(engine)}")
+        print_text(f"  {engine_line(engine)}")
     for stream in stats["streams"]:
         state = "following" if stream["connected"] else "not connected to"
         events = "complete" if stream["complete"] else "incomplete: earlier events were lost"
-        typer.echo(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {events}")
+        print_text(f"  {state} {stream['endpoint']}, {stream['batches']:,} batches, {events}")
 
 
 def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> None:
@@ -93,12 +91,12 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
             line.append(_SHAPES[state], _COLOURS[state])
         console.print(line, soft_wrap=True)
     console.print(_legend(stats, per_cell), soft_wrap=True)
-    typer.echo(
+    print_text(
         f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
         f" {stats['evictions']:,} evictions, {stats['block_size']} tokens per block"
     )
     for group in group_lines(stats["groups"]):
-        typer.echo(f" {group}")
+        print_text(f" {group}")
 
 
 def _legend(stats: dict[str, Any], per_cell: int) -> "Text":

@@ -4,7 +4,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
-from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Row, table_output
 from kvproxy.proxy_client.client import path_segment
 from kvproxy.units import format_bytes, plural
@@ -59,8 +59,13 @@ def reset(proxy: ProxyOptions) -> Output:
     Example: kvproxy blocks reset
     """
     done = proxy.client().post("/admin/blocks/reset")
-    lines = [_engine_reset_line(engine) for engine in done.get("engines") or ()] or [_pool_reset_line(done)]
-    return Output(done, lambda: typer.echo("\n".join(lines)), exit_code=0 if done["reset"] else 1)
+    lines = [(engine["reset"], _engine_reset_line(engine)) for engine in done.get("engines") or ()]
+
+    def show() -> None:
+        for is_reset, line in lines or [(done["reset"], _pool_reset_line(done))]:
+            typer.echo(line) if is_reset else print_note(f"kvproxy: {line}")
+
+    return Output(done, show, exit_code=0 if done["reset"] else 1)
 
 
 def _tier_figures(tier: dict[str, Any]) -> dict[str, object]:

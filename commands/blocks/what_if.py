@@ -5,7 +5,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
-from kvproxy.commands.output import Output, print_note
+from kvproxy.commands.output import Output, print_note, print_text
 from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import plural
 
@@ -37,12 +37,12 @@ def what_if(
 
 def _print(forecasts: list[dict[str, Any]]) -> None:
     if not forecasts:
-        typer.echo("no prompt has reached an engine since the start")
+        print_text("no prompt has reached an engine since the start")
     for each in forecasts:
         current = next((point["hit_rate"] for point in each["points"] if point["name"] == "current"), None)
         measured = each["measured_hit_rate"]
         reused = "" if measured is None else f", {percent(measured)} of them reused"
-        typer.echo(
+        print_text(
             f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'request')},"
             f" {each['prompt_tokens']:,} prompt tokens{reused}"
         )

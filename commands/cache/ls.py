@@ -15,6 +15,15 @@ from kvproxy.units import format_bytes, format_seconds
 
 Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
 
+_LABELS = {
+    "endpoint": "API",
+    "semantic": "Serves similar questions",
+    "completion_tokens": "Response tokens",
+    "request_id": "Made by request",
+    "stale_while_revalidate": "Stale while revalidating",
+    "stale_if_error": "Stale if an error occurs",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EntryOptions:
@@ -64,9 +73,9 @@ def show(id: Id, responses: StoreOptions) -> Output:
 
     def show() -> None:
         texts = ("request", "response")
-        print_facts((name, _readable_value(name, value)) for name, value in entry.items() if name not in texts)
+        print_facts((_label(name), _readable_value(name, value)) for name, value in entry.items() if name not in texts)
         for name in texts:
-            typer.echo(f"{name}\n{json_text(entry[name])}")
+            typer.echo(f"{_label(name)}\n{json_text(entry[name])}")
 
     return Output(entry, show)
 
@@ -119,7 +128,15 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
     print_table(rows, empty=empty, layout=layout)
 
 
+def _label(name: str) -> str:
+    return _LABELS.get(name) or name.replace("_", " ").capitalize()
+
+
 def _readable_value(name: str, value: Any) -> Any:
     if name in ("created", "expires", "last_hit") and value is not None:
         return local_time(value)
+    if name.startswith("stale_"):
+        return format_seconds(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else value

@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.cache.ls import EntryOptions, print_entries
 from kvproxy.commands.command import command
 from kvproxy.commands.options import StoreOptions
-from kvproxy.commands.output import Output, text_output
+from kvproxy.commands.output import Output, print_text, text_output
 from kvproxy.proxy_client.cache import CacheClient, FilterValues, Rows
 from kvproxy.units import plural
 
@@ -62,4 +62,4 @@ def _print_selected(entries: Rows, total: int) -> None:
     if entries:
         print_entries(entries, "")
     rest = f"; the newest {len(entries)} are listed" if total > len(entries) else ""
-    typer.echo(f"would remove {plural(total, 'response')}{rest}; nothing was changed")
+    print_text(f"would remove {plural(total, 'response')}{rest}; nothing was changed")

@@ -29,7 +29,16 @@ def _entries(lines: bytes) -> Iterator[Entry]:
             try:
                 yield Entry.from_document(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ImportFailed(f"line {number} is no exported response ({error!r}): nothing was imported") from None
+                reason = _reason(error)
+                raise ImportFailed(f"line {number} is no exported response ({reason}): nothing was imported") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError):
+        return "not JSON"
+    return "not a JSON object" if isinstance(error, TypeError) else str(error)
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:

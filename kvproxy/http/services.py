@@ -31,6 +31,7 @@ from kvproxy.journal.pool_forecast import PoolForecast, forecast
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.open_response_cache import open_response_cache
+from kvproxy.optional_packages import install_command
 from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
 from kvproxy.rules import Rules
@@ -231,7 +232,7 @@ def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":
         from kvproxy.telemetry.otlp_export import Exporter
     except ImportError as error:
         raise SettingsError(
-            f"telemetry.endpoint needs OpenTelemetry ({error}): pip install 'kvproxy[telemetry]'"
+            f"telemetry.endpoint needs OpenTelemetry ({error}): {install_command('telemetry')}"
         ) from None
     return Exporter(settings)
 

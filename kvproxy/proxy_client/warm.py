@@ -29,7 +29,7 @@ class WarmReport:
 
     Attributes:
         outcomes: number of responses that are `stored`, `forwarded` (not stored), `exact`, or `semantic`.
-        skipped: lines without a request.
+        skipped: lines without a request, responses of other tenants, or prompts without a text.
         duplicates: lines equal to an earlier line; they are not sent.
         pinned: tokens; None without pinning.
         not_pinned: answered prompts that could not be pinned, also counted in `errors`.
@@ -67,7 +67,7 @@ class WarmReport:
             "reused_prompt_tokens": self.reused_tokens,
             **pinned,
             "duplicates": self.duplicates,
-            "skipped_lines": self.skipped,
+            "skipped": self.skipped,
             "failed": self.failed,
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
+from kvproxy.optional_packages import install_command
 from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class RedisStore:
             from redis.retry import Retry
         except ImportError:
             raise SettingsError(
-                "the redis tier needs redis-py: pip install 'kvproxy[redis]'", param="tiers.redis"
+                f"the redis tier needs redis-py: {install_command('redis')}", param="tiers.redis"
             ) from None
         retry = Retry(NoBackoff(), 0)
         try:

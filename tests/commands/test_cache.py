@@ -164,7 +164,9 @@ def test_values_are_formatted_for_people_and_raw_in_json(tmp_path: Path) -> None
     assert isinstance(result("cache", "stats", "--store", path)["entry_bytes"], int)
     shown = kvproxy("cache", "show", entry.id, "--store", path).stdout
     assert "2001-09-0" in shown
-    assert re.search(r"^tags +(a, b|b, a)$", shown, re.MULTILINE)
+    assert re.search(r"^Tags +(a, b|b, a)$", shown, re.MULTILINE)
+    assert re.search(r"^Serves similar questions +yes$", shown, re.MULTILINE)
+    assert re.search(r"^Stale while revalidating +0s$", shown, re.MULTILINE)
     assert result("cache", "show", entry.id, "--store", path)["created"] == 1e9
 
 

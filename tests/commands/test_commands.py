@@ -47,6 +47,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
         result("cache", "stats", url=url)["semantic"]["lookups"]["no neighbour"]
     )
     assert (cache["Shadow mode"], cache["Learned policy: configured bound"][-1]) == ("no", "%")
+    assert max(map(len, cache)) <= 42
     assert (blocks["Tokens per block"], blocks["Share of blocks in use"]) == ("16", "0.0%")
     assert blocks["Memory per block"].endswith("KiB")
 

@@ -26,6 +26,10 @@ def test_control_characters_are_escaped(text: str) -> None:
     assert not has_controls(json_text({text: [text]}))
 
 
+def test_an_empty_text_is_shown_as_a_dash() -> None:
+    assert one_line("") == one_line(None) == "-"
+
+
 def test_a_moment_beyond_the_calendar_stays_a_number() -> None:
     assert local_time(1e300) == "1e+300"
     assert local_time(0)[:3] in ("197", "196")
@@ -38,11 +42,11 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
         "1 stored response was compared with a fresh one.",
         "The learned policy would answer 0.0% of the similar questions.",
         "1 similar question was answered from the cache.",
-        "Upper bound, with 90% confidence: 1 wrong response among the first 500.",
+        "Upper bound (90% confidence): 1 wrong response among the first 500.",
     ]
     assert policy_sentences(many)[2:] == [
         "1,234 similar questions were answered from the cache.",
-        "Upper bound, with 90% confidence: 1.2% wrong responses.",
+        "Upper bound (90% confidence): 1.2% wrong responses.",
     ]
     assert BOUND_VALID_FROM == MIN_SERVED
 
@@ -50,6 +54,6 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
 @pytest.mark.parametrize("serves", [True, False])
 def test_explain_names_the_deciding_policy_and_aligns_the_lines(serves: bool) -> None:
     lines = learned_lines({"observations": 7, "served": 3, "would_serve": 0.1, "bound": 0.002, "serves": serves})
-    assert lines[0].startswith("learned    7 ")
+    assert lines[0].startswith("learned    In this namespace, 7 ")
     assert ("checked decides" in lines[1]) is not serves
     assert all(re.match(r"(learned|       )    \S", line) for line in lines)

@@ -122,10 +122,15 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
         assert kvproxy("warm", "-", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n").returncode == 0
         assert upstream.questions() == ["one", "three"]
         same = kvproxy("warm", "-", url=url, stdin=log.encode() + b'\n{"messages": [' * 6)
-    assert (done.returncode, done.stderr) == (1, "line 3: this is not a JSON object\n")
-    assert same.stderr == "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n"
+    assert (done.returncode, done.stderr) == (
+        1,
+        "skipped 2 lines without a request\nline 3: this is not a JSON object\n",
+    )
+    assert (
+        same.stderr == "skipped 2 lines without a request\nlines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n"
+    )
     counts = json.loads(told.stdout)
-    assert (counts["requests"], counts["skipped_lines"], counts["failed"]) == (3, 2, 1)
+    assert (counts["requests"], counts["skipped"], counts["failed"]) == (3, 2, 1)
     assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
 
 
@@ -205,6 +210,8 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         assert "hit" in answer.headers["cache-status"]
         tenant = httpx.get(f"{url}/admin/cache").json()[0]["tenant"]
         assert f"stored for tenant {tenant}," in done.stdout
+        required = result("warm", file, "--model", "m", *options, url=url)["required"]
+        assert required == {"tenant": tenant, "fields": {"temperature": 0, "max_tokens": 50, "seed": 7}}
     for wrong in (["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]):
         done = kvproxy("warm", file, "--model", "m", *wrong)
         assert (done.returncode, "such as" in done.stderr) == (2, True)

@@ -298,7 +298,7 @@ def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[floa
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0ms"), (0.35, "350ms"), (12.2, "12s"), (60, "1m0s"), (75.4, "1m15s")]
+    ("seconds", "text"), [(0.0, "0ms"), (0.35, "350ms"), (12.2, "13s"), (59.4, "1m0s"), (75.4, "1m16s")]
 )
 def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert format_limit_reset(seconds) == text

@@ -28,14 +28,14 @@ exchange: apis index quotas settings trace_context
 quotas: errors index settings shared_state token_bucket
 shared_state: errors index
 rules: apis errors flow index settings
-encryption: errors settings
+encryption: errors optional_packages settings
 pattern_redaction: errors index settings
 settings: errors units
 checks: blocks demo encryption engine errors index settings tiers units
 blocks: errors
 demo: errors
-engine: blocks demo encryption errors generation settings tiers
-tiers: blocks encryption errors settings
+engine: blocks demo encryption errors generation optional_packages settings tiers
+tiers: blocks encryption errors optional_packages settings
 mirror: blocks errors settings
 apis: errors generation index settings units
 # The flow uses only these two modules of the backends.
@@ -57,7 +57,8 @@ offline: apis backends.protocol blocks charts errors exchange flow generation in
     pause_policy open_response_cache settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
-    index journal quotas pattern_redaction open_response_cache rules settings shared_state telemetry tiers trace_context
+    index journal optional_packages quotas pattern_redaction
+    open_response_cache rules settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
 proxy_client: apis checks errors flow index journal offline pattern_redaction settings shared_state units
@@ -268,7 +269,7 @@ def test_required_dependencies_are_imported() -> None:
 
 def test_the_extras_of_error_messages_exist() -> None:
     text = "".join(path.read_text() for path in sources())
-    named = set(re.findall(r"pip install 'kvproxy\[(\w+)\]'", text))
+    named = set(re.findall(r"""(?:kvproxy\[|install_command\(["'])(\w+)""", text))
     assert {"redis", "postgres"} <= named <= EXTRAS.keys()
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy import optional_packages
 from kvproxy.optional_packages import missing_extra_error
 
+ROOT = Path(__file__).resolve().parents[2]
 HIDE = """
 import sys
 
@@ -54,9 +56,14 @@ def test_a_missing_package_is_one_line_with_its_extra(
     (tmp_path / "trace.jsonl").write_text('{"hash_ids": [1, 2], "input_length": 1024}\n')
     done = run(hidden, *arguments, folder=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("kvproxy:")]
-    assert f"pip install 'kvproxy[{extra}]'" in line
+    assert f"pip install -e '{ROOT}[{extra}]'" in line
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert not (tmp_path / "curve.svg").exists()
+
+
+def test_an_installed_package_names_the_extra_of_the_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(optional_packages, "__file__", str(tmp_path / "site-packages/kvproxy/optional_packages.py"))
+    assert optional_packages.install_command("plot") == "pip install 'kvproxy[plot]'"
 
 
 def test_other_modules_have_no_extra() -> None:

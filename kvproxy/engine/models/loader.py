@@ -19,6 +19,7 @@ from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from kvproxy.generation import SamplingParams
+from kvproxy.optional_packages import install_command
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000
@@ -93,7 +94,7 @@ def gguf_options(source: Path) -> dict[str, Any]:
     if not source.is_file():
         raise ModelUnsupported(f"file not found: {source}")
     if missing := [name for name in ("gguf", "accelerate") if find_spec(name) is None]:
-        raise ModelUnsupported(f"a .gguf file needs {' and '.join(missing)}: pip install 'kvproxy[gguf]'")
+        raise ModelUnsupported(f"a .gguf file needs {' and '.join(missing)}: {install_command('gguf')}")
     from transformers.utils import quantization_config
 
     config = getattr(quantization_config, "GgufConfig", None)

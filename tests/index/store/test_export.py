@@ -1,6 +1,7 @@
 """Export lines contain one entry each and can be imported."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,14 @@ def test_an_invalid_entry_is_refused_with_its_line(changed: dict[str, Any]) -> N
     lines = make_entry().export_line() + json.dumps(make_entry("other").document() | changed).encode()
     with pytest.raises(ImportFailed, match="line 2"):
         read_lines(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), [(b"text", "not JSON"), (b"[1]", "not a JSON object"), (b"{}", "the field 'id' is missing")]
+)
+def test_a_line_of_another_file_is_refused_with_its_reason(line: bytes, reason: str) -> None:
+    with pytest.raises(ImportFailed, match=re.escape(f"line 1 is no exported response ({reason})")):
+        read_lines(line)
 
 
 def test_a_line_contains_all_fields() -> None:

@@ -8,7 +8,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
-from kvproxy.commands.request_body import read_body
+from kvproxy.commands.request_body import RequestChanges, read_body
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
@@ -28,16 +28,17 @@ def explain(
     system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
     file: Annotated[Path | None, typer.Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
     api: Annotated[ApiName | None, typer.Option(help="API of the body.", show_default="detected")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Temperature of the request.")] = None,
     model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the first listed")] = None,
     request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
+    changes: RequestChanges,
     api_key: ApiKey = None,
     proxy: JournalOptions,
 ) -> Output:
     """Explain which layer would answer a request, and why.
 
-    Nothing is computed or stored. With --request it explains why an earlier request missed the cache; the id is in the
-    response header x-request-id. Each client sees only responses of its own tenant: give its key with --api-key.
+    Nothing is computed or stored. Give the settings that clients send, such as --max-tokens. With --request it explains why an
+    earlier request missed the cache; the id is in the response header x-request-id. Each client sees only responses of its own
+    tenant: give its key with --api-key.
 
     Example: kvproxy explain "What is a block?"
 
@@ -54,11 +55,10 @@ def explain(
 
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
-    headers = credentials(chosen, api_key)
+    body |= changes.fields()
+    headers = credentials(chosen, api_key) | changes.headers()
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
-    if temperature is not None:
-        body["temperature"] = temperature
     found = client.post("/admin/explain", body, headers=headers, api=chosen)
     if model is not None and found["layer"] not in ("exact", "semantic"):
         _check_listed(client, model, headers)
@@ -120,6 +120,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
         print_text(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
         print_text("similar    no stored question of the same tenant, model, system prompt, settings")
+        print_text("           give all settings that clients send, such as --temperature or --max-tokens")
     if semantic["neighbours"]:
         print_table(map(_neighbour_row, semantic["neighbours"]))
     if semantic.get("shadow"):

@@ -1,11 +1,47 @@
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
+
+SAMPLING = ("temperature", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChanges:
+    temperature: Annotated[float | None, typer.Option(help="Value of temperature, as clients send it.")] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens, as clients send it.")] = None
+    body: Annotated[list[str] | None, typer.Option(help="Another field as FIELD=JSON; repeat for several.")] = None
+    header: Annotated[list[str] | None, typer.Option(help="Header as NAME:VALUE; repeat for several.")] = None
+
+    def fields(self) -> dict[str, Any]:
+        fields = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        for each in self.body or []:
+            name, _, value = each.partition("=")
+            try:
+                fields[name] = json.loads(value)
+            except ValueError:
+                name = ""
+            if not name:
+                raise typer.BadParameter(
+                    f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {each!r}", param_hint="--body"
+                )
+        return fields
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        for each in self.header or []:
+            name, separator, value = each.partition(":")
+            if not name.strip() or not separator:
+                raise typer.BadParameter(
+                    f"use NAME:VALUE, such as 'Remote-User: ann', instead of {each!r}", param_hint="--header"
+                )
+            headers[name.strip().lower()] = value.strip()
+        return headers
 
 
 def read_body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:

@@ -100,7 +100,11 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
         "1 stored response was compared with a fresh one."
         if compared == 1
         else f"{compared:,} stored responses were compared with fresh ones.",
-        f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.",
+        *(
+            [f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions."]
+            if compared
+            else []
+        ),
         *_served_sentences(served, learned["bound"]),
     ]
 

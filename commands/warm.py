@@ -1,5 +1,5 @@
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +8,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
+from kvproxy.commands.request_body import SAMPLING, RequestChanges
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -17,46 +18,6 @@ if TYPE_CHECKING:
 
 _LISTED_ERRORS = 20
 _LISTED_LINES = 5
-_SAMPLING = ("temperature", "max_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestChanges:
-    temperature: Annotated[
-        float | None, typer.Option(help="Temperature of all requests; clients must send it too.")
-    ] = None
-    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens; clients must send it too.")] = None
-    body: Annotated[list[str] | None, typer.Option(help="Field of all requests as FIELD=JSON; repeat for several.")] = (
-        None
-    )
-    header: Annotated[
-        list[str] | None, typer.Option(help="Header of all requests as NAME:VALUE; repeat for several.")
-    ] = None
-
-    def fields(self) -> dict[str, Any]:
-        fields = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        for each in self.body or []:
-            name, _, value = each.partition("=")
-            try:
-                fields[name] = json.loads(value)
-            except ValueError:
-                name = ""
-            if not name:
-                raise typer.BadParameter(
-                    f"use FIELD=JSON, such as 'seed=1' or 'user=\"ann\"', instead of {each!r}", param_hint="--body"
-                )
-        return fields
-
-    def headers(self) -> dict[str, str]:
-        headers = {}
-        for each in self.header or []:
-            name, separator, value = each.partition(":")
-            if not name.strip() or not separator:
-                raise typer.BadParameter(
-                    f"use NAME:VALUE, such as 'Remote-User: ann', instead of {each!r}", param_hint="--header"
-                )
-            headers[name.strip().lower()] = value.strip()
-        return headers
 
 
 @command
@@ -177,8 +138,8 @@ def _requirements(
     except KvproxyError as error:
         tenant = f"unknown ({error.message})"
     body = request.body
-    known = {"model", "messages", "prompt", "input", "system", *_SAMPLING, *APIS[api].ignored_fields}
-    return {"tenant": tenant, "fields": {name: body.get(name) for name in (*_SAMPLING, *sorted(body.keys() - known))}}
+    known = {"model", "messages", "prompt", "input", "system", *SAMPLING, *APIS[api].ignored_fields}
+    return {"tenant": tenant, "fields": {name: body.get(name) for name in (*SAMPLING, *sorted(body.keys() - known))}}
 
 
 def _send(

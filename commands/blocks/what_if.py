@@ -61,5 +61,7 @@ def _print(forecasts: list[dict[str, Any]]) -> None:
                 }
             )
         print_table(rows)
+        if each["pool_tokens"] is None:
+            print_note("the size of its pool is unknown: the upstream does not report it")
     if forecasts:
         print_note("forecasts compare whole messages: equal beginnings of different messages count as new")

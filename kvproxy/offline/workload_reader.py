@@ -34,10 +34,7 @@ _BYTES_PER_TOKEN = 4.0
 _STEP_SECONDS = 2.0
 """Longest time between two KV events of one request."""
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
-_JOURNAL_NOTE = (
-    "the journal has texts instead of tokens: equal beginnings of different messages count as new, so the hit rates are lower"
-    " than those of an engine"
-)
+_JOURNAL_NOTE = "the journal has texts instead of tokens: equal beginnings of different messages count as new"
 _EVENTS_NOTE = (
     "KV events show stored blocks only: requests that were cached as a whole are missing, so hits are too low"
 )

@@ -30,7 +30,7 @@ REASONS: dict[str, str] = {
     "miss-expired": "An equal request was stored, but it expired.",
     "miss-evicted": "An equal request was stored, but it was evicted.",
     "miss-removed": "An equal request was stored, but it was removed.",
-    "miss-changed": "The same question was asked before, but the regions in `changed` differ.",
+    "miss-changed": "An earlier request with the same question differs in the regions that `changed` lists.",
     "miss-unstored": "An equal request was answered before, but its response was not stored.",
     "miss-old": "An equal request is stored, but its response is older than the request's `max-age`.",
     "miss-failed": "The store or the embedder failed.",

@@ -44,6 +44,7 @@ export function match(record, api) {
     h("div", { class: "foot" }, h("dl", { class: "scores" },
       figure("similarity", decimal(record.similarity), "Cosine of the two questions' embeddings"), figure("score", decimal(record.score), "The verifier's probability that one answer serves both"),
       figure("expected error", decimal(record.error), "The policy's estimate of the probability of a wrong answer"), figure("guard", record.guard ?? "–", "The rule that found a difference in meaning"),
+      figure("changed", record.changed ?? "–", "Regions that differ from an earlier request with the same question"),
       figure("decision", record.reason === SERVED ? "served" : reason(record.reason))),
     h("div", { class: "actions", role: "group", "aria-label": "The stored response" },
       button("Reject", judge(false), { "data-tip": "Serve it for no similar question any more" }),

@@ -94,7 +94,7 @@ export function overview(root, params, { api, signal, remember }) {
   const onTotal = (total, currency) => {
     const tokens = total.prompt_tokens + total.completion_tokens + total.reused_tokens;
     put("tokens", tokens ? short(tokens) : null, "since the journal began");
-    put("seconds", total.seconds ? duration(total.seconds) : null, "since the journal began");
+    put("seconds", total.seconds ? duration(total.seconds) : null, total.unmeasured_tokens ? "prefix reuse not measured yet" : "since the journal began");
     put("money", total.money ? `${money(total.money)} ${currency}` : null, "at your prices");
   };
 

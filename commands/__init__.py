@@ -116,4 +116,5 @@ def _print_usage_error(error: typer.TyperException) -> None:
     context: typer.Context | None = getattr(error, "ctx", None)
     if message:  # Without arguments, the help is printed already.
         path = "kvproxy" if context is None else context.command_path
-        print_note(f"{path}: {message.rstrip('.').replace('Value error, ', '')} ({path} --help lists the options)")
+        message = message.rstrip(".").removeprefix("Invalid value: ").replace("Value error, ", "")
+        print_note(f"{path}: {message} ({path} --help lists the options)")

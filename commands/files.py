@@ -38,8 +38,13 @@ def input_path(file: Path) -> Path:
 def read_text(file: Path) -> str:
     """Read UTF-8; errors as in `read_bytes`."""
     try:
-        return read_bytes(file).decode("utf-8-sig")
+        content = read_bytes(file)
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
+        if content.startswith(b"SQLite format 3"):
+            raise InvalidRequest(
+                f"{file} is a database: simulate and log read a journal, cache export a store"
+            ) from None
         raise InvalidRequest(f"{file} is not UTF-8 text: convert it") from None
 
 

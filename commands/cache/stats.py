@@ -44,4 +44,4 @@ def usage(
         }
         for row in rows
     ]
-    return table_output(rows, shown, empty="no response is stored")
+    return table_output(rows, shown, empty="no stored response has a tag" if by == "tag" else "no response is stored")

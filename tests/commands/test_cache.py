@@ -58,8 +58,10 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
         "m0": 3,
         "m1": 3,
     }
+    assert kvproxy("cache", "usage", "--by", "tag", "--store", path).stderr == "no stored response has a tag\n"
     usage = kvproxy("cache", "usage", "--store", path).stdout.splitlines()[1].split("\t")
     assert (usage[0], usage[-1]) == ("6", "public")
+    assert "is a database: simulate and log read a journal" in kvproxy("lint", path).stderr
     assert result("cache", "rm", "--model", "m1", "--yes", "--store", path) == {"removed": 3}
     assert kvproxy("cache", "rm", "--all", "--store", path).returncode == 2
     lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()

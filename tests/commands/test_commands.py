@@ -83,6 +83,7 @@ def test_errors_are_one_line_and_an_exit_code(tmp_path: Path, arguments: list[st
     done = kvproxy(*arguments, **{"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"})
     assert done.returncode == code, done.stderr
     assert says in done.stderr
+    assert ": Invalid value: " not in done.stderr
 
 
 def test_the_flags_of_serve_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:

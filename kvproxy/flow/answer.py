@@ -117,7 +117,7 @@ class Answerer:
             if hit is not None:
                 return hit
         if exchange.api_request.control.only_if_cached:
-            raise NotCached("no stored answer, and the request said only-if-cached: send it without to have one")
+            raise NotCached("no stored response answers this request, and only-if-cached forbids a call of the backend")
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
             return hit
         try:

@@ -7,6 +7,7 @@ body shorter than its Content-Length; bytes on an idle connection become the res
 
 import asyncio
 import io
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any, cast
@@ -93,7 +94,7 @@ class ConnectionPool:
             )
         elif isinstance(error, aiohttp.ClientConnectorError):
             failure = UpstreamUnreachable(
-                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({error})"
+                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({_reason(error.os_error)})"
             )
         elif isinstance(error, TimeoutError):
             return UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s")
@@ -101,6 +102,12 @@ class ConnectionPool:
             return UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
         failure.unsent = True
         return failure
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _was_closed_before_write(error: Exception) -> bool:

@@ -57,5 +57,6 @@ def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
         down = httpx.post(f"{proxy}/v1/chat/completions", json=BODY)
         assert (down.status_code, services.answerer.store.count()) == (502, 0)
         assert "cannot reach the upstream" in down.json()["error"]["message"]
+        assert "(Connection refused)" in down.json()["error"]["message"]
         assert "SECRET" not in down.text
         assert httpx.get(f"{proxy}/health").status_code == 200

@@ -165,6 +165,8 @@ def _has_succeeded(value: JsonObject) -> bool:
 def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api, JsonObject]:
     if not _PROMPTS & set(body):
         raise InvalidRequest("expected a request, or a line of a batch, a log or an export")
+    if any(isinstance(body.get(name), int | float) for name in _PROMPTS):
+        raise InvalidRequest("the prompt is a number: kvproxy log prints no whole prompts, but cache export does")
     api = _api(route, body)
     if api is None and route is None:
         paths = ", ".join(api.path for api in APIS.values())

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from kvproxy.errors import InvalidRequest
 from kvproxy.offline.estimate import Estimate, estimate
 from kvproxy.offline.log_replay import replay
 from kvproxy.offline.request_log import LoggedRequest, read_log
@@ -156,3 +157,8 @@ def test_fields_of_a_log_may_stand_beside_those_of_its_requests() -> None:
     first, second = read_log(Path("log"), "\n".join(map(json.dumps, lines)), "m").requests
     assert first.body == second.body == flat | {"stream": False}
     assert (first.time, second.time, first.response) == (1.0, 2.0, "9 to 5.")
+
+
+def test_records_of_the_journal_are_no_requests() -> None:
+    with pytest.raises(InvalidRequest, match="line 1: the prompt is a number: kvproxy log prints no whole prompts"):
+        logged([{"model": "m", "prompt": 7, "status": 200}])

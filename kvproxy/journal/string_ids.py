@@ -20,7 +20,7 @@ class StringIds:
         return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape_id(self, regions: Regions) -> int:
-        """Return the id of a JSON list of the question's index and the region names."""
+        """Return the id of the region names and the question's index, stored as one string."""
         return self._id(json.dumps([regions.question, *regions.names]))
 
     def _id(self, text: str) -> int:

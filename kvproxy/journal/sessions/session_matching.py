@@ -92,7 +92,7 @@ class SessionIndex:
         tokens = min(prompt_tokens, chain.tokens_before(length, prompt_tokens, known))
         return KnownPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
 
-    def find_parent(self, chain: PromptChain, scope: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
+    def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues, and its session; None for a first turn, and for a new session.
 
         It continues the longest known conversation, else the conversation of its latest known answer.
@@ -100,7 +100,7 @@ class SessionIndex:
         Args:
             name: the client's name of the session, which excludes turns of other sessions.
         """
-        named = None if name is None else self._names.get(f"{scope} {name}")
+        named = None if name is None else self._names.get(f"{tenant} {name}")
         found = self._continued_turn(chain)
         if found is not None and (name is None or (named is not None and found.session == named.session)):
             return found, found.session
@@ -125,11 +125,11 @@ class SessionIndex:
         first = chain.conversation[chain.first] if chain.first < len(chain.conversation) else None
         return None if first is None else self._latest.get(first)
 
-    def latest_first_turn(self, scope: str) -> KnownTurn | None:
+    def latest_first_turn(self, tenant: str) -> KnownTurn | None:
         """Return the latest turn that began a session or a sub-agent."""
-        return self._first_turns.get(scope)
+        return self._first_turns.get(tenant)
 
-    def add(self, turn: KnownTurn, chain: PromptChain, scope: str, name: str | None) -> None:
+    def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
         for key in chain.prefixes:
             self._prefixes[key] = turn
         if chain.prefixes:
@@ -142,9 +142,9 @@ class SessionIndex:
         if answers := chain.answer_indexes():
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:
-            self._first_turns[scope] = turn
+            self._first_turns[tenant] = turn
         if name is not None:
-            self._names[f"{scope} {name}"] = turn
+            self._names[f"{tenant} {name}"] = turn
 
 
 class RegionContents:

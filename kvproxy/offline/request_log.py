@@ -49,8 +49,6 @@ class LoggedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line that could not be used, and the reason."""
-
     line: int
     message: str
 

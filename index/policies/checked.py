@@ -9,7 +9,7 @@ from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
 _HOPELESS = 0.55
-"""Share of the level. If a neighbour's score is lower, farther neighbours are not scored: only 0.1% would be accepted."""
+"""Share of the level. If a neighbour's score is lower, farther ones are not scored, because 99.9% would be rejected."""
 
 
 class CheckedPolicy:

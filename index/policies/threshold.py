@@ -5,7 +5,7 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyRes
 
 
 class ThresholdPolicy:
-    """Serves the nearest neighbour with a minimum cosine without a veto by a guard."""
+    """Serves the nearest neighbour whose cosine reaches the threshold, and which no guard vetoes."""
 
     name = "threshold"
     num_neighbours = 5

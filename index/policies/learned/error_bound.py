@@ -1,9 +1,9 @@
 """Bounds of the number of wrong answers that hold at all times with 90% probability, in any order of the requests.
 
-Each wrong answer is an event whose probability is estimated before it, up to an unknown common factor f. If the estimates of
-all answers add up to x, and w answers are wrong, `r^w * exp((1 - r) f x)` is a supermartingale for every ratio r, and so is
-its mean over a distribution of ratios. For served answers, the ratios are above 1, for comparisons below 1. The product of
-both means is a supermartingale, too. By Ville's inequality, it ever reaches 10 with at most 10% probability.
+Each wrong answer is an event whose probability is estimated before it, up to an unknown common factor f. Let x be the sum of
+all estimates, and w the number of wrong answers. Then `r^w * exp((1 - r) f x)` is a supermartingale for every ratio r. So is
+its mean over a distribution of ratios, above 1 for served answers, and below 1 for comparisons. So is the product of both
+means. By Ville's inequality, it ever reaches 10 with at most 10% probability.
 """
 
 import math

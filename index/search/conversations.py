@@ -26,7 +26,7 @@ def earlier_turns(question: str) -> list[str]:
 
 
 class EarlierTurns:
-    """Compares the earlier turns of a conversation with those of its neighbours.
+    """Compares the earlier turns of a conversation with the earlier turns of its neighbours.
 
     Args:
         policy: decides whether two turns mean the same; None requires equal turns.
@@ -43,7 +43,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def matches(self, question: str) -> bool:
-        """Whether each earlier turn equals that of a stored question, or the policy accepts the difference."""
+        """Whether each earlier turn equals the stored question's turn, or the policy accepts the difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

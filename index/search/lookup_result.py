@@ -37,7 +37,7 @@ class PendingObservation:
 
     Attributes:
         candidate: the accepted candidate, or the one with the highest score.
-        candidates: those that were passed to the policy, nearest first; `record.place` is an index into them.
+        candidates: passed to the policy, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
         comparison_probability: probability that such a request is forwarded.
     """

@@ -65,7 +65,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """Return a connection of the pool. For five seconds after a failed attempt, raise a CacheStoreError at once."""
+        """Return a connection of the pool. For five seconds after a failure, raise a CacheStoreError without an attempt."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:

@@ -37,7 +37,7 @@ class PostgresSearch(VectorSearch):
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        # The planner uses the graph only if the expression equals that of the index.
+        # The planner uses the graph only if the index has an equal expression.
         distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
         nearest = (
             f"select id, -({distance}) as score from vectors"

@@ -193,13 +193,14 @@ class LearnedPolicy:
                 # Another proxy has deleted the next observations, after it saved a snapshot.
                 learner = self._load(namespace)
                 continue
-            if not batch:
-                break
             for each in batch:
                 learner.add(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
                     self._prior.learn(np.array(each.features), each.error, each.right, learner.level.max_tested_error)
-            learner.level.update()
+            if batch:
+                learner.level.update()
+            if len(batch) < _READ_BATCH:
+                break
         self._learners[namespace] = learner
         if learner.number - saved >= _SNAPSHOT_INTERVAL:
             self._save(namespace, learner)

@@ -29,7 +29,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart, with an interval from `lows` to `highs` around the values in files."""
+    """A line of a chart. In files, an interval from `lows` to `highs` surrounds it."""
 
     name: str
     xs: Sequence[float]

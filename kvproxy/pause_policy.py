@@ -16,7 +16,7 @@ _MOST_REQUESTS = 12
 # Upper bounds of the classes of pauses, in seconds.
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _PRIOR_PAUSES = 500.0
-"""Weight of a prior distribution, as a number of pauses."""
+"""Weight of a prior in `PauseTimes`, as a number of pauses."""
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
 """Pauses per class of `PAUSE_BOUNDS` in 60 Claude Code sessions (callanjfox/kv-cache-tester); ended sessions are last."""
 

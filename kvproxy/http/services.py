@@ -1,4 +1,4 @@
-"""Creates the services of the app."""
+"""Creates the parts of the proxy from the settings."""
 
 import asyncio
 import logging

@@ -26,7 +26,7 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of a JSON response, and the tools that the response may call; one of them is None.
+    """Return the grammar of a JSON response, and the tools that the response may call; at least one is None.
 
     `param` is the field that contains `json_format`. Raises InvalidRequest for JSON together with tools.
     """

@@ -150,7 +150,7 @@ async def import_(request: Request) -> Response:
 
 
 async def feedback(request: Request) -> Response:
-    """Report whether a response is right. If the body has the `question` of a semantic hit, the policy learns."""
+    """Report whether a response is right. If the body has the `question` of a semantic hit, the policy learns from it."""
     app = services(request)
     body = await asyncio.to_thread(parse_body, await read_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")

@@ -31,7 +31,7 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts. A segment has the units that one request was the last to use.
+    """The stack of all prompts, in segments. A segment has the units that one request was the last to use.
 
     Args:
         max_ids: forget the least recently used ids beyond this number; None keeps all.

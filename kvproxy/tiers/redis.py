@@ -13,7 +13,7 @@ T = TypeVar("T")
 _MAX_FAILURES = 3
 """Consecutive failures or timeouts after which all calls fail for `_PAUSE_SECONDS`."""
 _PAUSE_SECONDS = 5.0
-"""After a pause, a failure of the first call starts the next pause."""
+"""Length of a pause. A failure of the first call after it starts the next one."""
 _PREFIX = "kvproxy:chunk:"
 _MAX_KNOWN_KEYS = 100_000
 

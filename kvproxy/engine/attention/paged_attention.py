@@ -35,7 +35,7 @@ class QueryTemperature(torch.nn.Module):
 
 
 def patch_query_temperature(model: Any) -> None:
-    """Scale Llama 4's queries by their positions. transformers uses indexes in the batch's row, which has several sequences."""
+    """Scale Llama 4's queries by their positions in the sequence; transformers uses their indexes in the batch."""
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             module.attn_temperature_tuning = False

@@ -42,12 +42,12 @@ class Detokenizer:
             self.stopped = True
             self._pending_text = ""
             return text[: min(found)]
-        keep = max((_overlap_length(text, stop) for stop in self._stop), default=0)
+        keep = max((overlap_length(text, stop) for stop in self._stop), default=0)
         self._pending_text = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap_length(text: str, stop: str) -> int:
+def overlap_length(text: str, stop: str) -> int:
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

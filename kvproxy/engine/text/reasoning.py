@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kvproxy.engine.text.detokenizer import overlap_length
 from kvproxy.generation import Delta
 
 _PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
@@ -77,15 +78,10 @@ class ReasoningParser:
             if ended:
                 completion.state = "answer"
             elif not is_last:
-                waiting = _overlap(reasoning, form.end)
+                waiting = overlap_length(reasoning, form.end)
                 reasoning, completion.pending = (
                     reasoning[: len(reasoning) - waiting],
                     reasoning[len(reasoning) - waiting :],
                 )
             text = answer
         return replace(delta, text=text, reasoning=reasoning)
-
-
-def _overlap(text: str, token: str) -> int:
-    """Return the length of the longest end of a text that is a beginning of a token's text."""
-    return next((size for size in range(len(token) - 1, 0, -1) if text.endswith(token[:size])), 0)

@@ -99,6 +99,7 @@ def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
+    has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
         {
             text_column(by.capitalize()): row.name,
@@ -106,10 +107,10 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
             "Hits#": row.answered,
             "Prompt tokens#?": row.prompt_tokens,
             "Response tokens#?": row.completion_tokens,
-            "Reused tokens#?": row.reused_tokens,
+            "Reused tokens#": row.reused_tokens,
             "Seconds#": _seconds(row),
-            f"{report.currency}#": money(row.money),
-            f"At least {report.currency}#": money(row.least_money),
+            **({f"{report.currency}#": money(row.money)} if has_price else {}),
+            **({f"At least {report.currency}#?": money(row.least_money)} if has_price else {}),
         }
         for row in [*report.rows, *total]
     ]

@@ -94,6 +94,8 @@ def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:
             shown = kvproxy("savings", url=url, columns=80).stdout
             assert "saved tokens by layer" in shown
             assert "saved USD by layer" in shown
+            heads = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()[0].split("  ")
+            assert {"Reused tokens", "USD"} <= {head.strip() for head in heads}
             assert "saved tokens" not in kvproxy("savings", url=url).stdout
             drawn = kvproxy("log", "--plot", "-", url=url).stdout
             assert "requests by layer in each" in drawn

@@ -15,6 +15,7 @@ HOUR = 3_600.0
 _MOST_REQUESTS = 12
 # Upper bounds of the classes of pauses, in seconds.
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
+_LIKELY = 0.95
 _PRIOR_PAUSES = 500.0
 """Weight of a prior in `PauseTimes`, as a number of pauses."""
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
@@ -78,6 +79,13 @@ def _shares(counts: Sequence[int], general: Sequence[float]) -> Sequence[float]:
         return general
     weight = _PRIOR_PAUSES if any(general) else 0.0
     return [(count + weight * share) / (total + weight) for count, share in zip(counts, general or counts, strict=True)]
+
+
+def likely_pause(survival: Survival, share: float = _LIKELY) -> float:
+    """Return the seconds after which `share` of the sessions that return within an hour have returned."""
+    returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
+    places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
+    return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
 
 
 def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.0) -> int:

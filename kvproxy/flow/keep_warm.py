@@ -1,12 +1,14 @@
-"""Keeps prefixes of paused sessions in Anthropic's cache, by keep-warm requests and lifetimes of breakpoints.
+"""Keeps prefixes of paused sessions: in Anthropic's cache by keep-warm requests and lifetimes of breakpoints, and in the
+embedded engine by pins.
 
-Rules enable both. `pause_policy.py` decides by the lengths of earlier pauses whether they save money.
+Rules enable each of them. `pause_policy.py` decides by the lengths of earlier pauses whether they save money.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -19,10 +21,19 @@ from kvproxy.flow.conversation_digests import MARKER, conversation_digests
 from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
-from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
+from kvproxy.pause_policy import (
+    HOUR,
+    KEEP_WARM_SECONDS,
+    CachePrices,
+    PauseTimes,
+    keep_warm_requests,
+    likely_pause,
+    write_for_an_hour,
+)
 from kvproxy.settings.journal import PriceSettings, price_of
 from kvproxy.token_bucket import TokenBucket
 
+Pin = Callable[[str, float | None, ApiRequest | None, str | None], Awaitable[int]]
 _MAX_SESSIONS = 256
 _MAX_BYTES = 32 * 2**20
 _log = logging.getLogger("kvproxy")
@@ -39,6 +50,7 @@ class _Session:
         tokens: tokens of the prompt.
         last_hour_message: the provider keeps the prefix up to this message for one hour; -1 if for five minutes.
         hour_tokens: tokens of the prefix that is kept for one hour.
+        pin: name of the pin of the prompt's blocks, the same for all turns.
     """
 
     request: ApiRequest
@@ -48,6 +60,7 @@ class _Session:
     tokens: int
     last_hour_message: int
     hour_tokens: int
+    pin: str
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -58,6 +71,9 @@ class _Session:
 
 class KeepWarm:
     """Sends the last request of paused sessions again, so that the provider keeps their prefixes.
+
+    Attributes:
+        pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None without pins.
 
     Args:
         prices: prices by model, for budgets in money.
@@ -81,6 +97,7 @@ class KeepWarm:
         self.interval = interval
         self.pauses = PauseTimes()
         self._prices = CachePrices()
+        self.pin: Pin | None = None
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
@@ -142,6 +159,7 @@ class KeepWarm:
             prefix.prompt_tokens,
             until,
             hour_tokens if until >= 0 else 0,
+            f"session-{request.request_id}" if before is None else before.pin,
         )
         self._sessions[digests[-1]] = session
         self._bytes += len(request.raw)
@@ -161,6 +179,8 @@ class KeepWarm:
             session.task.cancel()
 
     async def _watch(self, session: _Session) -> None:
+        if session.request.control.rule.pin_sessions:
+            await self._pin_prompt(session)
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
         try:
             for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), self._prices, kept)):
@@ -173,6 +193,17 @@ class KeepWarm:
         self.pauses.add(float("inf"), *session.tenant_and_hour)
         session.task = None
         self._remove(session)
+
+    async def _pin_prompt(self, session: _Session) -> None:
+        """Pin the prompt's blocks in the embedded engine for the time in which the session is likely to continue."""
+        if self.pin is None:
+            return
+        raw = session.request.raw
+        seconds = likely_pause(self.pauses.survival(*session.tenant_and_hour))
+        body = await in_thread_if_large(len(raw), lambda: as_object(loads(raw)))
+        # An upstream has no pins, a prompt may be shorter than a block, and pins may hold too many blocks already.
+        with suppress(KvproxyError):
+            await self.pin(session.pin, seconds, replace(session.request, body=body), None)
 
     def _charge_budgets(self, session: _Session) -> bool:
         """Charge the budgets of the rule for a keep-warm request; return False if one is exhausted."""
@@ -223,7 +254,7 @@ class KeepWarm:
 def _is_tracked(request: ApiRequest) -> bool:
     rule = request.control.rule
     is_kept_warm = rule.keep_warm_tokens is not None or rule.keep_warm_money is not None
-    return request.api.name == "messages" and (is_kept_warm or rule.breakpoints == "auto")
+    return rule.pin_sessions or (request.api.name == "messages" and (is_kept_warm or rule.breakpoints == "auto"))
 
 
 def _keep_warm_body(raw: bytes) -> JsonObject | None:

@@ -67,6 +67,7 @@ class Services:
         self.built = built
         self.prefix: PrefixCache = built.prefix
         self.clients = clients
+        answerer.keep_warm.pin = self.prefix.pin
         self.telemetry = telemetry
         self.shared = shared
         reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.on_finish, log_access
@@ -129,7 +130,8 @@ class Services:
                 await self.shared.send_heartbeat()
             self._tasks.append(asyncio.create_task(self.shared.send_heartbeats()))
         if any(
-            rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" for rule in self.settings.rules
+            rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" or rule.pin_sessions
+            for rule in self.settings.rules
         ):
             self._tasks.append(asyncio.create_task(self._learn_pauses()))
 

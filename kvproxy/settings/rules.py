@@ -56,6 +56,11 @@ class RuleSettings(Section):
         description="Money in journal.currency that keep-warm requests may cost per hour, by journal.prices; without a price"
         " none are sent.",
     )
+    pin_sessions: bool = Field(
+        False,
+        description="Pin the prompts of conversations on the embedded engine while they are likely to continue, by the"
+        " pauses of earlier sessions.",
+    )
     repair_history: bool = Field(
         False,
         description="Restore earlier answers that the client sent back without their reasoning, or in another form.",

@@ -225,7 +225,7 @@ def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_tha
         services.answerer.cache._redact = redact
         # What may not be kept has no name.
         assert status(url, QUESTION) == "kvproxy; fwd=uri-miss"
-        when(monkeypatch, PendingWrite, "entry", go)
+        when(monkeypatch, PendingWrite, "wait_for_entry", go)
         assert ("exact" in status(url, QUESTION)) != refuses
         until_stored(services)
         assert services.answerer.store.count() == (not refuses)

@@ -1,5 +1,3 @@
-"""Formats statistics for people."""
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""A stored response with its request."""
-
 import json
 import uuid
 from dataclasses import MISSING, dataclass, fields

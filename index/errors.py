@@ -1,6 +1,3 @@
-"""Errors of the response cache."""
-
-
 class CacheStoreError(Exception):
     """The store cannot be used."""
 

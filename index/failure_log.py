@@ -1,5 +1,3 @@
-"""Logs a repeated failure once."""
-
 import logging
 import time
 

@@ -124,7 +124,6 @@ def _put(settings: Settings, client: ClientSettings, change: str) -> None:
 
 @contextmanager
 def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
-    """Open the state that proxies share in PostgreSQL; None if the store is a file."""
     if not is_url(settings.store_location):
         yield None
         return

@@ -58,7 +58,7 @@ class PauseTimes:
         self._counts: dict[tuple[str | int, ...], list[int]] = {}
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
-        """Count a pause. A session that ended has an endless pause (`math.inf`)."""
+        """Count a pause that began in this local hour of the day. A session that ended has an endless pause (`math.inf`)."""
         for key in ((), (client,), (client, hour)):
             self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
 

@@ -109,7 +109,10 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
-    """Print entries as a table. The columns of tenants and pins appear only if entries differ in them."""
+    """Print entries as a table, or the sentence `empty` without entries.
+
+    The columns of tenants and pins appear only if entries differ in them.
+    """
     has_tenants = any(entry["tenant"] != "public" for entry in entries)
     has_pins = any(entry["pinned"] for entry in entries)
     rows: list[Row] = [

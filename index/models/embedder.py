@@ -1,5 +1,3 @@
-"""Embedders, which convert texts to vectors."""
-
 import copy
 import os
 import threading

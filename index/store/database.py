@@ -1,5 +1,3 @@
-"""The interface of the databases that the response store can use."""
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol

@@ -1,5 +1,3 @@
-"""Arguments and results of the response store."""
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal

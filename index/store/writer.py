@@ -1,5 +1,3 @@
-"""Base class of the response store, with its writes."""
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence

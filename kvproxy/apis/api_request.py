@@ -1,5 +1,3 @@
-"""A parsed request to one of the cached APIs."""
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,3 @@
-"""OpenAI's chat completions API."""
-
 from collections.abc import Iterator
 from typing import ClassVar
 

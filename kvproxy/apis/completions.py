@@ -1,5 +1,3 @@
-"""OpenAI's completions API, for raw prompts."""
-
 from collections.abc import Iterator
 
 from kvproxy.apis.api import ApiName

@@ -1,5 +1,3 @@
-"""OpenAI's embeddings API. Only exact hits are possible."""
-
 from kvproxy.apis.api import Api, ApiName
 from kvproxy.apis.choices import ChoiceAssembler
 from kvproxy.apis.json import JsonMap, JsonObject, field, to_text

@@ -30,7 +30,6 @@ def apply_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonOb
 
 
 def _read_switch(name: str, value: Json) -> dict[str, Any]:
-    """Return the fields of `RequestDirectives` that a switch sets."""
     if name in _FLAGS and isinstance(value, bool):
         return dict.fromkeys(_FLAGS[name], value != (name == "use-cache"))
     if name in _DURATIONS:

@@ -1,5 +1,3 @@
-"""Anthropic's Messages API."""
-
 from collections.abc import Iterator
 
 import orjson

@@ -1,5 +1,3 @@
-"""OpenAI's Responses API."""
-
 from collections.abc import Iterator
 from itertools import chain
 

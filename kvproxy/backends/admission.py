@@ -1,5 +1,3 @@
-"""Limits of one backend."""
-
 import asyncio
 
 from kvproxy.errors import Overloaded

@@ -1,5 +1,3 @@
-"""Builds the backend of the settings."""
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,3 @@
-"""The embedded engine as a backend."""
-
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing

@@ -1,5 +1,3 @@
-"""Interface of backends: the embedded engine, or a fleet of upstreams."""
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias

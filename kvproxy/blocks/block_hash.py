@@ -62,7 +62,6 @@ def _encode_token(token: int) -> bytes:
 
 
 def _cbor_head(major: int, value: int) -> bytes:
-    """Encode a major type and its argument (RFC 8949, section 3)."""
     if value < 24:
         return bytes((major | value,))
     for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):

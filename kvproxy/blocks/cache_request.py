@@ -1,5 +1,3 @@
-"""A request as the prefix block cache sees it."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

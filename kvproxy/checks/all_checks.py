@@ -137,7 +137,7 @@ def _tier_checks(settings: Settings) -> list[tuple[str, Check]]:
     sizes = tiers.chunk_tokens, engine.block_size, engine.hash_algorithm
     return [
         ("chunks", partial(checks.check_chunks, *sizes, is_persistent=is_persistent)),
-        *([("host tier", partial(checks.check_host, host))] if host is not None else []),
+        *([("host tier", partial(checks.check_host_memory, host))] if host is not None else []),
         *([("disk tier", partial(checks.check_disk, disk, tiers.disk_size))] if disk is not None else []),
         *([("redis tier", partial(checks.check_redis, tiers))] if tiers.redis is not None else []),
     ]

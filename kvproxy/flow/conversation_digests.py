@@ -67,7 +67,6 @@ def messages_of(body: JsonObject) -> list[JsonObject]:
 
 
 def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
-    """Convert items of the Responses API to blocks of the Messages API."""
     plain: list[JsonObject] = []
     for block in blocks:
         kind = block.get("type")

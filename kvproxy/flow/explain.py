@@ -93,7 +93,6 @@ async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, k
 
 
 async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> dict[str, Any]:
-    """Report the semantic lookup; `learned` is the learned policy's state for the namespace."""
     cache, settings, control = answerer.semantic, answerer.settings, request.control
     report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
     report |= {"shadow": False, "neighbours": [], "reason": None}

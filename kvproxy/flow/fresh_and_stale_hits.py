@@ -159,7 +159,6 @@ class CacheLookup:
 
 @contextmanager
 def _failures_logged(exchange: Exchange) -> Iterator[None]:
-    """Log an exception of a lookup, and set `lookup_failed`. The request continues without the cache."""
     try:
         yield
     except Exception as error:

@@ -206,7 +206,6 @@ class KeepWarm:
             await self.pin(session.pin, seconds, replace(session.request, body=body), None)
 
     def _charge_budgets(self, session: _Session) -> bool:
-        """Charge the budgets of the rule for a keep-warm request; return False if one is exhausted."""
         rule, price = session.request.control.rule, price_of(session.model, self._model_prices)
         wanted: list[tuple[TokenBucket, float]] = []
         if rule.keep_warm_tokens is not None:

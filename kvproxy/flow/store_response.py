@@ -1,5 +1,3 @@
-"""Stores complete, successful responses."""
-
 import asyncio
 import logging
 import math

@@ -1,5 +1,3 @@
-"""Prometheus metrics, in a registry per app."""
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal

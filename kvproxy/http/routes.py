@@ -1,5 +1,3 @@
-"""The public HTTP routes."""
-
 import asyncio
 import contextlib
 import posixpath

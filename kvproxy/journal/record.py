@@ -1,5 +1,3 @@
-"""One row of the journal, made from a finished exchange."""
-
 from dataclasses import dataclass
 from typing import Literal
 

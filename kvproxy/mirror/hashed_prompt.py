@@ -1,5 +1,3 @@
-"""The tokens of a prompt with their block hashes."""
-
 from collections.abc import Sequence
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash

@@ -98,7 +98,6 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
 
 
 def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
-    """Return the place in each text from which both are equal again, and the number of equal words."""
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
         runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place

@@ -175,7 +175,6 @@ class _Prompts:
 
 
 def _costliest_spans(forms: Sequence[PromptInput]) -> list[ChangedSpan]:
-    """Return the changes of the span with the most recomputed words; empty if no span changes."""
     found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:

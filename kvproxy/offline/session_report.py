@@ -141,7 +141,6 @@ def _turns_of_requests(
 
 
 def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
-    """Return a finished exchange with a provider; None if the response has no usage."""
     response = request.response
     reuse = reported_reuse(response) if isinstance(response, dict) else None
     prompt, completion = request.api.usage(response) if isinstance(response, dict) else (0, 0)

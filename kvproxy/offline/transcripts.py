@@ -33,7 +33,7 @@ class TraceSession:
 
 
 def transcript_files(path: Path) -> list[Path] | None:
-    """Return the transcripts in a folder, or the file itself; None if the path is not a transcript.
+    """Return the agents' transcripts in a folder, or the file itself; None if its first line is not of a transcript.
 
     Raises:
         NotFound: the folder has no transcripts.
@@ -142,7 +142,6 @@ def _contents(parts: Sequence[JsonObject]) -> list[Json]:
 
 
 def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
-    """Return one request for each report of used tokens."""
     items: list[Json] = []
     found: list[LoggedRequest] = []
     name, model, answer, start, reported = "", "", None, None, None

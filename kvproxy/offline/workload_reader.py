@@ -122,7 +122,6 @@ def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int
 
 
 def _read_events(path: Path, ids: BlockNumbers) -> Workload:
-    """Restore prompts from the blocks that they stored and the cached blocks before these."""
     parents: dict[Hash, Hash | None] = {}
     prompts: list[tuple[float, Hash]] = []
     open_prompts: dict[Hash, tuple[int, float]] = {}
@@ -167,7 +166,7 @@ def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
 
 
 def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the batches of a file: JSON lines, or consecutive msgpack payloads."""
+    """Yield the batches of a file of JSON lines or msgpack payloads, each with its place for errors."""
     if path.suffix == ".msgpack":
         unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
         unpacker.feed(path.read_bytes())

@@ -1,5 +1,3 @@
-"""The log of the process: lines of text or JSON on stderr."""
-
 import logging
 from datetime import UTC, datetime
 

@@ -26,8 +26,7 @@ def build_chain(
 
     Args:
         pin_memory: copies a buffer to page-locked memory.
-        token_bytes: size of a token's keys and values.
-        batch_tokens: maximum number of tokens in a step.
+        token_bytes, batch_tokens: size of a token's keys and values, and tokens in a step, which limit pending writes.
     """
     if not settings.enabled:
         return None

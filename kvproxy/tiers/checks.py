@@ -25,7 +25,7 @@ def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_
     return f"{chunk_tokens} tokens per chunk"
 
 
-def check_host(limit: int) -> str:
+def check_host_memory(limit: int) -> str:
     free = free_memory()
     if limit > free:
         raise KvproxyError(

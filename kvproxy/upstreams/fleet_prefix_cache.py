@@ -1,5 +1,3 @@
-"""The prefix caches of a fleet."""
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -101,7 +101,6 @@ class TokenRestorer:
             self._prefixes.popitem(last=False)
 
     async def _restore_answer(self, tokens: list[int], cached: CachedChains, request: ApiRequest) -> list[int] | None:
-        """Replace the tokens after the cached prefix by a cached chain with the same text."""
         start, size = cached.prefix_tokens, cached.block_size
         text = await self._detokenize(tokens[start:], request)
         for chain in cached.chains:

@@ -26,13 +26,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def url(model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+def url(model: Path, tmp_path: Path) -> Iterator[str]:
     settings = load_settings(
         data=tmp_path,
         model=str(model),
         engine={"num_blocks": 2048},
         cache={"semantic": False},
-        rules=({"name": "agents", "repair_history": getattr(request, "param", True)},),
+        rules=({"name": "agents", "repair_history": True},),
     )
     with run_proxy(settings) as (url, _):
         yield url
@@ -104,11 +104,7 @@ def converse(client: openai.OpenAI, model: Path, messages: list[Any]) -> Any:
             return whole
 
 
-@pytest.mark.parametrize("url", [True, False], indirect=True)
-def test_a_client_that_drops_reasoning_recomputes_little_if_history_is_repaired(
-    url: str, model: Path, request: pytest.FixtureRequest
-) -> None:
-    repairs = request.node.callspec.params["url"]
+def test_a_client_that_drops_reasoning_recomputes_little(url: str, model: Path) -> None:
     earlier = recomputed = lost = 0
     draw = random.Random(0)
     words = "cache block prefix engine token queue chain evict hash pool model prompt answer".split()
@@ -128,6 +124,5 @@ def test_a_client_that_drops_reasoning_recomputes_little_if_history_is_repaired(
                     lost += max(0, (tokens - 1) // BLOCK * BLOCK - usage.prompt_tokens_details.cached_tokens)
                 before, message = usage, whole.choices[0].message
                 messages.append({"role": "assistant", "content": message.content})
-    assert (lost == 0) is repairs
-    if repairs:
-        assert recomputed <= 0.02 * earlier
+    assert lost == 0
+    assert recomputed <= 0.02 * earlier

@@ -8,7 +8,7 @@ import pytest
 
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.checks import check_chunks, check_disk, check_host, check_redis
+from kvproxy.tiers.checks import check_chunks, check_disk, check_host_memory, check_redis
 from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.free_memory import free_memory
 from kvproxy.tiers.redis import RedisStore
@@ -44,7 +44,7 @@ def test_each_error_names_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for check, message in (
         (lambda: check_chunks(100, 16, "sha256_cbor", is_persistent=True), "use 96"),
         (lambda: check_chunks(96, 16, "xxhash", is_persistent=True), "PYTHONHASHSEED"),
-        (lambda: check_host(1 << 60), "lower --tier-host"),
+        (lambda: check_host_memory(1 << 60), "lower --tier-host"),
         (lambda: check_disk(tmp_path / "file", 1), "name another folder"),
         (lambda: check_disk(tmp_path / "chunks", 1 << 60), "lower --tier-disk-size"),
     ):

@@ -1,5 +1,3 @@
-"""multilingual-e5-small as an embedder in ONNX Runtime."""
-
 from collections.abc import Container
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +42,7 @@ class MultilingualEmbedder(ThreadedEmbedder):
         self.name = f"{NAME}-int8.1" if int8 else f"{NAME}.1"
         source_digest = digest_of(ranges or {}, PACKAGED, code_digest())
         self._session = files.open(NAME, source_digest, lambda: embedder_graph(source.weights(), ranges))
-        self._words = source.blocks("emb.word")
+        self._words = source.packed_rows("emb.word")
         self._positions = source.tensor("emb.pos").reshape(-1, WIDTH) + source.tensor("emb.type")[:WIDTH]
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(UnigramTokenizer(source).encode)
         self._mean = np.load(MEAN)

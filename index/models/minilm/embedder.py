@@ -1,5 +1,3 @@
-"""The packaged all-MiniLM-L6-v2 as an embedder in ONNX Runtime."""
-
 from collections.abc import Container
 from functools import lru_cache
 

@@ -1,5 +1,3 @@
-"""The verifier for the multilingual embedder."""
-
 from collections.abc import Sequence
 
 import numpy as np

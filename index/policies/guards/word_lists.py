@@ -1,5 +1,3 @@
-"""Word lists of the guards, in lower case."""
-
 FUNCTION_WORDS = frozenset(
     "a an the is are was were be been am do does did can could would should will shall may might must i you we they he she"
     " it its my your our their me us them this that these those there here what which who whom whose how when where why"

@@ -40,10 +40,10 @@ def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
 
 
 def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
-    """Return the class of a fresh answer.
+    """Return the class of a fresh answer: the class of the last compared answer if both are equal.
 
     Args:
-        places: the result of `comparison_order`.
+        places: indexes in `classes`, the result of `comparison_order`.
         are_equal: results of the comparisons so far; only the last can be True.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None

@@ -30,7 +30,10 @@ class ClassErrors:
     lifted_guards: set[tuple[str, str]] = field(default_factory=set)
 
     def change_probability(self, name: str) -> float:
-        """Return by how much evidence has raised the probability that a class's answer has changed."""
+        """Return the probability, 0 to 1, that a class's answer has changed; 0 for a class without evidence.
+
+        The prior is subtracted, so that a class without evidence is not charged.
+        """
         odds = self.odds.get(name, _PRIOR_ODDS)
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 

@@ -1,5 +1,3 @@
-"""Implements `Database` with a pool of connections to PostgreSQL."""
-
 import contextlib
 import functools
 import re

@@ -1,5 +1,3 @@
-"""The schema of the response store in PostgreSQL."""
-
 from typing import Any
 
 import psycopg

@@ -1,5 +1,3 @@
-"""The schema of the response store in SQLite."""
-
 from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 
 VERSION = 1

@@ -148,7 +148,6 @@ def _decode_tool(tool: JsonObject) -> JsonObject:
 
 
 def _messages(items: list[JsonObject]) -> Iterator[JsonObject]:
-    """Yield a message for each item; reasoning becomes a part of the message after it."""
     reasoning = ""
     for item in items:
         if item.get("type") == "reasoning":

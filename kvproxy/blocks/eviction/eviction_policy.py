@@ -30,4 +30,4 @@ class EvictionPolicy(Protocol[Key]):
         """Remove and return the next key to evict; raises LookupError if there is none."""
 
     def restore(self, key: Key) -> None:
-        """Add a popped key again, because a later block of its chain is still cached."""
+        """Add a popped key again as the youngest, because a later block of its chain is still cached."""

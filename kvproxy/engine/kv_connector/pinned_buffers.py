@@ -34,7 +34,10 @@ class PinnedBufferPool:
         self.allocated = 0
 
     def take(self, size: int) -> memoryview:
-        """Return an uninitialized buffer of `size` bytes; raises RuntimeError if no memory can be pinned."""
+        """Return an uninitialized buffer of `size` bytes, which returns to the pool when nothing refers to it.
+
+        Raises RuntimeError if no memory can be pinned.
+        """
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:

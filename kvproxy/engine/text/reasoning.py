@@ -58,7 +58,10 @@ class ReasoningParser:
     _completions: dict[int, _Completion] = field(default_factory=dict)
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta with its reasoning apart from its text. Parts of the two tokens wait for the next delta."""
+        """Return the delta with its reasoning apart from its text.
+
+        The end of a text that may begin the token `begin` or `end` of the format waits for the next delta.
+        """
         first = _Completion("reasoning" if self.begins_in_prompt else "begin")
         completion = self._completions.setdefault(delta.index, first)
         if completion.state == "answer":

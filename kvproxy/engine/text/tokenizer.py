@@ -146,7 +146,6 @@ class ChatTokenizer:
 
 
 def _flatten_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Join a message's text parts to one string, as chat templates require."""
     content = message.get("content")
     if not isinstance(content, list):
         return message | {"content": content or ""}

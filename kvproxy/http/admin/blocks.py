@@ -1,5 +1,3 @@
-"""The prefix cache: blocks, chains, statistics, pins, and tiers."""
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict

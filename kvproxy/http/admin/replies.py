@@ -1,5 +1,3 @@
-"""JSON responses, query parameters, and bodies of admin routes."""
-
 import json
 import math
 from dataclasses import replace

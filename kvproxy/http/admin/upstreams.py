@@ -1,5 +1,3 @@
-"""Status and draining of upstreams."""
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route

@@ -39,8 +39,8 @@ class PromptChain:
         before, total = sum(self.sizes[regions:end]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
-    def answer_indexes(self) -> list[int]:
-        """Return the indexes of the assistant's messages."""
+    def assistant_indexes(self) -> list[int]:
+        """Return the indexes of the assistant's messages in `names`."""
         return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
 
 

@@ -107,7 +107,7 @@ class SessionIndex:
         return None, None if named is None else named.session
 
     def _continued_turn(self, chain: PromptChain) -> KnownTurn | None:
-        answers = chain.answer_indexes()
+        answers = chain.assistant_indexes()
         if not answers:
             return None
         # A repeated request has the same parent as before, so the last region is left out. After several answers, the first turn
@@ -125,7 +125,7 @@ class SessionIndex:
         first = chain.conversation[chain.first] if chain.first < len(chain.conversation) else None
         return None if first is None else self._latest.get(first)
 
-    def latest_first_turn(self, tenant: str) -> KnownTurn | None:
+    def latest_session_start(self, tenant: str) -> KnownTurn | None:
         """Return the latest turn that began a session or a sub-agent."""
         return self._first_turns.get(tenant)
 
@@ -139,7 +139,7 @@ class SessionIndex:
             start, end = chain.conversation[chain.first], chain.conversation[-1]
             if start is not None and end is not None:
                 self._conversations[end], self._latest[start] = turn, turn
-        if answers := chain.answer_indexes():
+        if answers := chain.assistant_indexes():
             self._answers[chain.digests[answers[-1]]] = turn
         if turn.parent is None:
             self._first_turns[tenant] = turn

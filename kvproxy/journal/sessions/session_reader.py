@@ -42,7 +42,8 @@ class Turn:
         name: the session's name from the client.
         pause: seconds since the end of the parent's response.
         reused_tokens: None if the backend did not report them.
-        region, place: the first changed region, and the index of its first changed character, if tokens were lost to `changed`.
+        region, place: the first changed region, such as `messages[0] system`, and the index of its first changed character;
+            None if no tokens were lost to `changed`.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: None without a price.
     """

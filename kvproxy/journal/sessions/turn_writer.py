@@ -104,7 +104,7 @@ class TurnWriter:
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         is_alike = known is not None and known.regions > chain.first
-        closest = known.turn if known is not None and is_alike else parent or self._index.latest_first_turn(tenant)
+        closest = known.turn if known is not None and is_alike else parent or self._index.latest_session_start(tenant)
         change = self._prompt_change(chain, closest, record)
         earlier, region = self._earlier_prefix(exchange, record, chain, known, price, change.repeated)
         if region is not None:
@@ -147,7 +147,6 @@ class TurnWriter:
             self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens, record.reused_tokens)
 
     def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
-        """Insert a row; `values` are the columns after `parent`, and `lost` has tokens by cause."""
         stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
         self._connection.execute(_INSERT, row)
@@ -172,7 +171,7 @@ class TurnWriter:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None
         turn, answer, region = known.turn, 0, None
         is_whole_turn = turn.end == chain.prefixes[known.regions - 1]
-        follows = is_whole_turn and known.regions in chain.answer_indexes()
+        follows = is_whole_turn and known.regions in chain.assistant_indexes()
         if exchange.is_engine and follows:
             answer = turn.completion_tokens
             returned = part_digests(self._content(chain.digests[known.regions]))
@@ -229,7 +228,6 @@ class TurnWriter:
         return None if content is None else loads(content)
 
     def _link_agents(self, chain: PromptChain, turn: KnownTurn, known: KnownPrefix | None) -> None:
-        """Set the parent of a sub-agent's first turn to the turn whose tool call has the sub-agent's prompt."""
         if turn.parent is None:
             first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):
@@ -238,7 +236,7 @@ class TurnWriter:
                     self._roots.popitem(last=False)
             return
         start = 0 if known is None else known.regions
-        for index in chain.answer_indexes():
+        for index in chain.assistant_indexes():
             for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
                 root = self._roots.pop(text.strip(), None)
                 if root is not None and root != turn.session:
@@ -267,7 +265,6 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 
 def _lifetime(use: PrefixReuse, known: KnownPrefix | None, price: PriceSettings) -> float:
-    """Return the seconds until the provider drops the prefix."""
     if use.written_1h:
         return _HOUR
     return known.turn.ttl if known is not None and use.cached_tokens and not use.written_5m else price.ttl

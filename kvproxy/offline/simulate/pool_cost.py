@@ -1,5 +1,3 @@
-"""Time and money of a pool and its tiers."""
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Reads the Prometheus metrics of vLLM, SGLang and llama.cpp."""
-
 from collections import defaultdict
 from collections.abc import Sequence
 

@@ -131,7 +131,6 @@ class SlotSaver:
         return identity == self.identity
 
     async def _shrink_unused(self, slot: Slot, name: str) -> None:
-        """Overwrite unused files with an empty slot while the files exceed the budget."""
         unused = [file for file in self.files.unused() if file.num_bytes > _EMPTY_BYTES]
         if self.files.total_bytes <= self._max_bytes or not unused:
             return

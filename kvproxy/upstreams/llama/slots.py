@@ -78,7 +78,11 @@ class SlotsStatus:
 
 
 class SlotTable:
-    """All slots of one server. `clears_idle` is true after the server cleared a slot that no request used."""
+    """All slots of one server.
+
+    Attributes:
+        clears_idle: the server has once cleared a slot that no request used, which `kvproxy upstreams` reports.
+    """
 
     def __init__(self, client: LlamaClient) -> None:
         self.slots: dict[int, Slot] = {}

@@ -108,14 +108,14 @@ def build_policy(
     """
     guards = GUARDS if settings.guards else ()
     if settings.policy == "threshold":
-        return ThresholdPolicy(settings.least_similarity(), guards)
+        return ThresholdPolicy(settings.least_similarity, guards)
     checked = None
     if settings.verifier != "none":
         verifier = load(settings.verifier, embedder, data=data)
-        checked = CheckedPolicy(verifier, settings.min_probability, settings.least_similarity("checked"), guards)
+        checked = CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
     if settings.policy == "learned":
         new_words = new_words_test(embedder or "")
-        return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity(), guards, new_words)
+        return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards, new_words)
     if checked is None:
         raise SettingsError(
             "setting cache.verifier: the policy checked needs one; give built-in, or --policy threshold or learned",

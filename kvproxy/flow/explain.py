@@ -105,7 +105,7 @@ async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheK
         return report | {"reason": "semantic matching is off"}
     rule_policy, limits = control.rule.policy, control.limits
     policy = rule_policy or cache.policy.name
-    least = settings.least_similarity() if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
+    least = settings.least_similarity if rule_policy in (None, settings.policy) else LEAST_SIMILARITY[rule_policy]
     report |= {"policy": policy, "min_similarity": max(least, limits.min_similarity or 0.0), "shadow": settings.shadow}
     if policy == "checked":
         report["min_probability"] = max(settings.min_probability, limits.min_probability or 0.0)

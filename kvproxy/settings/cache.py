@@ -5,9 +5,8 @@ from pydantic import Field
 from kvproxy.settings.section import Bytes, Seconds, Section
 
 PolicyName = Literal["learned", "checked", "threshold"]
-# Without a verifier, the cosine similarity alone must be high. Of the neighbours between 0.6 and 0.7, the verifier accepts 2%,
-# half of them wrongly.
-LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.7, "learned": 0.6}
+# Without a verifier, the cosine similarity alone must be high.
+LEAST_SIMILARITY: dict[PolicyName, float] = {"threshold": 0.95, "checked": 0.6, "learned": 0.6}
 
 
 class CacheSettings(Section):
@@ -25,8 +24,8 @@ class CacheSettings(Section):
         None,
         ge=0.0,
         le=1.0,
-        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, 0.7 for checked,"
-        " and 0.6 for learned.",
+        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for"
+        " policies with a verifier.",
     )
     guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
     verifier: str = Field(
@@ -98,6 +97,7 @@ class CacheSettings(Section):
         """Return the configured languages, or the default of an embedder."""
         return (("*",) if embedder == "multilingual" else ("en",)) if self.languages is None else self.languages
 
-    def least_similarity(self, policy: PolicyName | None = None) -> float:
-        """Return the configured least similarity of a hit, or the default of a policy."""
-        return LEAST_SIMILARITY[policy or self.policy] if self.min_similarity is None else self.min_similarity
+    @property
+    def least_similarity(self) -> float:
+        """Return the configured least similarity of a hit, or the default of the policy."""
+        return LEAST_SIMILARITY[self.policy] if self.min_similarity is None else self.min_similarity

@@ -89,8 +89,7 @@ class LearnedPolicy:
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
         decided = estimate.error <= learner.level.limit
-        may_serve = learner.may_serve_checked and error <= _max_error(limits)
-        if self.checked is None or decided or nearest.similarity < self.checked.floor or not may_serve:
+        if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return PolicyResult(decisions, None, 0.0, record)
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
 
@@ -112,7 +111,7 @@ class LearnedPolicy:
         if not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         # A class with one entry does not show which differences change the answer.
-        if self.checked is None or nearest.similarity < self.checked.floor:
+        if self.checked is None:
             return Decision("uncertain", error=error)
         decision = replace(self.checked.decide(question, [nearest], limits).decisions[0], error=error)
         if decision.verdict == "accepted" and estimate.is_only_member and not learner.may_serve_checked:

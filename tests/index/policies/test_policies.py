@@ -133,17 +133,6 @@ def test_checked_decides_in_a_new_namespace() -> None:
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0])
-def test_learned_lets_the_verifier_read_no_neighbour_below_its_floor(level: float) -> None:
-    verifier = Fixed(0.99)
-    policy = taught(level, CheckedPolicy(verifier, 0.9, 0.7, guards=()))
-    policy.learner("").num_checked = 100
-    near = [Neighbour("how do I open the account 1", 0.71, "a"), Neighbour("how do I open the account 2", 0.69, "b")]
-    assert policy.decide("how do I open the account", near[1:]).decisions[0].verdict == "uncertain"
-    assert verifier.read == []
-    assert policy.decide("how do I open the account", near).chosen == 0
-
-
 def test_a_summary_adds_up_the_namespaces() -> None:
     assert LearningSummary.of([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     one = LearningStatus(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)

@@ -80,7 +80,8 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
         }
         for client in clients
     ]
-    return table_output(document, rows, empty="no clients: the proxy accepts requests without a key", layout=layout)
+    empty = f"no clients in {settings.data}: a proxy of this folder accepts requests without a key"
+    return table_output(document, rows, empty=empty, layout=layout)
 
 
 @app.command("history")

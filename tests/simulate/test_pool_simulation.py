@@ -117,7 +117,8 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
         hits += sum(1 for place, id in enumerate(full) if id in seen and place < reusable)
         seen.update(full)
     blocks, sizes = sum(len(line["hash_ids"]) for line in lines), default_sizes(requests, 3)
-    result = sweep(requests, tokens, sizes, ["lru", "belady"], lambda share: None, exact=False, tokens=blocks * tokens)
+    # The arguments that docs/library.md names.
+    result = sweep(requests, tokens, sizes, ["lru", "belady"])
     assert result.unlimited == hits / blocks
     assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.unlimited
     assert result.sufficient_size("belady") in result.sizes

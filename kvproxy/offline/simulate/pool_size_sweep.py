@@ -49,10 +49,10 @@ def sweep(
     block_tokens: int,
     sizes: Sequence[int],
     policies: Sequence[str],
-    progress: Callable[[float], None],
+    progress: Callable[[float], None] = lambda share: None,
     *,
-    exact: bool,
-    tokens: int,
+    exact: bool = False,
+    tokens: int | None = None,
 ) -> Sweep:
     """Compute the hit rate of every size and policy, exactly for LRU and for small traces.
 
@@ -60,9 +60,11 @@ def sweep(
         sizes: in blocks.
         policies: some of `eviction_policies.POLICY_NAMES`.
         exact: simulate all blocks of a large trace, too.
+        tokens: number of prompt tokens; by default, all blocks count as full.
     """
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(len(request.blocks) + request.partial for request in requests)
+    tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
     samples = [] if exact or blocks < _LEAST_SAMPLED else _samples(requests)
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]

@@ -130,6 +130,10 @@ def test_events_of_a_message() -> None:
     _, _, told = streamed("messages", {}, delta(calls=calls[0]), delta("", "stop", calls=calls[1]))
     places = [(event["type"].removeprefix("content_block_"), event["index"]) for event in told if "index" in event]
     assert places == [(kind, place) for place in (0, 1) for kind in ("start", "delta", "stop")]
+    # A client may run the tool before the message ends.
+    encoder = writer("messages", {"stream": True})
+    last = EventReader().push(b"".join(encoder.write(delta(calls=calls[0]))))[-1]
+    assert json.loads(last.data)["type"] == "content_block_stop"
 
 
 def test_events_of_a_response() -> None:

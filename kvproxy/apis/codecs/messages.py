@@ -73,6 +73,7 @@ class MessagesEncoder:
         for call in piece.calls:
             yield from self._start_block({**self._encode_call(self._blocks, call), "input": {}})
             yield self._encode_delta({"type": "input_json_delta", "partial_json": call.arguments})
+            yield from self._stop_block()
 
     def _start_block(self, block: JsonObject) -> Iterator[bytes]:
         yield from self._stop_block()
@@ -81,13 +82,14 @@ class MessagesEncoder:
 
     def _stop_block(self) -> Iterator[bytes]:
         if self._open:
+            self._open = ""
             yield encode_typed_event({"type": "content_block_stop", "index": self._blocks - 1})
 
     def _encode_delta(self, delta: JsonObject) -> bytes:
         return encode_typed_event({"type": "content_block_delta", "index": self._blocks - 1, "delta": delta})
 
     def end(self) -> Iterator[bytes]:
-        if self._open in ("", "thinking"):
+        if self._open != "text" and not self._output.first_choice.calls:
             yield from self._start_block({"type": "text", "text": ""})
         yield from self._stop_block()
         yield encode_typed_event({"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()})

@@ -157,7 +157,7 @@ class EmbeddedBackend:
         # A grammar leaves no room for reasoning.
         if generation.grammar is not None or not isinstance(decoded.prompt, Conversation):
             return None
-        reasoning = await self.worker.async_tokenizer.run(lambda tokenizer: tokenizer.reasoning_format)
+        reasoning = self.worker.tokenizer.reasoning_format
         return None if reasoning is None else ReasoningParser(reasoning, reasoning.begins_in(generation.tokens))
 
     async def _grammar(self, decoded: DecodedRequest) -> Grammar | None:

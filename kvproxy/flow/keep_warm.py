@@ -252,8 +252,7 @@ class KeepWarm:
 
 def _is_tracked(request: ApiRequest) -> bool:
     rule = request.control.rule
-    is_kept_warm = rule.keep_warm_tokens is not None or rule.keep_warm_money is not None
-    return rule.pin_sessions or (request.api.name == "messages" and (is_kept_warm or rule.breakpoints == "auto"))
+    return rule.pin_sessions or (request.api.name == "messages" and rule.keeps_provider_prefixes)
 
 
 def _keep_warm_body(raw: bytes) -> JsonObject | None:

@@ -129,10 +129,7 @@ class Services:
             with suppress(CacheStoreError):
                 await self.shared.send_heartbeat()
             self._tasks.append(asyncio.create_task(self.shared.send_heartbeats()))
-        if any(
-            rule.keep_warm_tokens or rule.keep_warm_money or rule.breakpoints == "auto" or rule.pin_sessions
-            for rule in self.settings.rules
-        ):
+        if any(rule.keeps_provider_prefixes or rule.pin_sessions for rule in self.settings.rules):
             self._tasks.append(asyncio.create_task(self._learn_pauses()))
 
     async def _learn_pauses(self) -> None:

@@ -66,6 +66,12 @@ class RuleSettings(Section):
         description="Restore earlier answers that the client sent back without their reasoning, or in another form.",
     )
 
+    @property
+    def keeps_provider_prefixes(self) -> bool:
+        """Whether the pauses of sessions decide how long a provider keeps their prefixes."""
+        has_budget = self.keep_warm_tokens is not None or self.keep_warm_money is not None
+        return has_budget or self.breakpoints == "auto"
+
     @field_validator("ignore")
     @classmethod
     def _reject_prompt_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:

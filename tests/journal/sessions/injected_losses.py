@@ -100,7 +100,7 @@ class Proxy:
     """A proxy in this process, and its ledger."""
 
     def __init__(self, url: str, services: Services) -> None:
-        self.client = httpx.Client(base_url=url, timeout=60)
+        self.client = httpx.Client(base_url=url, timeout=600)
         self.services = services
         journal = services.answerer.journal
         assert isinstance(journal, FileJournal)

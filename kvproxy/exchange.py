@@ -174,6 +174,11 @@ class Exchange:
     ended: float = 0.0
 
     @property
+    def is_warming(self) -> bool:
+        """Whether the request warms a cache, so that no client reads its response."""
+        return self.request is not None and self.request.control.warming
+
+    @property
     def api_request(self) -> ApiRequest:
         """Return `request`, which is set before the flow begins."""
         assert self.request is not None

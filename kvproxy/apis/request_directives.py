@@ -30,6 +30,7 @@ class RequestDirectives:
 
     Attributes:
         confirm: send the response only after the store has committed it.
+        warming: the request warms the caches; no client reads its response.
         stale_if_error: seconds after expiry during which a stale response may replace an error.
         limits: thresholds for a semantic hit.
         ttl: lifetime of the stored response, in seconds.
@@ -43,6 +44,7 @@ class RequestDirectives:
     no_store: bool = False
     only_if_cached: bool = False
     confirm: bool = False
+    warming: bool = False
     max_age: float | None = None
     stale_if_error: float | None = None
     limits: Limits = field(default_factory=Limits)
@@ -65,6 +67,7 @@ def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
         no_store="no-store" in directives,
         only_if_cached="only-if-cached" in directives,
         confirm="confirm" in directives,
+        warming="warming" in directives,
         max_age=_seconds(directives, "max-age", _CACHE_CONTROL),
         stale_if_error=_seconds(directives, "stale-if-error", _CACHE_CONTROL),
         limits=Limits(*(_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),

@@ -116,7 +116,7 @@ class CacheLookup:
             stale = self._stale_reason(entry, exchange, failed=failed)
             if stale is None and not (entry.expires > self._clock() and self._is_accepted(entry, exchange)):
                 return None
-            if self._semantic.learning is not None:
+            if self._semantic.learning is not None and not exchange.is_warming:
                 self._semantic.learning.record_served(lookup)
             return await self.replay(exchange, entry, _match(lookup), stale)
         return None
@@ -137,7 +137,8 @@ class CacheLookup:
             body = await in_thread_if_large(
                 len(body), lambda: b"".join(request.api.replay(as_object(loads(entry.response)), request.body))
             )
-        self._store.record_hit(entry.id)
+        if not exchange.is_warming:
+            self._store.record_hit(entry.id)
         now = self._clock()
         if stale is not None:
             self.stale_counts[stale] += 1

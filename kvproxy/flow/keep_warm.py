@@ -231,7 +231,7 @@ class KeepWarm:
         body = await asyncio.to_thread(_keep_warm_body, session.request.raw)
         if body is None:
             return False
-        control = replace(session.request.control, no_cache=True, no_store=True, tags=(KEEP_WARM_TAG,))
+        control = replace(session.request.control, no_cache=True, no_store=True, warming=True, tags=(KEEP_WARM_TAG,))
         id = f"{KEEP_WARM_TAG}-{session.request.request_id}"
         request = replace(session.request, body=body, raw=dumps(body), control=control, request_id=id)
         exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)

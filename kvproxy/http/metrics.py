@@ -221,7 +221,7 @@ class Metrics:
         self._client_requests.labels(self._client(name), str(status)).inc()
 
     def count_exchange(self, exchange: Exchange) -> None:
-        if exchange.api is None or exchange.layer == "revalidated":
+        if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
         self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)

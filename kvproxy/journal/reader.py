@@ -27,6 +27,8 @@ CACHES = ("exact", "semantic", "shared")
 """Layers that respond without the backend."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Layers with a response of the backend."""
+_PROXY = ("revalidated", "warming")
+"""Layers of requests that no client reads."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
 """Lengths in seconds from which `JournalReader.layer_counts` selects its time span."""
 _MOST_SPANS = 60
@@ -173,7 +175,8 @@ class JournalReader:
     ) -> list[RequestGroup]:
         """Sum the matching requests by group, the largest first."""
         condition, values = _where(query)
-        backend = f"layer in {BACKEND}"
+        cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
+        backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0) + coalesce(completion_tokens, 0)"
         source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
@@ -181,12 +184,13 @@ class JournalReader:
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"
+        condition = _without_warming(condition, query)
         # Revalidations cost the backend, but are not requests of clients.
         requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
         sql = (
-            f"select {name}, {entry}, {requests}, sum(layer in {CACHES}),"
+            f"select {name}, {entry}, {requests}, sum({cached}),"
             f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
-            f" from {source}{condition or ' where true'} and {group} is not null group by {group}"
+            f" from {source}{condition} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
@@ -194,6 +198,7 @@ class JournalReader:
     def layer_counts(self, query: Query) -> LayerCounts:
         """Count the requests by layer in at most 60 equal spans of time."""
         condition, values = _where(query)
+        condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
         if first is None:
             return LayerCounts(0.0, 1.0, {})
@@ -209,7 +214,7 @@ class JournalReader:
         """Return the prompts of each tenant with their counts, the most frequent first."""
         sql = (
             "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
-            " and layer <> 'revalidated' group by prompt, tenant, api, model order by 5 desc, 1"
+            f" and layer not in {_PROXY} group by prompt, tenant, api, model order by 5 desc, 1"
         )
         return [PromptCount(*row) for row in self.rows(sql, [])]
 
@@ -217,7 +222,8 @@ class JournalReader:
         """Count and time the requests of clients in each time span."""
         end = start + step * spans
         first, last = self.first_since(start), self.first_since(end)
-        condition = " where number >= ? and time >= ? and time < ? and layer <> 'revalidated'"
+        condition = " where number >= ? and time >= ? and time < ?"
+        condition += f" and layer not in {_PROXY}"
         values: list[object] = [start, step, first, start, end]
         reported = f"layer in {BACKEND} and reused_tokens is not null"
         sql = (
@@ -276,8 +282,8 @@ class JournalReader:
         """Return the prefill cost of models with enough measured requests, by model."""
         sql = (
             "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
-            " where prefill_ms is not null and reused_tokens is not null and status = 200 and layer in ('prefix', 'forward')"
-            " order by number desc limit ?"
+            " where prefill_ms is not null and reused_tokens is not null and status = 200"
+            " and layer in ('prefix', 'forward', 'warming') order by number desc limit ?"
         )
         groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
         for model, upstream, *measured in self.rows(sql, [_MAX_SAMPLED]):
@@ -369,6 +375,12 @@ def _where(query: Query) -> tuple[str, list[object]]:
     if query.where is not None:
         parts.append(f"({query.where})")
     return (f" where {' and '.join(parts)}" if parts else ""), values
+
+
+def _without_warming(condition: str, query: Query) -> str:
+    """Leave out the requests of `kvproxy warm` and keep-warm requests, unless the query selects them."""
+    condition = condition or " where true"
+    return condition if query.layer == "warming" else f"{condition} and layer <> 'warming'"
 
 
 @contextmanager

@@ -5,11 +5,22 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import decisive_neighbour, reason_of
 
 Layer = Literal[
-    "exact", "semantic", "shared", "prefix", "forward", "bypass", "refused", "disconnected", "error", "revalidated"
+    "exact",
+    "semantic",
+    "shared",
+    "prefix",
+    "forward",
+    "bypass",
+    "refused",
+    "disconnected",
+    "error",
+    "revalidated",
+    "warming",
 ]
 """Source of a response. It adds to `exchange.Layer`:
 
-`shared`: an identical request in flight. `prefix`: the backend, which reused a part of the prompt.
+`shared`: an identical request in flight. `prefix`: the backend, which reused a part of the prompt. `warming`: any of them, for
+a request that no client reads.
 """
 MAX_REQUEST_ID = 128
 _CLIENT = "client:"
@@ -118,6 +129,12 @@ def record_of(exchange: Exchange) -> Record:
     )
 
 
+def is_computed_warming(exchange: Exchange) -> bool:
+    """Whether the exchange warmed a cache with a response that the backend computed."""
+    is_computed = exchange.layer == "forward" and not exchange.was_collapsed
+    return exchange.is_warming and is_computed and exchange.status < 400
+
+
 def client_of(tenant: str) -> str | None:
     """Return the name of a tenant's client; None if the tenant is not a client with a key."""
     return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
@@ -126,6 +143,8 @@ def client_of(tenant: str) -> str | None:
 def _layer(exchange: Exchange, reason: str) -> Layer:
     if exchange.layer == "revalidated":
         return "revalidated"
+    if exchange.is_warming:
+        return "warming"
     if reason.startswith("disconnected"):
         return "disconnected"
     if exchange.failure is not None:

@@ -11,7 +11,7 @@ from kvproxy.index.entry_redaction import Redactor
 from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored
 from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_without_history
-from kvproxy.journal.record import Record, record_of
+from kvproxy.journal.record import Record, is_computed_warming, record_of
 from kvproxy.journal.request_regions import Regions, regions_of
 from kvproxy.journal.schema import INSERT, entry_blob, row_of, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
@@ -141,7 +141,8 @@ class RecordWriter:
                 stored = self._storages[key].stored
                 self._history.set_entry(stored)
                 prompt = PromptRecord(number, stored.id, stored.expires)
-        if record.layer in ("forward", "prefix", "revalidated") and record.status == 200:
+        is_computed = record.layer in ("forward", "prefix", "revalidated") or is_computed_warming(exchange)
+        if is_computed and record.status == 200:
             measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
             # The shortest of several responses, so that savings are not overstated.
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
@@ -183,7 +184,8 @@ class RecordWriter:
         self._without_entry[key, exchange.request_id] = record.number
 
     def _add_to_totals(self, totals: _Totals, exchange: Exchange, record: Record) -> None:
-        if record.layer == "revalidated":
+        # Warming that a cache answered neither saves nor costs anything.
+        if record.layer == "revalidated" or (record.layer == "warming" and not is_computed_warming(exchange)):
             return
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, record.reused_tokens or 0)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.prefill_cost import PrefillCost
-from kvproxy.journal.prices import MILLION, storage_price
+from kvproxy.journal.prices import MILLION, input_price, storage_price
 from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.cache import CacheSettings
@@ -102,6 +102,13 @@ def savings(
     found: dict[str, Saving] = {}
     costs = reader.prefill_costs()
     for row in reader.totals(by, since):
+        price = price_of(row.model, prices)
+        if row.layer == "warming":
+            if price is not None:
+                paid = input_price(price, row.prompt_tokens, row.reused_tokens, 0, 0)
+                paid += row.completion_tokens * price.output / MILLION
+                found.setdefault(row.name, Saving(row.name)).add_money(-paid, -paid)
+            continue
         saving = found.setdefault(row.name, Saving(row.name))
         saving.requests += row.requests
         saving.reused_tokens += row.reused_tokens
@@ -110,7 +117,6 @@ def savings(
         saving.least_seconds += row.saved_seconds + row.reused_tokens * cost.least
         saving.most_seconds += row.saved_seconds + row.reused_tokens * cost.most
         saving.unmeasured_tokens += 0 if row.model in costs else row.reused_tokens
-        price = price_of(row.model, prices)
         is_hit = row.layer in CACHES
         if is_hit:
             saving.answered += row.requests

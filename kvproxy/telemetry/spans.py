@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from kvproxy.apis.json import Json
 from kvproxy.exchange import Exchange
-from kvproxy.journal.record import Record
+from kvproxy.journal.record import Record, is_computed_warming
 from kvproxy.trace_context import Trace
 
 Value: TypeAlias = str | int | float | bool
@@ -66,7 +66,7 @@ def common_attributes(record: Record) -> dict[str, Value]:
         found["gen_ai.request.model"] = record.model
     if record.status >= 400:
         found["error.type"] = (
-            record.reason if record.layer in ("error", "refused", "disconnected") else str(record.status)
+            record.reason if record.layer in ("error", "refused", "disconnected", "warming") else str(record.status)
         )
     return found
 
@@ -87,12 +87,12 @@ def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]
     yield Span(name, "server", after, end, trace.span, attributes, events, error)
     if exchange.exact_done:
         start, after = after, nanoseconds(exchange.exact_done)
-        yield Span("lookup exact", "internal", start, after, attributes={"kvproxy.hit": record.layer == "exact"})
+        yield Span("lookup exact", "internal", start, after, attributes={"kvproxy.hit": exchange.layer == "exact"})
     if exchange.semantic_done:
         start, after = after, nanoseconds(exchange.semantic_done)
-        judged: dict[str, Value] = {"kvproxy.hit": record.layer == "semantic"}
+        judged: dict[str, Value] = {"kvproxy.hit": exchange.layer == "semantic"}
         yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour(record))
-    if record.layer not in _BACKEND and record.reason not in _BROKEN:
+    if record.layer not in _BACKEND and record.reason not in _BROKEN and not is_computed_warming(exchange):
         return
     known: dict[str, Value] = {"gen_ai.request.model": record.model} if record.model else {}
     opened = {"answer begins": nanoseconds(exchange.backend_started)} if exchange.backend_started else {}

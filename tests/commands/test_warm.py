@@ -111,6 +111,24 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
             assert "; hit" in answer.headers["cache-status"]
 
 
+def test_warming_is_no_hit_of_a_client_and_is_not_sent_again(tmp_path: Path) -> None:
+    file = tmp_path / "questions.txt"
+    file.write_text("a\nb\n")
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.post("/v1/chat/completions", json=said("mine")).raise_for_status()
+        for _ in range(2):
+            assert result("warm", file, "--concurrency", 1, url=url)["failed"] == 0
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 5)
+        log = [json.loads(line) for line in kvproxy("log", "--json", url=url).stdout.splitlines()]
+        assert [row["layer"] for row in log] == ["prefix", *["warming"] * 4]
+        assert [row["reason"] for row in log[1:]] == ["prefix-100%"] * 2 + ["hit-exact"] * 2
+        assert result("savings", url=url)["total"]["requests"] == 1
+        assert [row["requests"] for row in result("log", "top", url=url)] == [1]
+        assert result("warm", "--from-log", url=url)["requests"] == 1
+        assert result("cache", "stats", url=url)["hits"] == 0
+        assert 'kvproxy_requests_total{endpoint="chat",layer="exact"' not in client.get("/metrics").text
+
+
 def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
     upstream = Upstream()
     log = "\n".join(["# nightly", json.dumps(said("a")), '{"messages": [', "INFO: started", json.dumps(said("b"))])

@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from kvproxy.http.services import Services
+from kvproxy.journal.reader import JournalReader, Query
+from kvproxy.journal.savings import savings
 from kvproxy.pause_policy import PauseTimes
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
@@ -79,6 +81,9 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
         rows = journal.execute("select reused_tokens, prompt_tokens from requests where tags = 'keep-warm'").fetchall()
     assert len(rows) == 5
     assert all(reused and reused <= prompt for reused, prompt in rows)
+    with contextlib.closing(JournalReader(tmp_path / "journal.db")) as reader:
+        assert [row.requests for row in savings(reader, "tenant", {})] == [2]
+        assert len(reader.records(Query(layer="warming"))) == 5
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,19 @@ from tests.requests import api_request
 
 
 def finished(
-    question: str, request_id: str, *, hit: bool = False, tenant: str = "public", tags: str = "", **fields: Any
+    question: str,
+    request_id: str,
+    *,
+    hit: bool = False,
+    tenant: str = "public",
+    tags: str = "",
+    warming: bool = False,
+    **fields: Any,
 ) -> Exchange:
     """The exchange of a computed response, or of an exact hit."""
     headers = {"x-kvproxy-tags": tags} if tags else {}
+    if warming:
+        headers["cache-control"] = "warming"
     request = api_request({"model": "m", "messages": [{"role": "user", "content": question}]}, headers=headers)
     exchange = Exchange("chat", request_id, tenant, request=request, key=cache_key(request, "b"), status=200)
     start, key = exchange.started, exchange.cache_key.exact
@@ -94,6 +103,40 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: FileJournal) ->
     assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
     assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}
     assert {name: row.requests for name, row in rows_of(journal, "tenant").items()} == {"public": 4, "client:ann": 1}
+
+
+def test_requests_that_warm_a_cache_are_those_of_no_client(journal: FileJournal) -> None:
+    prices = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
+    journal.add(finished("a", "computed", warming=True))
+    journal.add(finished("a", "again", hit=True, warming=True))
+    journal.add(finished("b", "failed", warming=True, layer="error", status=502, failure="error-upstream", prefix=None))
+    # The price of the computed response: 60 tokens of the prompt, 40 reused ones, and 10 of the response.
+    cost = 60 * 0.001 + 40 * 0.00025 + 10 * 0.01
+    row = rows_of(journal, "layer", prices)["warming"]
+    assert (row.requests, row.answered, row.seconds, row.money) == (0, 0, 0.0, pytest.approx(-cost))
+    assert rows_of(journal, "layer") == {}
+    journal.add(finished("a", "client", hit=True))
+    total = rows_of(journal, "tenant", prices)["public"]
+    # The client's hit saves the seconds of the response that was computed for it in advance.
+    assert (total.requests, total.answered, total.seconds) == (1, 1, pytest.approx(2.0 - 0.001))
+    assert total.money == pytest.approx(0.2 - cost)
+    assert [(each.layer, each.reason) for each in journal.latest(9)] == [
+        ("exact", "hit-exact"),
+        ("warming", "error-upstream"),
+        ("warming", "hit-exact"),
+        ("warming", "prefix-40%"),
+    ]
+    reader = JournalReader(journal.path)
+    for by in ("prompt", "tenant", "model", "layer", "reason"):
+        found = reader.groups(Query(), by, order="requests", limit=9)
+        assert [(each.requests, each.cached, each.computed) for each in found] == [(1, 1, 0)], by
+    found = reader.groups(Query(layer="warming"), "tenant", order="backend", limit=9)
+    assert [(each.requests, each.cached, each.computed) for each in found] == [(3, 1, 70)]
+    assert [each.requests for each in reader.prompt_counts()] == [1]
+    assert sum(map(sum, reader.layer_counts(Query()).counts.values())) == 1
+    assert reader.layer_counts(Query(layer="warming")).counts.keys() == {"warming"}
+    assert reader.series("layer", time.time() - 60, 60.0, 2).counts.keys() == {"exact"}
+    reader.close()
 
 
 def test_reused_tokens_save_the_slope_of_measured_prefills(journal: FileJournal) -> None:

@@ -17,8 +17,8 @@ const GROUP_OF = new Map(GROUPS.flatMap(([name, , layers]) => layers.map((layer)
 /** The group of a layer; one that this page does not know counts as computed by the backend. */
 export const groupOf = (layer) => GROUP_OF.get(layer) ?? "upstream";
 
-// What was computed anew behind a client's back is in the journal, and counts as nobody's request.
-export const LAYERS = [...GROUP_OF.keys(), "revalidated"];
+// Revalidations and warming are in the journal, and are not requests of clients.
+export const LAYERS = [...GROUP_OF.keys(), "revalidated", "warming"];
 
 /** Layers that a cache answered. */
 export const CACHED = ["exact", "semantic", "shared"];

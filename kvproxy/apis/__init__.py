@@ -7,4 +7,5 @@ from kvproxy.apis.embeddings import Embeddings
 from kvproxy.apis.messages import Messages
 from kvproxy.apis.responses import Responses
 
-APIS: dict[str, Api] = {api.name: api for api in (Chat(), Completions(), Embeddings(), Messages(), Responses())}
+MESSAGES = Messages()
+APIS: dict[str, Api] = {api.name: api for api in (Chat(), Completions(), Embeddings(), MESSAGES, Responses())}

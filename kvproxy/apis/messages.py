@@ -110,9 +110,13 @@ class Messages(Api):
     ignored_fields = frozenset(("stream", "metadata", "service_tier", "cache_control", "diagnostics"))
 
     def check(self, body: JsonMap) -> None:
-        check_common(body)
+        self.check_prompt(body)
         if body.get("max_tokens") is None:
             raise InvalidRequest("max_tokens is required: the most tokens to generate", param="max_tokens")
+
+    def check_prompt(self, body: JsonMap) -> None:
+        """Check a request without `max_tokens`, as Anthropic's `count_tokens` takes it. Raises InvalidRequest."""
+        check_common(body)
         if not _are_turns(body.get("messages")):
             raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
         if not isinstance(body.get("system"), str | list | None):

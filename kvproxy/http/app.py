@@ -11,12 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
 
-from kvproxy.apis.api import openai_error
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access.admin_and_page_guard import AdminGuard, PageGuard
 from kvproxy.http.access.client_guard import ClientGuard
-from kvproxy.http.error_responses import error_response
+from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.services import Services
 from kvproxy.index.entry_redaction import RedactionFailed
@@ -70,7 +69,7 @@ async def _on_kvproxy_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvproxyError)
     services: Services = request.app.state.services
     services.metrics.count_error(error)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_cache_error(request: Request, error: Exception) -> Response:
@@ -81,7 +80,7 @@ async def _on_cache_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}; see docs/http.md")
-    return JSONResponse(openai_error(known), error.status_code, headers=error.headers)
+    return JSONResponse(error_body(known, request.url.path), error.status_code, headers=error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -92,4 +91,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
     known = KvproxyError("an unexpected error: see the server's log")
-    return JSONResponse(openai_error(known), known.status)
+    return error_response(known, request.url.path)

@@ -1,16 +1,31 @@
+"""Responses for errors, in the format of the API to which the path belongs."""
+
 import math
 
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.apis import MESSAGES
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import JsonObject
+from kvproxy.apis.sse import encode_event
 from kvproxy.errors import KvproxyError
 
 
-def error_response(error: KvproxyError, body: JsonObject | None = None) -> Response:
-    """Return the response for an error. `body` is the error in an API's format; None uses OpenAI's."""
+def error_response(error: KvproxyError, path: str) -> Response:
     headers = {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
     if not error.is_retryable:
         # The SDKs of OpenAI and Anthropic retry some statuses without this header.
         headers["x-should-retry"] = "false"
-    return JSONResponse(openai_error(error) if body is None else body, error.status, headers=headers)
+    return JSONResponse(error_body(error, path), error.status, headers=headers)
+
+
+def error_event(error: KvproxyError, path: str) -> bytes:
+    """Encode an error as the last event of a stream."""
+    return encode_event(error_body(error, path), "error")
+
+
+def error_body(error: KvproxyError, path: str) -> JsonObject:
+    """Return an error in Anthropic's format for `/v1/messages` and the routes below it, otherwise in OpenAI's."""
+    if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
+        return MESSAGES.error_body(error)
+    return openai_error(error)

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from starlette.schemas import SchemaGenerator
 
 from kvproxy import __version__
-from kvproxy.apis import APIS
+from kvproxy.apis import APIS, MESSAGES
 
 Schema = dict[str, Any]
 _JSON, _LINES, _EVENTS = "application/json", "application/jsonl", "text/event-stream"
@@ -22,6 +22,7 @@ _OBJECT: Schema = {"type": "object"}
 _FEEDBACK: Schema = {"type": "object", "required": ["right"], "properties": {"right": _YES, "question": _TEXT}}
 _BODIES: dict[str, Schema] = {
     **{api.path: _OBJECT for api in APIS.values()},
+    f"{MESSAGES.path}/count_tokens": _OBJECT,
     "/admin/explain": _OBJECT,
     "/admin/blocks/pins": _OBJECT,
     "/admin/cache/{id}/feedback": _FEEDBACK,
@@ -46,7 +47,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         "info": {"title": "kvproxy", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {
-            "responses": {"Error": {"description": "The error, and its fix.", "content": {_JSON: {"schema": _ERROR}}}},
+            "responses": {"Error": _error_response(_ERROR), "AnthropicError": _error_response(_ANTHROPIC_ERROR)},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         # A key is required only with clients or an admin token.
@@ -73,7 +74,9 @@ def _operation(method: str, path: str, summary: str) -> dict[str, Any]:
         "parameters": parameters,
         "responses": {
             "200": {"description": "Done.", "content": {media: {} for media in _media_types(path)}},
-            "default": {"$ref": "#/components/responses/Error"},
+            "default": {
+                "$ref": f"#/components/responses/{'AnthropicError' if path.startswith(MESSAGES.path) else 'Error'}"
+            },
         },
     }
     if key == "post /admin/cache/import":
@@ -82,6 +85,10 @@ def _operation(method: str, path: str, summary: str) -> dict[str, Any]:
         required = path != "/admin/blocks/pins"
         written["requestBody"] = {"required": required, "content": {_JSON: {"schema": _BODIES[path]}}}
     return written
+
+
+def _error_response(schema: Schema) -> Schema:
+    return {"description": "The error, and its fix.", "content": {_JSON: {"schema": schema}}}
 
 
 def _media_types(path: str) -> tuple[str, ...]:
@@ -131,5 +138,13 @@ _ERROR: Schema = {
             "required": ["message", "type"],
             "properties": {"message": _TEXT, "type": _TEXT, "param": _NULLABLE, "code": _NULLABLE},
         }
+    },
+}
+_ANTHROPIC_ERROR: Schema = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["message", "type"], "properties": {"message": _TEXT, "type": _TEXT}},
     },
 }

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import posixpath
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -8,9 +9,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvproxy import __version__
-from kvproxy.apis import APIS
+from kvproxy.apis import APIS, MESSAGES
 from kvproxy.apis.api import Api
-from kvproxy.apis.sse import encode_event
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
@@ -19,7 +19,7 @@ from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
 from kvproxy.http.connections.request_deadlines import Deadline
-from kvproxy.http.error_responses import error_response
+from kvproxy.http.error_responses import error_event, error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
@@ -52,7 +52,7 @@ class CachedApi:
         except KvproxyError as error:
             record_failure(exchange, error)
             services(request).metrics.count_error(error)
-            return error_response(error, self._api.error_body(error))
+            return error_response(error, self._api.path)
         except ClientDisconnect:
             record_failure(exchange, asyncio.CancelledError())
             raise
@@ -82,10 +82,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     headers = [*answer.headers, *cache_headers(exchange)]
     if isinstance(answer.body, bytes):
         return WholeResponse(answer.body, answer.status, headers)
-
-    def last_event(error: KvproxyError) -> bytes:
-        return encode_event(api.error_body(error), "error")
-
+    last_event = partial(error_event, path=api.path)
     return RelayResponse(answer.body, answer.status, headers, answer.close, deadline, last_event)
 
 
@@ -95,6 +92,20 @@ async def models(request: Request) -> Response:
     if backend.forwarder is not None:
         return await forward_unparsed(request)
     return JSONResponse(await backend.models())
+
+
+async def count_tokens(request: Request) -> Response:
+    """Return the number of tokens of a prompt in Anthropic's format."""
+    app = services(request)
+    if app.answerer.backend.forwarder is not None:
+        return await forward_unparsed(request)
+    limits = app.settings.limits
+    with app.bodies.reservation() as reservation:
+        raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
+        counted = await read_api_request(request, MESSAGES, raw, app.settings, check=False)
+        MESSAGES.check_prompt(counted.body)
+        report = await app.prefix.explain(app.apply_rules(counted))
+    return JSONResponse({"input_tokens": report and report.prompt_tokens})
 
 
 async def health(request: Request) -> Response:
@@ -116,12 +127,15 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Report whether the backend is available; otherwise 503 with the cause."""
+    """Report whether the backend is available; otherwise 503. Only the operator receives the cause."""
     app = services(request)
     failure = app.answerer.backend.failure()
     if failure is None:
         return JSONResponse({"status": "ready"})
-    cause = {"error": failure} if app.access.check_operator(request) is None else {}
+    cause = {"error": failure}
+    if app.access.check_operator(request) is not None:
+        generic = "the engine failed" if app.answerer.backend.forwarder is None else "no upstream is available"
+        cause = {"error": generic, "hint": "send the admin token to receive the cause"}
     return JSONResponse({"status": "not ready", **cause}, 503)
 
 
@@ -169,7 +183,12 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
     if forwarder is None:
-        raise NotFound(f"no route {request.method} {request.url.path}: the API is below /v1, the dashboard at /ui")
+        hint = (
+            "the embedded engine has the routes of GET /openapi.json"
+            if request.url.path.startswith("/v1/")
+            else "the API is below /v1, the dashboard at /ui"
+        )
+        raise NotFound(f"no route {request.method} {request.url.path}: {hint}")
     app = services(request)
     deadline = Deadline(app.deadlines)
     query = query_of(request)
@@ -193,9 +212,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         raise
     if spending is not None:
         reply = spending.charge_response(reply)
-    return RelayResponse(
-        reply.chunks, reply.status, [*reply.headers, BYPASS], reply.close, deadline, upload_done=upload_done
-    )
+    last_event = partial(error_event, path=request.url.path)
+    headers = [*reply.headers, BYPASS]
+    return RelayResponse(reply.chunks, reply.status, headers, reply.close, deadline, last_event, upload_done)
 
 
 def _check_path(request: Request) -> None:
@@ -219,6 +238,7 @@ async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequest
 
 ROUTES = [
     *(Route(api.path, CachedApi(api), methods=["POST"]) for api in APIS.values()),
+    Route(f"{MESSAGES.path}/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),

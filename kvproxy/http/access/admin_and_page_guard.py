@@ -24,7 +24,7 @@ class PageGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._access.check_page(Request(scope)) if scope["type"] == "http" else None
-        await (self._app if refused is None else error_response(refused))(scope, receive, send)
+        await (self._app if refused is None else error_response(refused, scope["path"]))(scope, receive, send)
 
 
 class AdminGuard:
@@ -49,7 +49,7 @@ class AdminGuard:
         refused = self._access.check_operator(request)
         if refused is None:
             await self._writes.wait(_WAIT_SECONDS)
-        await (self._app if refused is None else error_response(refused))(scope, receive, send_logged)
+        await (self._app if refused is None else error_response(refused, request.url.path))(scope, receive, send_logged)
 
 
 def _log_change(request: Request, status: int) -> None:

@@ -126,7 +126,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            await error_response(_refusal(headers))(scope, receive, send)
+            await error_response(_refusal(headers), scope["path"])(scope, receive, send)
             return
         _authenticate(scope, client)
         quota = self._quotas.get(client)
@@ -145,7 +145,7 @@ class ClientGuard:
         except TooManyRequests as error:
             # Raised by the quota. Errors of the app are responses already.
             self._metrics.count_error(error)
-            await error_response(error)(scope, receive, labelled)
+            await error_response(error, scope["path"])(scope, receive, labelled)
 
 
 def _authenticate(scope: Scope, client: ClientSettings) -> None:

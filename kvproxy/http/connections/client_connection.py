@@ -15,12 +15,11 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
 from kvproxy.http.connections import request_heads
 from kvproxy.http.connections.client_disconnects import BODILESS, JOINS_BODY
-from kvproxy.http.error_responses import error_response
+from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.settings.limits import LimitSettings
 
 MOST_PIPELINED = 32
@@ -208,7 +207,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
             running.disconnected = True
             running.message_event.set()
-        body = dumps(openai_error(error))
+        body = dumps(error_body(error, self.url.partition(b"?")[0].decode("latin-1")))
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + headers + body)
         self._lingering.linger = True
@@ -312,6 +311,6 @@ async def _close_after_incomplete(
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """ASGI app for connections beyond the limit."""
     message = "too many connections are open: try again, or raise the setting limits.connections"
-    response = error_response(Overloaded(message, retry_after=1.0))
+    response = error_response(Overloaded(message, retry_after=1.0), scope["path"])
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -9,8 +9,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvproxy.apis.api import openai_error
-from kvproxy.apis.sse import encode_event
 from kvproxy.backends.protocol import Headers, is_stream
 from kvproxy.errors import KvproxyError, UpstreamProtocolError
 from kvproxy.http.connections.request_deadlines import Deadline
@@ -69,7 +67,7 @@ class RelayResponse(Response):
         headers: Headers,
         close: Callable[[], Any],
         deadline: Deadline,
-        error_event: Callable[[KvproxyError], bytes] = lambda error: encode_event(openai_error(error)),
+        error_event: Callable[[KvproxyError], bytes],
         upload_done: asyncio.Event | None = None,
     ) -> None:
         self.status_code = status

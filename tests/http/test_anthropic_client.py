@@ -1,0 +1,91 @@
+"""The real `anthropic` client against a running proxy with the demo model, and in front of an upstream."""
+
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvproxy.http.services import Services
+from tests.servers import run_front, run_upstream
+
+Demo = tuple[str, Services]
+HELLO: list[Any] = [{"role": "user", "content": "What is a block?"}]
+TOOL: Any = {"name": "look", "description": "Look up a term.", "input_schema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture(scope="module")
+def client(demo: Demo) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"system": "Be brief. " * 40}, {"system": [{"type": "text", "text": "Be kind."}]}]
+)
+def test_it_counts_the_tokens_that_a_generation_reports(client: anthropic.Anthropic, more: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HELLO, **more}
+    counted = client.messages.count_tokens(**asked).input_tokens
+    usage = client.messages.create(**asked, max_tokens=5).usage
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert client.messages.count_tokens(**asked).input_tokens == counted
+
+
+def test_a_count_that_fails_has_the_error_of_the_generation(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="'missing' is not served here"):
+        client.messages.count_tokens(model="missing", messages=HELLO)
+    with pytest.raises(anthropic.BadRequestError, match="messages is required"):
+        client.messages.count_tokens(model="demo", messages=[])
+    with pytest.raises(anthropic.BadRequestError, match="kvproxy cannot parse the tool calls"):
+        client.messages.count_tokens(model="demo", messages=HELLO, tools=[TOOL])
+
+
+def test_errors_of_all_routes_below_messages_have_the_format_of_anthropic(demo: Demo) -> None:
+    answers = [
+        httpx.post(f"{demo[0]}/v1/messages", json={}),
+        httpx.post(f"{demo[0]}/v1/messages/count_tokens", content=b"{nonsense"),
+        httpx.post(f"{demo[0]}/v1/messages/batches", json={}),
+        httpx.get(f"{demo[0]}/v1/messages/batches"),
+        httpx.post(f"{demo[0]}/v1/messages", json={}, headers={"expect": "nothing"}),
+        httpx.post(f"{demo[0]}/v1/messages", json={}, headers={"origin": "https://example.org"}),
+    ]
+    assert [answer.status_code for answer in answers] == [400, 400, 404, 404, 417, 403]
+    kinds = [(answer.json()["type"], answer.json()["error"]["type"]) for answer in answers]
+    assert kinds == [
+        ("error", kind)
+        for kind in [*["invalid_request_error"] * 2, *["not_found_error"] * 2, "api_error", "permission_error"]
+    ]
+    assert "openapi.json" in answers[2].json()["error"]["message"]
+    other = httpx.get(f"{demo[0]}/v1/messages_of_another_api").json()
+    assert other["error"]["code"] == "not_found"
+
+
+def test_a_missing_key_is_an_authentication_error_of_anthropic(tmp_path: Path) -> None:
+    with (
+        run_upstream(_count) as upstream,
+        run_front(tmp_path, upstream, clients=({"name": "ann", "key_sha256": "a" * 64},)) as (url, _),
+    ):
+        with pytest.raises(anthropic.AuthenticationError) as refused:
+            anthropic.Anthropic(base_url=url, api_key="wrong").messages.count_tokens(model="m", messages=HELLO)
+        assert refused.value.body == {
+            "type": "error",
+            "error": {"type": "authentication_error", "message": refused.value.body["error"]["message"]},  # type: ignore[index]
+        }
+
+
+async def _count(request: Request) -> Response:
+    if request.url.path != "/v1/messages/count_tokens":
+        return JSONResponse({}, 404)
+    body = await request.json()
+    return JSONResponse({"input_tokens": len(body["messages"][0]["content"])})
+
+
+def test_an_upstream_counts_each_time(tmp_path: Path) -> None:
+    with run_upstream(_count) as upstream, run_front(tmp_path, upstream) as (url, _):
+        client = anthropic.Anthropic(base_url=url, api_key="k")
+        for _ in range(2):
+            counted = client.messages.with_raw_response.count_tokens(model="m", messages=HELLO)
+            assert counted.parse().input_tokens == len(HELLO[0]["content"])
+            assert counted.headers["cache-status"] == "kvproxy; fwd=bypass"

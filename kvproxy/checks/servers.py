@@ -105,9 +105,10 @@ def _model_names(response: "Response") -> tuple[str, ...]:
 
 def _unready_reason(response: "Response") -> str:
     try:
-        return str(response.json()["error"])
+        found = response.json()
+        return f"{found['error']} (give --token to see the cause)" if "hint" in found else str(found["error"])
     except (ValueError, KeyError, TypeError):
-        return "only operators see the cause: give --token"
+        return "the cause is unknown"
 
 
 def _upstream_notes(response: "Response | None", kind: str) -> list[str]:

@@ -52,12 +52,14 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
         assert ask(two.url, f"question {number}").is_success
     assert two.asked() == [0, 6]
     assert result("upstreams", "undrain", two.targets[0], url=two.url)[0]["state"] == "up"
-    kvproxy("upstreams", "drain", 2, url=two.url)
+    assert "no upstream is available" not in kvproxy("upstreams", "drain", 2, url=two.url).stdout
     for number in range(6):
         assert ask(two.url, f"again {number}").is_success
     assert two.asked() == [6, 0]
     assert [each["state"] for each in result("upstreams", url=two.url)] == ["up", "draining"]
-    kvproxy("upstreams", "drain", 1, url=two.url)
+    (last,) = result("upstreams", "drain", 1, url=two.url)
+    assert "no upstream is available now, so only stored responses are served" in last["notes"][-1]
+    assert last["notes"][-1] in kvproxy("upstreams", "drain", 1, url=two.url).stdout
     refused = ask(two.url, "nobody")
     assert (refused.status_code, "draining" in refused.json()["error"]["message"]) == (503, True)
     kvproxy("upstreams", "undrain", 1, url=two.url)
@@ -181,7 +183,10 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         done = kvproxy("doctor", "--json", "--data", tmp_path, url=url)
         (proxy,) = [check for check in json.loads(done.stdout) if check["check"] == "proxy"]
         assert (done.returncode, proxy["ok"]) == (1, False)
-        assert proxy["detail"].endswith("is not ready: only operators see the cause: give --token")
+        assert proxy["detail"].endswith("is not ready: no upstream is available (give --token to see the cause)")
+        public = httpx.get(f"{url}/ready")
+        assert public.json()["error"] == "no upstream is available"
+        assert NOWHERE not in public.text
         told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
         assert f"is not ready: cannot reach the upstream {NOWHERE}" in told.stdout
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -6,6 +8,8 @@ from kvproxy.errors import NotFound
 from kvproxy.http.admin.replies import reply
 from kvproxy.http.services import services
 from kvproxy.upstreams.fleet import Fleet
+
+_NO_UPSTREAM = "no upstream is available now, so only stored responses are served: see kvproxy upstreams undrain"
 
 
 async def upstreams(request: Request) -> Response:
@@ -24,9 +28,13 @@ async def undrain(request: Request) -> Response:
 
 
 def _set_draining(request: Request, draining: bool) -> Response:
-    engine = _fleet(request).engine(request.query_params.get("name", ""))
+    fleet = _fleet(request)
+    engine = fleet.engine(request.query_params.get("name", ""))
     engine.health.draining = draining
-    return reply(engine.status())
+    status = engine.status()
+    if draining and fleet.failure() is not None:
+        status = replace(status, notes=(*status.notes, _NO_UPSTREAM))
+    return reply(status)
 
 
 def _fleet(request: Request) -> Fleet:

@@ -145,9 +145,7 @@ def _layer_table(figures: Mapping[str, Any]) -> "Table":
         table.add_column(column, justify="left" if column == "Layer" else "right")
     for layer in LAYERS:
         rate, total = figures["per_second"][layer], figures["requests"][layer]
-        # The metrics count reused prefixes as `forward`; the journal lists them as `prefix`.
-        name = "backend" if layer == "forward" else layer
-        table.add_row(name, f"{rate:,.1f}", milliseconds(figures["first_byte_ms"][layer]), f"{total:,}")
+        table.add_row(layer, f"{rate:,.1f}", milliseconds(figures["first_byte_ms"][layer]), f"{total:,}")
     share = figures["from_cache"]
     table.add_row("from cache", "-" if share is None else percent(share), "", f"{figures['entries']:,} stored")
     return table

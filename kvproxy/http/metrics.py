@@ -72,7 +72,13 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.descriptions: list[MetricDescription] = []
-        self._requests = self._counter("requests", "Requests answered.", "endpoint", "layer", "status")
+        self._requests = self._counter(
+            "requests",
+            "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`.",
+            "endpoint",
+            "layer",
+            "status",
+        )
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
         self._blocks = self._values("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(

@@ -115,7 +115,7 @@ def test_the_admin_token_and_the_api_key_are_separate(tmp_path: Path) -> None:
         assert result(*given, "--token", "secret", url=url)["layer"] == "exact"
         assert result(*given, url=url, KVPROXY_ADMIN_TOKEN="secret")["layer"] == "exact"
         assert len(result("cache", "ls", "--token", "secret", url=url)) == 1
-        assert "backend" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
+        assert "forward" in kvproxy("top", "--interval", 0.1, "--token", "secret", url=url).stdout
         assert kvproxy("top", "--interval", 0.1, url=url).returncode == 1
 
 

@@ -61,7 +61,7 @@ def test_the_live_page_escapes_control_characters_and_survives_a_restart(tmp_pat
         screen.shows("no proxy answers")
         with run_proxy(settings, port) as (url, _):
             ask(url, "After?")
-            screen.until(lambda text: re.search(r"^backend .* 1\b", text, re.MULTILINE) is not None)
+            screen.until(lambda text: re.search(r"^forward .* 1\b", text, re.MULTILINE) is not None)
     assert b"\x1b]0;renamed" not in screen.sent
     assert b"\x1b[31m" not in screen.sent
     assert b"\xc2\x9b" not in screen.sent

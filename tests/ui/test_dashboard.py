@@ -26,11 +26,11 @@ def calm(page: Page):  # type: ignore[no-untyped-def]
 
 def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> None:
     page.open(url)
-    groups = {"upstream": ("forward", "bypass"), "errors": ("error",), "refused": ("refused", "disconnected")}
+    groups = {"forward": ("forward", "bypass"), "refused": ("refused", "disconnected")}
     counts = httpx.get(f"{url}/admin/log/series?since=3600&step=60").json()["counts"]
     wanted = {
         group: sum(sum(counts.get(layer, [])) for layer in groups.get(group, (group,)))
-        for group in ("exact", "semantic", "shared", "prefix", "upstream", "refused", "errors")
+        for group in ("exact", "semantic", "shared", "prefix", "forward", "refused", "error")
     }
     assert wanted["exact"]
     assert wanted["semantic"]

@@ -8,14 +8,14 @@ export const GROUPS = [
   ["semantic", "The answer to a similar question was stored.", ["semantic"]],
   ["shared", "An identical request was under way.", ["shared"]],
   ["prefix", "The backend computed the answer, and reused a part of the prompt.", ["prefix"]],
-  ["upstream", "The backend computed all of it.", ["forward", "bypass"]],
+  ["forward", "The backend computed all of it.", ["forward", "bypass"]],
   ["refused", "Refused, or left by the client.", ["refused", "disconnected"]],
-  ["errors", "The proxy or the upstream failed.", ["error"]],
+  ["error", "The proxy or the upstream failed.", ["error"]],
 ];
 const GROUP_OF = new Map(GROUPS.flatMap(([name, , layers]) => layers.map((layer) => [layer, name])));
 
 /** The group of a layer; one that this page does not know counts as computed by the backend. */
-export const groupOf = (layer) => GROUP_OF.get(layer) ?? "upstream";
+export const groupOf = (layer) => GROUP_OF.get(layer) ?? "forward";
 
 // Revalidations and warming are in the journal, and are not requests of clients.
 export const LAYERS = [...GROUP_OF.keys(), "revalidated", "warming"];

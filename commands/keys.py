@@ -1,5 +1,5 @@
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -65,7 +65,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
-    clients, used = all_clients(settings), _last_uses(settings.data)
+    clients, used = all_clients(settings), _last_uses(settings.journal_location)
     shown = {"name", "previous_key_expires", *(field.name for field in fields(LimitOptions))}
     document = [client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients]
     rows: list[Row] = [
@@ -108,11 +108,15 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     return table_output(found, rows, empty="no changes", layout=layout)
 
 
-def _last_uses(data: Path) -> dict[str, float]:
+def _last_uses(journal: str) -> dict[str, float]:
+    from kvproxy.errors import NotFound
     from kvproxy.journal.reader import JournalReader
-    from kvproxy.journal.schema import FILE
 
-    return JournalReader(data / FILE).last_uses() if (data / FILE).is_file() else {}
+    try:
+        with closing(JournalReader(journal)) as reader:
+            return reader.last_uses()
+    except NotFound:
+        return {}
 
 
 @app.command("rotate")

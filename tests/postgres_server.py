@@ -62,6 +62,6 @@ def run_postgres() -> Iterator[PostgresServer]:
 
 
 def empty(url: str) -> None:
-    """Drop the store on a server."""
+    """Drop the store and the journal on a server."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("drop schema if exists kvproxy cascade")
+        connection.execute("drop schema if exists kvproxy, kvproxy_journal cascade")

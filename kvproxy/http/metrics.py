@@ -175,6 +175,7 @@ class Metrics:
             "pool",
         )
         self._entries = self._values("cache_entries", "Stored responses.")
+        self._lost_records = self._values("journal_lost_records_total", "Journal records that could not be written.")
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
         )
@@ -291,6 +292,9 @@ class Metrics:
 
     def set_entries(self, count: int) -> None:
         self._entries.set({"": count})
+
+    def set_lost_records(self, count: int) -> None:
+        self._lost_records.set({"": count})
 
     def set_ledger(self, rows: Sequence[LedgerRow]) -> None:
         for row in rows:

@@ -122,6 +122,7 @@ async def health(request: Request) -> Response:
     if app.access.check_operator(request) is None:
         found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
         found |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
+        found["journal"] = app.answerer.journal.name
         found["outage"] = app.answerer.backend.failure() if broken is None else None
     return JSONResponse({name: each for name, each in found.items() if each is not None}, 503 if broken else 200)
 
@@ -160,6 +161,7 @@ async def metrics(request: Request) -> Response:
     semantic = app.answerer.semantic
     if semantic is not None and semantic.learning is not None and (overall := semantic.learning.summary()) is not None:
         app.metrics.set_learned(overall)
+    app.metrics.set_lost_records(app.answerer.journal.lost)
     with contextlib.suppress(KvproxyError):
         read, prices = app.answerer.journal.read, app.settings.journal.prices
         app.metrics.set_savings(await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -202,9 +203,15 @@ def build_services(settings: Settings) -> Services:
     comparer = None
     if cache.semantic is not None and settings.cache.judge != "none":
         comparer = ResponseComparer(cache.semantic, built.backend, settings.cache)
-    # The journal's file is not encrypted, so it stores no texts beside an encrypted store.
+    # The journal is not encrypted, so it stores no texts beside an encrypted store.
     kept = settings.journal.model_copy(update={"text": "none"}) if settings.encryption.enabled else settings.journal
-    journal = open_journal(settings.data, kept, cache.store, redact=load_redactor(settings.redaction))
+    journal = open_journal(
+        settings.journal_location,
+        kept,
+        cache.store,
+        redact=load_redactor(settings.redaction),
+        proxy=f"{socket.gethostname()}:{settings.port}",
+    )
     telemetry = _open_telemetry(settings.telemetry)
     report = partial(finish, [journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices

@@ -1,9 +1,9 @@
-import sqlite3
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvproxy.index.store import RemovalReason
+from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
@@ -70,55 +70,59 @@ class Change:
 class CacheHistory:
     """Reads and writes the tables `prompts` and `tombstones` (removed responses) within the caller's transaction.
 
-    Methods may raise sqlite3.Error.
+    Methods may raise JournalFailed.
     """
 
-    def __init__(self, connection: sqlite3.Connection, strings: StringIds) -> None:
-        self._connection = connection
+    def __init__(self, database: JournalDatabase, strings: StringIds) -> None:
+        self._database = database
         self._strings = strings
 
     def prompt(self, key: bytes) -> PromptRecord | None:
         sql = "select number, entry, expires, seconds from prompts where key = ?"
-        row = self._connection.execute(sql, [key]).fetchone()
-        return None if row is None else PromptRecord(*row)
+        rows = self._database.rows(sql, [key])
+        return PromptRecord(*rows[0]) if rows else None
 
     def regions(self, number: int) -> Regions | None:
-        row = self._connection.execute("select regions, shape from prompts where number = ?", [number]).fetchone()
-        return None if row is None or row[0] is None else self._strings.regions(*row)
+        rows = self._database.rows(
+            "select regions, shape from prompts where number = ? and regions is not null", [number]
+        )
+        return self._strings.regions(*rows[0]) if rows else None
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
         """Insert a prompt with the results of `stored_text`, and return its number."""
-        sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?)"
+        sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
         digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
-        row = self._connection.execute(sql, [key, regions.question_digest, digests, shape, text, contents])
-        assert row.lastrowid is not None
+        ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
         sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
-        self._connection.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [row.lastrowid, sizes])
-        return row.lastrowid
+        self._database.rows("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
+        return int(number)
 
     def set_seconds(self, key: bytes, seconds: float) -> None:
-        self._connection.execute("update prompts set seconds = ? where key = ?", [seconds, key])
+        self._database.rows("update prompts set seconds = ? where key = ?", [seconds, key])
 
     def set_entry(self, stored: ResponseStored) -> None:
         key = short_key(stored.key)
-        self._connection.execute("delete from tombstones where key = ? and time <= ?", [key, stored.time])
+        self._database.rows("delete from tombstones where key = ? and time <= ?", [key, stored.time])
         sql = "update prompts set entry = ?, expires = ? where key = ?"
-        self._connection.execute(sql, [stored.id, stored.expires, key])
+        self._database.rows(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
         """Set the last record of each prompt; `records` has record numbers by prompt number."""
         sql = "update prompts set last = ? where number = ?"
-        self._connection.executemany(sql, [(record, prompt) for prompt, record in records.items()])
+        self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
     def add_removal(self, removal: ResponseRemoved) -> None:
-        sql = "insert or replace into tombstones (key, reason, time) values (?, ?, ?)"
-        self._connection.execute(sql, [short_key(removal.key), removal.reason, removal.time])
+        sql = (
+            "insert into tombstones (key, reason, time) values (?, ?, ?)"
+            " on conflict (key) do update set reason = excluded.reason, time = excluded.time"
+        )
+        self._database.rows(sql, [short_key(removal.key), removal.reason, removal.time])
 
     def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
         """Return the reason and the time (if known) of the removal of a key's response; None without a removal."""
-        stone = self._connection.execute("select reason, time from tombstones where key = ?", [key]).fetchone()
-        if stone is not None and stone[1] <= now + _SLACK:
-            why, since = stone
+        stones = self._database.rows("select reason, time from tombstones where key = ?", [key])
+        if stones and stones[0][1] <= now + _SLACK:
+            why, since = stones[0]
             if why == "expired" and known is not None and known.expires is not None:
                 # An entry that was expired by hand had a later time.
                 since = min(known.expires, since)
@@ -135,9 +139,7 @@ class CacheHistory:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"
         best: Change | None = None
-        for number, digests, shape in self._connection.execute(
-            sql, [regions.question_digest, key, _MAX_COMPARED]
-        ).fetchall():
+        for number, digests, shape in self._database.rows(sql, [regions.question_digest, key, _MAX_COMPARED]):
             changed = regions.differing_regions(self._strings.regions(digests, shape))
             if 0 < len(changed) <= _MAX_CHANGES and (best is None or len(changed) < len(best.regions)):
                 best = Change(tuple(changed), number)
@@ -145,4 +147,4 @@ class CacheHistory:
 
     def prune(self) -> None:
         sql = "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)"
-        self._connection.execute(sql, [_MAX_TOMBSTONES])
+        self._database.rows(sql, [_MAX_TOMBSTONES])

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvproxy.blocks.reuse_distance import LiveHitCurve
-from kvproxy.errors import NotFound, SettingsError
+from kvproxy.errors import NotFound, SettingsError, StoreUnavailable
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
-from kvproxy.index.store.sqlite.connection import DatabaseFiles
+from kvproxy.index.store.open_store import is_url
 from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
+from kvproxy.journal.databases.sqlite import open_or_replace
 from kvproxy.journal.event_queue import Event, EventQueue
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.record import Record
 from kvproxy.journal.record_writer import RecordWriter
-from kvproxy.journal.schema import FILE, open_or_replace
 from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5
@@ -33,23 +34,32 @@ _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""
 _PRUNE_INTERVAL = 10.0
 _FAILURE = "the journal %s failed (%s); until it can be written, no records are kept"
+_BUFFERING = "the journal %s failed (%s); until it can be written, records wait in memory"
 _log = logging.getLogger("kvproxy")
 T = TypeVar("T")
 
 
 class Journal:
-    """Receives finished requests and changes of the store. This base class stores nothing."""
+    """Receives finished requests and changes of the store. This base class stores nothing.
+
+    Attributes:
+        name: path, or URL without the password; None if the journal is disabled.
+        lost: records that could not be written.
+    """
+
+    name: str | None = None
+    lost = 0
 
     def add(self, exchange: Exchange) -> None: ...
 
     def record_stored(self, entry: Entry) -> None: ...
 
     def reader(self) -> JournalReader:
-        """Open the file. Raises NotFound if the journal is disabled, KvproxyError if the file cannot be read."""
+        """Open the journal. Raises NotFound if it is disabled, KvproxyError if it cannot be read."""
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def read(self, work: Callable[[JournalReader], T], default: T) -> T:
-        """Return the result of `work` with the open file; `default` if the journal is disabled."""
+        """Return the result of `work` with the open journal; `default` if the journal is disabled."""
         return default
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
@@ -63,38 +73,33 @@ class Journal:
     def close(self) -> None: ...
 
 
-class FileJournal(Journal):
-    """A journal in an SQLite file. Threads may share it.
-    Raises SettingsError if the file cannot be used.
+class StoredJournal(Journal):
+    """A journal in a database. Threads may share it.
+
+    Args:
+        buffers: keep records in memory while the database fails, as many as the queue holds; otherwise they are lost.
+        proxy: name of this proxy, if several proxies write the journal.
     """
 
     def __init__(
         self,
-        path: Path,
+        database: JournalDatabase,
         settings: JournalSettings,
-        clock: Callable[[], float] = time.time,
-        redact: Redactor | None = None,
+        clock: Callable[[], float],
+        redact: Redactor | None,
+        *,
+        buffers: bool = False,
+        proxy: str | None = None,
     ) -> None:
-        try:
-            self._connection = open_or_replace(path, clock)
-            self._writer = RecordWriter(self._connection, settings, clock, redact)
-            self._files = DatabaseFiles(path, self._connection)
-        except SchemaVersionError as error:
-            raise SettingsError(
-                f"another version of kvproxy created the journal {path} (schema version {error.found}): move it away, or set"
-                " journal.enabled = false"
-            ) from None
-        except (sqlite3.Error, OSError) as error:
-            raise SettingsError(
-                f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
-            ) from None
-        self.path = path
+        self.name = database.name
+        self._database = database
+        self._writer = RecordWriter(database, settings, clock, redact, proxy)
         self._clock = clock
-        self.lost = 0
-        """Records that could not be written."""
+        self._buffers = buffers
         self._failures = FailureLog()
-        self._lost_since = 0
+        self._lost_before = 0
         self._queue = EventQueue()
+        self._batch: list[Event] = []
         self._wake = threading.Event()
         self._writing = threading.Lock()
         self._closing = False
@@ -117,11 +122,8 @@ class FileJournal(Journal):
         self.flush()
         return self.read(lambda reader: reader.records(Query(limit=limit)), [])
 
-    def reader(self) -> JournalReader:
-        return JournalReader(self.path)
-
     def read(self, work: Callable[[JournalReader], T], default: T) -> T:
-        with contextlib.closing(JournalReader(self.path)) as reader:
+        with contextlib.closing(self.reader()) as reader:
             return work(reader)
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
@@ -134,10 +136,13 @@ class FileJournal(Journal):
         """Write the queued events, with a pause in seconds between transactions."""
         with self._writing:
             left = len(self._queue)
-            while left > 0:
-                events = self._queue.take(min(left, _BATCH))
-                left -= max(1, len(events))
-                self._write(events)
+            while left > 0 or self._batch:
+                if not self._batch:
+                    self._batch = self._queue.take(min(left, _BATCH))
+                    left -= max(1, len(self._batch))
+                if not self._write(self._batch):
+                    return
+                self._batch = []
                 self._wake.wait(pause)
 
     def _run(self) -> None:
@@ -148,45 +153,50 @@ class FileJournal(Journal):
                 self._prune()
         self.flush()
 
-    def _write(self, events: Sequence[Event]) -> None:
+    def _write(self, events: Sequence[Event]) -> bool:
+        """Write events; return False if they must be written again."""
         try:
-            self._check_file()
             self._writer.write(events)
             message = "the journal %s can be written again; %d records were lost"
-            if self._failures.log_recovery(message, self.path, self._lost_since):
-                self._lost_since = 0
-        except sqlite3.Error as error:
+            if self._failures.log_recovery(message, self.name, self.lost - self._lost_before):
+                self._lost_before = self.lost
+        except JournalFailed as error:
+            if self._buffers and isinstance(error, InvalidQuery):
+                self._write_one_by_one(events)
+                return True
             # The proxy keeps serving, for example with a full disk.
-            self._lost_since += self._count_lost(events)
-            self._failures.log_failure(_FAILURE, self.path, error)
+            self._log_failure(error)
+            if self._buffers:
+                return False
+            self._count_lost(events)
         except Exception:
-            for event in events:
-                try:
-                    self._writer.write([event])
-                except Exception as error:
-                    lost = self._count_lost([event])
-                    _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
+            self._write_one_by_one(events)
+        return True
 
-    def _check_file(self) -> None:
-        """Raise sqlite3.OperationalError if the file was deleted or replaced, because writes to it would be lost."""
-        if self._files.were_replaced():
-            self._files.checkpoint()
-            raise sqlite3.OperationalError("it was deleted or replaced: restart to use what is there now")
+    def _write_one_by_one(self, events: Sequence[Event]) -> None:
+        for event in events:
+            try:
+                self._writer.write([event])
+            except Exception as error:
+                lost = self._count_lost([event])
+                _log.error("the journal lost %d records: %s", lost, error or type(error).__name__)
 
     def _count_lost(self, events: Sequence[Event]) -> int:
         lost = sum(isinstance(event, Exchange) for event in events)
         self.lost += lost
         return lost
 
+    def _log_failure(self, error: JournalFailed) -> None:
+        self._failures.log_failure(_BUFFERING if self._buffers else _FAILURE, self.name, error)
+
     def _prune(self) -> None:
         self._pruned = time.monotonic()
         try:
             with self._writing:
-                self._check_file()
-                while self._writer.prune() and not self._closing:
+                while not self._batch and self._writer.prune() and not self._closing:
                     pass
-        except sqlite3.Error as error:
-            self._failures.log_failure(_FAILURE, self.path, error)
+        except JournalFailed as error:
+            self._log_failure(error)
         except Exception as error:
             _log.error("the journal could not be pruned, and is tried again: %s", error)
 
@@ -194,20 +204,99 @@ class FileJournal(Journal):
         self._closing = True
         self._wake.set()
         self._thread.join()
-        self._connection.close()
+        if lost := self._count_lost([*self._batch, *self._queue.take(len(self._queue))]):
+            _log.error("the journal %s lost %d records: it could not be written at the end", self.name, lost)
+        self._database.close()
+
+
+class FileJournal(StoredJournal):
+    """A journal in an SQLite file. Raises SettingsError if the file cannot be used."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: JournalSettings,
+        clock: Callable[[], float] = time.time,
+        redact: Redactor | None = None,
+    ) -> None:
+        try:
+            database = open_or_replace(path, clock)
+        except SchemaVersionError as error:
+            raise SettingsError(
+                f"another version of kvproxy created the journal {path} (schema version {error.found}): move it away, or set"
+                " journal.enabled = false"
+            ) from None
+        except (sqlite3.Error, OSError) as error:
+            raise SettingsError(
+                f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
+            ) from None
+        self.path = path
+        super().__init__(database, settings, clock, redact)
+
+    def reader(self) -> JournalReader:
+        return JournalReader(self.path)
+
+
+class SharedJournal(StoredJournal):
+    """A journal in PostgreSQL, which several proxies write. Raises SettingsError if it cannot be used.
+
+    Args:
+        proxy: name of this proxy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        proxy: str,
+        settings: JournalSettings,
+        clock: Callable[[], float] = time.time,
+        redact: Redactor | None = None,
+    ) -> None:
+        # Only this journal requires the driver.
+        from kvproxy.journal.databases.postgres import PostgresJournalDatabase, PostgresReaders
+
+        database = PostgresJournalDatabase(url, writable=True)
+        try:
+            database.connect()
+        except JournalFailed as error:
+            raise SettingsError(
+                f'cannot open the journal in {database.name} ({error}): start PostgreSQL, or set journal.store = "file"'
+            ) from None
+        self._readers = PostgresReaders(url)
+        super().__init__(database, settings, clock, redact, buffers=True, proxy=proxy)
+
+    def reader(self) -> JournalReader:
+        try:
+            return JournalReader(self._readers.open())
+        except JournalFailed as error:
+            raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None
+
+    def close(self) -> None:
+        super().close()
+        self._readers.close()
 
 
 def open_journal(
-    data: Path,
+    where: str,
     settings: JournalSettings,
     store: stored.Store,
     clock: Callable[[], float] = time.time,
     redact: Redactor | None = None,
+    proxy: str = "",
 ) -> Journal:
-    """Open the journal of a data folder; it also records removals from the store. Raises SettingsError."""
+    """Open the journal of a proxy; it also records removals from the store. Raises SettingsError.
+
+    Args:
+        where: a path or a URL of PostgreSQL, see `Settings.journal_location`.
+        proxy: name of the proxy in a journal in PostgreSQL.
+    """
     if not settings.enabled:
         return Journal()
-    journal = FileJournal(data / FILE, settings, clock, redact)
+    journal: StoredJournal
+    if is_url(where):
+        journal = SharedJournal(where, proxy, settings, clock, redact)
+    else:
+        journal = FileJournal(Path(where), settings, clock, redact)
 
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()

@@ -1,22 +1,20 @@
-"""Reads the journal's file, whether a proxy runs or not."""
+"""Reads the journal, whether a proxy runs or not."""
 
-import sqlite3
 import zlib
-from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from kvproxy.apis.json import JsonObject, as_object, loads
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
+from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
+from kvproxy.journal.databases import open_to_read
+from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.prefill_cost import PrefillCost, mean_cost, prefill_cost
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.schema import COLUMNS, open_to_read
 from kvproxy.journal.string_ids import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
@@ -140,15 +138,19 @@ class TotalRow:
 
 
 class JournalReader:
-    """Reads a journal. Raises NotFound if the file does not exist."""
+    """Reads a journal. Raises NotFound if it does not exist.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._connection = open_to_read(path)
-        self._strings = StringIds(self._connection)
+    Args:
+        where: a file, a URL of PostgreSQL, or an open database.
+    """
+
+    def __init__(self, where: "str | Path | JournalDatabase") -> None:
+        self._database = open_to_read(where) if isinstance(where, str | Path) else where
+        self.name = self._database.name
+        self._strings = StringIds(self._database)
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
 
     def records(self, query: Query) -> list[Record]:
         """Return records, newest first."""
@@ -164,11 +166,12 @@ class JournalReader:
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
             tries.append(("number = ?", int(name)))
-        tries.append(("substr(request_id, 1, length(?1)) = ?1", name))
+        tries.append(("substr(request_id, 1, length(?)) = ?", name))
         for condition, value in tries:
-            if found := self._select(f" where {condition} order by number desc limit 1", [value]):
+            values = [value] * condition.count("?")
+            if found := self._select(f" where {condition} order by number desc limit 1", values):
                 return found[0]
-        raise NotFound(f"no request {name[:80]!r} in {self.path}: kvproxy log lists them")
+        raise NotFound(f"no request {name[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
@@ -179,16 +182,16 @@ class JournalReader:
         backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0) + coalesce(completion_tokens, 0)"
-        source = "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')" if by == "tag" else "requests"
-        name = {"prompt": "coalesce(text, 'prompt ' || prompt)", "tag": "value"}.get(by, by)
+        source = self._database.unnested_tags() if by == "tag" else "requests"
+        name = {"prompt": "coalesce(max(text), 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"
         condition = _without_warming(condition, query)
         # Revalidations cost the backend, but are not requests of clients.
-        requests = "count(*)" if by in ("layer", "reason") else "sum(layer <> 'revalidated')"
+        requests = "count(*)" if by in ("layer", "reason") else "count(*) filter (where layer <> 'revalidated')"
         sql = (
-            f"select {name}, {entry}, {requests}, sum({cached}),"
+            f"select {name}, {entry}, {requests}, count(*) filter (where {cached}),"
             f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
             f" from {source}{condition} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
@@ -205,7 +208,7 @@ class JournalReader:
         step = next((step for step in _SPANS if (last - first) / step < _MOST_SPANS - 1), _SPANS[-1])
         start = first // step
         counts: dict[str, list[int]] = {}
-        sql = f"select layer, cast(time / ? as integer), count(*) from requests{condition} group by 1, 2"
+        sql = f"select layer, {self._database.integer('time / ?')}, count(*) from requests{condition} group by 1, 2"
         for layer, place, count in self.rows(sql, [step, *values]):
             counts.setdefault(layer, [0] * int(last // step - start + 1))[int(place - start)] += count
         return LayerCounts(start * step, step, counts)
@@ -225,9 +228,10 @@ class JournalReader:
         condition = " where number >= ? and time >= ? and time < ?"
         condition += f" and layer not in {_PROXY}"
         values: list[object] = [start, step, first, start, end]
+        place_sql = self._database.integer("(time - ?) / ?")
         reported = f"layer in {BACKEND} and reused_tokens is not null"
         sql = (
-            f"select {by}, cast((time - ?) / ? as integer), count(*), sum(case when {reported} then prompt_tokens else 0 end),"
+            f"select {by}, {place_sql}, count(*), sum(case when {reported} then prompt_tokens else 0 end),"
             f" sum(case when {reported} then reused_tokens else 0 end) from requests{condition} group by 1, 2"
         )
         counts: dict[str, list[int]] = {}
@@ -237,7 +241,7 @@ class JournalReader:
             counts.setdefault(name, [0] * spans)[place] += count
             prompt_tokens[place] += prompt
             reused_tokens[place] += reused
-        sql = f"select {by}, cast((time - ?) / ? as integer), layer, first_ms from requests{condition}"
+        sql = f"select {by}, {place_sql}, layer, first_ms from requests{condition}"
         sql += " and first_ms is not null and number % ? = 0"
         times: dict[str, list[float]] = {}
         cached: list[list[float]] = [[] for _ in range(spans)]
@@ -275,7 +279,7 @@ class JournalReader:
 
     def last_uses(self) -> dict[str, float]:
         """Return the time of each client's last request, in seconds since the epoch."""
-        sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by r.client"
+        sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
         return dict(self.rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
@@ -307,8 +311,7 @@ class JournalReader:
             " join prompt_sizes s on s.prompt = p.number where p.regions is not null order by r.number"
         )
         for time, tenant, prompt, response, reused, digests, shape, sizes in self.rows(sql, []):
-            regions = self._strings.regions(digests, shape)
-            yield time, tenant, prompt, response, reused, replace(regions, sizes=tuple(array("I", sizes)))
+            yield time, tenant, prompt, response, reused, self._strings.regions(digests, shape, sizes)
 
     def regions(self, prompt: int) -> Regions | None:
         rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt])
@@ -330,7 +333,10 @@ class JournalReader:
         return found[0] if found else None
 
     def _select(self, clauses: str, values: Sequence[object]) -> list[Record]:
-        return [Record(*row) for row in self.rows(f"select {', '.join(COLUMNS)} from requests{clauses}", values)]
+        return [
+            Record(*row)
+            for row in self.rows(f"select {', '.join(self._database.columns)} from requests{clauses}", values)
+        ]
 
     def entry_id(self, prompt: int) -> str | None:
         id: str | None = self._value("entry", prompt)
@@ -347,8 +353,15 @@ class JournalReader:
 
     def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Run a query. Raises InvalidRequest or KvproxyError."""
-        with _query_errors(self.path):
-            return self._connection.execute(sql, values).fetchall()
+        try:
+            return self._database.rows(sql, values)
+        except InvalidQuery as error:
+            raise InvalidRequest(
+                f"the journal cannot run this query ({error}): --where takes a condition over the columns of the view"
+                " requests, see docs/records.md"
+            ) from None
+        except JournalFailed as error:
+            raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None
 
 
 def _percentiles(values: list[float]) -> tuple[float, float] | None:
@@ -381,16 +394,3 @@ def _without_warming(condition: str, query: Query) -> str:
     """Leave out the requests of `kvproxy warm` and keep-warm requests, unless the query selects them."""
     condition = condition or " where true"
     return condition if query.layer == "warming" else f"{condition} and layer <> 'warming'"
-
-
-@contextmanager
-def _query_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
-        raise InvalidRequest(
-            f"the journal cannot run this query ({error}): --where takes a condition over the columns of the view requests,"
-            " see docs/records.md"
-        ) from None
-    except sqlite3.Error as error:
-        raise KvproxyError(f"cannot read the journal {path}: {error}") from None

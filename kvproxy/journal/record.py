@@ -47,6 +47,7 @@ class Record:
         prompt: number of the prompt; equal requests have the same.
         against: number of the prompt that `changed` refers to.
         text: the beginning of the question, if the settings keep it.
+        proxy: name of the proxy, if several proxies write the journal.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Record:
     prompt: int | None
     against: int | None
     text: str | None
+    proxy: str | None = None
 
 
 def record_of(exchange: Exchange) -> Record:

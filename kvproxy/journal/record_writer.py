@@ -1,6 +1,5 @@
-"""Writes events to the journal's file in batches, on the journal's thread."""
+"""Writes events to the journal's database in batches, on the journal's thread."""
 
-import sqlite3
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +8,12 @@ from datetime import UTC, datetime
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import Redactor
 from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored
+from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, is_computed_warming, record_of
 from kvproxy.journal.request_regions import Regions, regions_of
-from kvproxy.journal.schema import INSERT, entry_blob, row_of, short_key
+from kvproxy.journal.schema import insert_sql, row_of, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.journal.stored_texts import RecentQuestions, stored_text
 from kvproxy.journal.string_ids import StringIds
@@ -22,14 +22,14 @@ from kvproxy.settings.journal import JournalSettings
 _MAX_CACHED_PROMPTS = 20_000
 """Prompts and stored entries in memory, so that a hit requires no read."""
 _MAX_WITHOUT_ENTRY = 4_096
-_PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
 _ADD_TO_TOTALS = (
     "insert into totals (day, tenant, model, layer, tag, requests, prompt_tokens, completion_tokens, reused_tokens,"
-    " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set"
-    " requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,"
-    " completion_tokens = completion_tokens + excluded.completion_tokens,"
-    " reused_tokens = reused_tokens + excluded.reused_tokens, saved_seconds = saved_seconds + excluded.saved_seconds"
+    " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set "
+    + ", ".join(
+        f"{name} = totals.{name} + excluded.{name}"
+        for name in ("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds")
+    )
 )
 
 _Totals = dict[tuple[str, str, str, str, str], list[float]]
@@ -45,23 +45,32 @@ class _Storage:
 
 
 class RecordWriter:
-    """Writes records. If a method raises sqlite3.Error, its transaction is rolled back."""
+    """Writes records. If a method raises JournalFailed, its transaction is rolled back.
+
+    Args:
+        proxy: name of this proxy, if several proxies write the journal.
+    """
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        database: JournalDatabase,
         settings: JournalSettings,
         clock: Callable[[], float],
         redact: Redactor | None = None,
+        proxy: str | None = None,
     ) -> None:
         self._redact = redact
         self.questions = RecentQuestions(redact)
-        self._connection = connection
+        self._database = database
+        self._proxy = proxy
+        self._insert = insert_sql(database.columns)
+        self._version: int | None = None
+        self._unconfirmed: int | None = None
         self._settings = settings
         self._clock = clock
-        self._strings = StringIds(connection)
-        self._history = CacheHistory(connection, self._strings)
-        self._turns = TurnWriter(connection, self._strings, self._history, settings.prices)
+        self._strings = StringIds(database)
+        self._history = CacheHistory(database, self._strings)
+        self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
         self._storages: dict[str, _Storage] = {}
@@ -69,18 +78,35 @@ class RecordWriter:
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
-        """Write events in one transaction: a record for each exchange, and changes of entries."""
+        """Write events in one transaction: a record for each exchange, and changes of entries.
+
+        After JournalFailed, the same events may be written again: each record is stored once.
+        """
+        first = None
         try:
-            with self._connection:
-                self._connection.execute("begin immediate")
-                row = self._connection.execute("select max(number) from records").fetchone()
-                self._write(events, (row[0] or 0) + 1)
-        except BaseException:
+            with self._database.transaction() as version:
+                if self._is_committed():
+                    return
+                if version != self._version:
+                    self._prompts.clear()
+                    self._version = version
+                self._turns.begin_batch()
+                times = [event.arrived for event in events if isinstance(event, Exchange)]
+                first = self._database.reserve_numbers(times) if times else None
+                self._write(events, first or 0)
+        except BaseException as error:
+            # The commit may have failed after the database stored it.
+            self._unconfirmed = first if isinstance(error, JournalFailed) else None
             self._strings.forget()
             self._turns.forget()
             self._prompts.clear()
             self._without_entry.clear()
             raise
+
+    def _is_committed(self) -> bool:
+        number, self._unconfirmed = self._unconfirmed, None
+        sql = "select 1 from records where number = ?"
+        return number is not None and bool(self._database.rows(sql, [number]))
 
     def _write(self, events: Sequence[Event], number: int) -> None:
         records: dict[int, Record] = {}
@@ -88,7 +114,7 @@ class RecordWriter:
         for event in events:
             if isinstance(event, Exchange):
                 record = records[number] = record_of(event)
-                record.number = number
+                record.number, record.proxy = number, self._proxy
                 if event.key is not None:
                     self._add_prompt(event, record, event.key)
                 self._add_to_totals(totals, event, record)
@@ -97,8 +123,10 @@ class RecordWriter:
             else:
                 self._write_change(event, records)
         self._history.set_last_records({record.prompt: number for number, record in records.items()})
-        self._connection.executemany(INSERT, [row_of(record, self._strings) for record in records.values()])
-        self._connection.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
+        self._database.executemany(
+            self._insert, [row_of(record, self._database, self._strings) for record in records.values()]
+        )
+        self._database.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
     def _write_change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         self._prompts.pop(change.key, None)
@@ -121,7 +149,7 @@ class RecordWriter:
             record.entry = stored.id
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
-            self._connection.execute(sql, [entry_blob(stored.id), number])
+            self._database.rows(sql, [self._database.entry_value(stored.id), number])
 
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         key = cache_key.exact
@@ -205,23 +233,14 @@ class RecordWriter:
     def prune(self) -> int:
         """Delete a batch of records beyond `retention` or `max_rows`; return their number."""
         oldest = self._clock() - self._settings.retention
-        # Only the oldest are read, since a scan would block new records.
-        sql = (
-            "delete from records where number in (select number from (select number, time from records order by number"
-            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
-        )
-        with self._connection:
-            self._connection.execute("begin immediate")
-            rows = self._connection.execute(sql, [_PRUNE_BATCH, self._settings.max_rows, oldest]).fetchall()
-            prompts = {prompt for (prompt,) in rows if prompt is not None}
-            (least,) = self._connection.execute(
-                "select coalesce(min(number), ?) from records", [_MAX_NUMBER]
-            ).fetchone()
-            unused = "delete from prompts where number = ? and last < ?"
-            self._connection.executemany(unused, [(each, least) for each in prompts])
-            self._connection.execute("delete from prompt_sizes where prompt not in (select number from prompts)")
+        with self._database.transaction():
+            count = self._database.delete_oldest(oldest, self._settings.max_rows)
+            if count:
+                least = self._database.rows("select coalesce(min(number), ?) from records", [_MAX_NUMBER])[0][0]
+                unused = "not exists (select 1 from prompts p where p.number = prompt)"
+                self._database.rows(f"delete from prompt_sizes where {unused}")
+                self._turns.prune(least)
             self._history.prune()
-            self._turns.prune(least)
-        if rows:
+        if count:
             self._prompts.clear()
-        return len(rows)
+        return count

@@ -1,6 +1,7 @@
 import json
-import sqlite3
+from array import array
 
+from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.request_regions import DIGEST_BYTES, Regions
 
 _MAX_LENGTH = 300
@@ -8,10 +9,10 @@ _MAX_CACHED = 50_000
 
 
 class StringIds:
-    """Reads and writes ids of strings in the table `names`. Methods may raise sqlite3.Error."""
+    """Reads and writes ids of strings in the table `names`. Methods may raise JournalFailed."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, database: JournalDatabase) -> None:
+        self._database = database
         self._numbers: dict[str, int] = {}
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
 
@@ -27,9 +28,8 @@ class StringIds:
         if text not in self._numbers:
             if len(self._numbers) >= _MAX_CACHED:
                 self._numbers.clear()
-            self._connection.execute("insert or ignore into names (name) values (?)", [text])
-            row = self._connection.execute("select number from names where name = ?", [text]).fetchone()
-            self._numbers[text] = int(row[0])
+            self._database.rows("insert into names (name) values (?) on conflict do nothing", [text])
+            self._numbers[text] = int(self._database.rows("select number from names where name = ?", [text])[0][0])
         return self._numbers[text]
 
     def forget(self) -> None:
@@ -37,15 +37,14 @@ class StringIds:
         self._numbers.clear()
         self._shapes.clear()
 
-    def regions(self, digests: bytes, shape: int) -> Regions:
-        """Decode regions from their concatenated digests, and the result of `shape_id`."""
+    def regions(self, digests: bytes, shape: int, sizes: bytes = b"") -> Regions:
+        """Decode regions from their concatenated digests, the result of `shape_id`, and the packed sizes, if known."""
         if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()
-            row = self._connection.execute("select name from names where number = ?", [shape]).fetchone()
-            question, *names = json.loads(row[0])
+            ((name,),) = self._database.rows("select name from names where number = ?", [shape])
+            question, *names = json.loads(name)
             self._shapes[shape] = tuple(names), question
         names, question = self._shapes[shape]
-        return Regions(
-            names, tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)), question
-        )
+        parts = tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
+        return Regions(names, parts, question, tuple(array("I", sizes)))

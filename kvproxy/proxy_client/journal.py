@@ -1,5 +1,6 @@
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -8,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.index.store.open_store import is_url
 from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_day, savings_report
-from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.session_reader import (
     LedgerReport,
     LedgerRow,
@@ -48,15 +49,16 @@ class ExplanationReport:
     sentences: list[str]
 
 
-class JournalFile:
-    """Reads the journal in a data folder. Raises NotFound if there is none.
+class DirectJournal:
+    """Reads the journal of a data folder, in its file or in PostgreSQL. Raises NotFound if there is none.
 
     Arguments named `request` are a request id, the beginning of one, or a record number.
     """
 
     def __init__(self, data: Path) -> None:
         self._settings = load_settings(data=data)
-        self.reader = JournalReader(data / FILE)
+        self.reader = JournalReader(self._settings.journal_location)
+        weakref.finalize(self, self.reader.close)
 
     def records(self, query: Query) -> list[RecordWithQuestions]:
         records = self.reader.records(query)
@@ -139,7 +141,7 @@ class JournalFile:
 
 
 class RemoteJournal:
-    """The journal of a remote proxy; see `JournalFile`."""
+    """The journal of a remote proxy; see `DirectJournal`."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
@@ -198,10 +200,13 @@ class RemoteJournal:
         return LedgerReport(**report | {"rows": [LedgerRow(**row) for row in report["rows"]]})
 
     def _unsupported_error(self, what: str) -> InvalidRequest:
-        return InvalidRequest(f"{what} needs the journal's file: run it on the machine of {self._client.url}")
+        return InvalidRequest(
+            f"{what} reads the journal directly: run it on the machine of {self._client.url}, or with the `store` of its"
+            " settings"
+        )
 
 
-JournalClient: TypeAlias = JournalFile | RemoteJournal
+JournalClient: TypeAlias = DirectJournal | RemoteJournal
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
@@ -209,13 +214,24 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
     if data is None:
         client = ProxyClient(url, token)
         if client.is_reachable():
-            folder = client.get("/health").get("data")
-            if isinstance(folder, str) and Path(folder, FILE).is_file():
-                return JournalFile(Path(folder))
+            health = client.get("/health")
+            folder = health.get("data")
+            if isinstance(folder, str) and _is_journal_of(Path(folder), health.get("journal")):
+                return DirectJournal(Path(folder))
             # The folder is on another machine, or hidden from this client.
             if isinstance(folder, str) or url != configured_url():
                 return RemoteJournal(client)
-    return JournalFile(load_settings(data=data).data)
+    return DirectJournal(load_settings(data=data).data)
+
+
+def _is_journal_of(data: Path, journal: object) -> bool:
+    """Whether the settings of a data folder on this machine name the journal of a proxy."""
+    location = load_settings(data=data).journal_location
+    if not is_url(location):
+        return location == journal and Path(location).is_file()
+    from kvproxy.index.store.postgres.database import display_name
+
+    return display_name(location) == journal
 
 
 def journal_query(

@@ -9,7 +9,7 @@ from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
 from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import ProxyClient
-from kvproxy.proxy_client.journal import JournalFile, open_journal
+from kvproxy.proxy_client.journal import DirectJournal, open_journal
 from kvproxy.units import plural
 
 
@@ -98,7 +98,7 @@ def logged_requests(
         NotFound: the journal has no request of the tenant, or no text.
     """
     journal = open_journal(client.url, admin_token, None)
-    if not isinstance(journal, JournalFile):
+    if not isinstance(journal, DirectJournal):
         raise InvalidRequest(f"warm --from-log needs the journal's file: run it on the machine of {client.url}")
     prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
     tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)

@@ -43,9 +43,16 @@ class PriceSettings(Section):
 class JournalSettings(Section):
     """The journal of requests."""
 
-    enabled: bool = Field(True, description="Record each request in journal.db in the data folder.")
+    enabled: bool = Field(True, description="Record each request.")
+    store: Literal["file", "postgres"] | None = Field(
+        None,
+        description="Where: file is journal.db in the data folder; postgres is the database of the store, for all proxies on it."
+        " By default postgres if the store is in PostgreSQL, else file.",
+    )
     max_rows: int = Field(
-        1_000_000, ge=1, description="Maximum number of records; the oldest are deleted first. Totals of savings stay."
+        1_000_000,
+        ge=1,
+        description="Maximum number of records; the oldest are deleted first, in PostgreSQL by whole days. Totals stay.",
     )
     retention: Seconds = Field(30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(

@@ -130,7 +130,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Settings":
-        if conflicts := [*self._rule_conflicts(), *self._privacy_conflicts()]:
+        if conflicts := [*self._rule_conflicts(), *self._privacy_conflicts(), *self._journal_conflicts()]:
             raise SettingConflicts(conflicts)
         return self
 
@@ -166,6 +166,20 @@ class Settings(BaseSettings):
                 " the tier",
                 ("tiers", plain[0]),
             )
+
+    def _journal_conflicts(self) -> Iterator[SettingConflict]:
+        if self.journal.store == "postgres" and not self._is_store_in_postgres:
+            yield SettingConflict('journal.store = "postgres" requires a store in PostgreSQL', ("journal", "store"))
+
+    @property
+    def _is_store_in_postgres(self) -> bool:
+        return self.store_location.startswith(("postgresql://", "postgres://"))
+
+    @property
+    def journal_location(self) -> str:
+        """Return the path of the journal, or the URL of its database."""
+        is_shared = self._is_store_in_postgres and self.journal.store != "file"
+        return self.store_location if is_shared else str(self.data / "journal.db")
 
     @property
     def store_location(self) -> str:

@@ -38,7 +38,7 @@ def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveHitCurve
         return " ".join(generator.choice(WORDS) + str(generator.randrange(1000)) for _ in range(words))
 
     system: JsonObject = {"role": "system", "content": text(2000)}
-    sessions = Sessions(folder)
+    sessions = Sessions(str(folder / "journal.db"))
     active: list[list[JsonObject]] = []
     for number in range(num_requests):
         if len(active) < 20 or generator.random() < 0.05:

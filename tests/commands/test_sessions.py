@@ -17,7 +17,7 @@ PROMPT_1, PROMPT_2, OUTPUT = 10_000, 10_200, 1_000
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A conversation whose second turn comes after ten minutes, and another question."""
-    sessions = Sessions(tmp_path, m=PRICE)
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
     paid = provider()
     sessions.add(
         request(FIRST, PROMPT_1, 0, 0, written=(PROMPT_1, 0), completion=OUTPUT, **paid),

@@ -102,7 +102,7 @@ def proxy(
             settings.cache,
             clock,
             comparer=ResponseComparer(semantic, built.backend, settings.cache),
-            journal=open_journal(path, settings.journal, store, clock),
+            journal=open_journal(str(path / "journal.db"), settings.journal, store, clock),
         )
         services = Services(settings, answerer, Metrics(), built, Clients(settings))
         with run_app(create_app(services)) as url:

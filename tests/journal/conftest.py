@@ -1,16 +1,26 @@
-"""An empty journal."""
+"""An empty journal, in a file and in PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import StoredJournal
 from kvproxy.settings.journal import JournalSettings
+from tests.journal.places import open_stored
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The path or the URL of a journal that does not exist."""
+    if request.param == "file":
+        return str(tmp_path / "journal.db")
+    url: str = request.getfixturevalue("empty_postgres")
+    return url
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[FileJournal]:
-    opened = FileJournal(tmp_path / "journal.db", JournalSettings())
+def journal(place: str) -> Iterator[StoredJournal]:
+    opened = open_stored(place, JournalSettings())
     yield opened
     opened.close()

@@ -97,7 +97,7 @@ class World:
         self.semantic.rebuild()
         self.cache = ResponseCache(self.store, self.semantic, clock=clock)
         settings = JournalSettings.model_validate({"text": text})
-        journal = open_journal(folder, settings, self.store, clock)
+        journal = open_journal(str(folder / "journal.db"), settings, self.store, clock)
         assert isinstance(journal, FileJournal)
         self.journal = journal
         # However busy the machine is: all that is injected is to be looked up.

@@ -1,8 +1,6 @@
 """What is written many at a time leaves what each alone would have left, in whatever order it comes."""
 
-import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +10,14 @@ from hypothesis import strategies as st
 from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
 from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.event_queue import Event
 from kvproxy.journal.record_writer import RecordWriter
-from kvproxy.journal.schema import open_file
+from kvproxy.journal.schema import COLUMNS
 from kvproxy.settings.journal import JournalSettings
+from tests.journal.places import open_database
 from tests.journal.test_file import finished
+from tests.postgres_server import empty
 
 NOW = 1_795_000_000.0
 WHYS: tuple[RemovalReason, ...] = ("expired", "evicted", "removed", "replaced")
@@ -31,11 +32,11 @@ STEPS = st.lists(
     max_size=40,
 )
 TABLES = {
-    "requests": "number",
-    "prompts": "number",
-    "tombstones": "key",
-    "totals": "day, tenant, model, layer, tag",
-    "names": "number",
+    "requests": (", ".join(COLUMNS[:-1]), "number"),
+    "prompts": ("*", "number"),
+    "tombstones": ("*", "key"),
+    "totals": ("*", "day, tenant, model, layer, tag"),
+    "names": ("*", "number"),
 }
 
 
@@ -62,31 +63,38 @@ def what_of(steps: list[Any]) -> list[Event]:
     return what
 
 
-def left_by(path: Path, batches: list[list[Event]]) -> dict[str, list[Any]]:
-    """All that batches leave in a file."""
-    connection = open_file(path)
-    writer = RecordWriter(connection, JournalSettings(), lambda: NOW)
+def left_by(place: str, batches: list[list[Event]]) -> dict[str, list[Any]]:
+    """All that batches leave in a journal."""
+    database = open_database(place)
+    writer = RecordWriter(database, JournalSettings(), lambda: NOW)
     for batch in batches:
         writer.write(batch)
     left = {
-        table: connection.execute(f"select * from {table} order by {order}").fetchall()
-        for table, order in TABLES.items()
+        table: database.rows(f"select {columns} from {table} order by {order}")
+        for table, (columns, order) in TABLES.items()
     }
-    connection.close()
+    database.close()
     return left
 
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
-def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+def test_batches_leave_what_single_ones_leave(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, steps: list[Any]
+) -> None:
     folder, what = tmp_path_factory.mktemp("journals"), what_of(steps)
     batches, sizes = list[list[Event]](), [size for *_, size in steps]
     for place, each in enumerate(what):
         if not batches or len(batches[-1]) >= 3 * sizes[place % len(sizes)]:
             batches.append([])
         batches[-1].append(each)
-    alone = left_by(folder / "alone.db", [[each] for each in what])
-    for name, left in (("all", left_by(folder / "all.db", [what])), ("some", left_by(folder / "some.db", batches))):
+    alone = left_by(str(folder / "alone.db"), [[each] for each in what])
+    empty(postgres)
+    for name, left in (
+        ("all", left_by(str(folder / "all.db"), [what])),
+        ("some", left_by(str(folder / "some.db"), batches)),
+        ("postgres", left_by(postgres, batches)),
+    ):
         for table, rows in alone.items():
             if table == "names":
                 # A word gets its number when it is written first, which for a record is at the end of its batch.
@@ -97,59 +105,61 @@ def test_batches_leave_what_single_ones_leave(tmp_path_factory: pytest.TempPathF
                 assert list(row) == pytest.approx(list(other)), (name, table)
 
 
-Opened = tuple[RecordWriter, sqlite3.Connection]
+Opened = tuple[RecordWriter, JournalDatabase]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opened]:
-    connection = open_file(tmp_path / "journal.db")
-    yield RecordWriter(connection, JournalSettings(), lambda: NOW), connection
-    connection.close()
+def opened(place: str) -> Iterator[Opened]:
+    database = open_database(place)
+    yield RecordWriter(database, JournalSettings(), lambda: NOW), database
+    database.close()
 
 
-def test_prompts_that_went_with_the_oldest_records_are_not_kept(tmp_path: Path) -> None:
+def test_prompts_that_went_with_the_oldest_records_are_not_kept(place: str) -> None:
     now = NOW
-    connection = open_file(tmp_path / "journal.db")
-    writer = RecordWriter(connection, JournalSettings(retention=86_400), lambda: now)
+    database = open_database(place)
+    writer = RecordWriter(database, JournalSettings(retention=86_400), lambda: now)
     writer.write([finished("q", "first", arrived=NOW)])
     now += 2 * 86_400
     assert writer.prune() == 1
-    assert connection.execute("select count(*) from prompts").fetchone() == (0,)
+    assert database.rows("select count(*) from prompts") == [(0,)]
     writer.write([finished("q", "second", arrived=now)])
-    assert connection.execute("select number, question is null from prompts").fetchall() == [(1, False)]
-    connection.close()
+    assert database.rows("select count(*), count(question) from prompts") == [(1, 1)]
+    database.close()
 
 
 def test_an_entry_that_is_stored_after_a_hit_on_it_is_named_by_its_own_request(opened: Opened) -> None:
-    writer, connection = opened
+    writer, database = opened
     miss, hit = finished("q", "first"), finished("q", "second", hit=True)
     kept = ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
     for batches in ([[miss], [hit], [kept]], [[miss, hit, kept]]):
         for batch in batches:
             writer.write(batch)
-        rows = connection.execute("select request_id, entry from requests order by number desc limit 2").fetchall()
+        rows = database.rows("select request_id, entry from requests order by number desc limit 2")
         assert dict(rows)["first"] == "e" * 32
 
 
 def test_after_an_error_nothing_of_a_batch_is_held(opened: Opened) -> None:
-    writer, connection = opened
+    writer, database = opened
     broken: Any = Exchange("chat", "broken")
     broken.arrived = "never"
-    with pytest.raises((TypeError, ValueError, sqlite3.Error)):
+    with pytest.raises((TypeError, ValueError, JournalFailed)):
         writer.write([finished("q", "first"), broken])
     writer.write([finished("q", "second")])
-    assert connection.execute("select request_id, prompt from requests").fetchall() == [("second", 1)]
-    assert connection.execute("select number, last from prompts").fetchall() == [(1, 1)]
+    ((id, number, prompt),) = database.rows("select request_id, number, prompt from requests")
+    assert id == "second"
+    assert database.rows("select number, last from prompts") == [(prompt, number)]
 
 
 def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, connection = opened
+    writer, database = opened
     miss = finished("q", "first")
     writer.write([miss])
 
     with monkeypatch.context() as patch:
         patch.setattr("kvproxy.journal.record_writer._ADD_TO_TOTALS", "fails")
-        with pytest.raises(sqlite3.OperationalError):
-            writer.write([ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")])
-    writer.write([finished("q", "second", hit=True)])
-    assert connection.execute("select entry, expires from prompts").fetchall() == [(None, None)]
+        stored = ResponseStored(miss.cache_key.exact, "e" * 32, NOW + 60, NOW, "first")
+        with pytest.raises(JournalFailed):
+            writer.write([stored, finished("q", "second")])
+    writer.write([finished("q", "third", hit=True)])
+    assert database.rows("select entry, expires from prompts") == [(None, None)]

@@ -41,8 +41,9 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_file_that_was_taken_away_is_told_once(
-    journal: FileJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
 ) -> None:
+    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
     journal.add(finished("one", "r1"))
     journal.flush()
     moved = tmp_path / "moved.db"
@@ -64,3 +65,4 @@ def test_a_file_that_was_taken_away_is_told_once(
         there = FileJournal(journal.path, JournalSettings())
         assert there.latest(10) == []
         there.close()
+    journal.close()

@@ -104,7 +104,7 @@ def test_a_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_journal_states_its_measured_reuse_and_why_hit_rates_differ(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
+    sessions = Sessions(str(tmp_path / "journal.db"))
     sessions.add(*(request([user(f"What is block {at}?")], 40, 32 if at else 0, at) for at in range(4)))
     sessions.close()
     trace = read_workload(sessions.path)

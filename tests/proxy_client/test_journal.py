@@ -10,7 +10,7 @@ import pytest
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.proxy_client import journal
 from kvproxy.proxy_client.client import ProxyClient
-from kvproxy.proxy_client.journal import JournalFile, RemoteJournal, journal_query, open_journal
+from kvproxy.proxy_client.journal import DirectJournal, RemoteJournal, journal_query, open_journal
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.plain_upstream import run_plain_upstream
@@ -50,7 +50,7 @@ def test_http_and_the_file_give_the_same_records(running: Running, options: dict
     url, data = running
     query = journal_query(**options)
     found = RemoteJournal(ProxyClient(url)).records(query)
-    assert found == JournalFile(data).records(query)
+    assert found == DirectJournal(data).records(query)
     assert len(found) == count
 
 
@@ -61,7 +61,7 @@ def test_long_lists_are_read_in_pages(running: Running, monkeypatch: pytest.Monk
 
 def test_http_and_the_file_give_the_same_explanation_and_savings(running: Running) -> None:
     url, data = running
-    remote, file = RemoteJournal(ProxyClient(url)), JournalFile(data)
+    remote, file = RemoteJournal(ProxyClient(url)), DirectJournal(data)
     assert remote.record("1") == file.record("1")
     local, explained = file.explain("2", str), remote.explain("2", str)
     assert explained.record == local.record
@@ -74,7 +74,7 @@ def test_http_and_the_file_give_the_same_explanation_and_savings(running: Runnin
 
 def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     url, _ = running
-    assert isinstance(open_journal(url, None, None), JournalFile)
+    assert isinstance(open_journal(url, None, None), DirectJournal)
     monkeypatch.setattr(journal, "FILE", "missing.db")
     remote = open_journal(url, None, None)
     assert isinstance(remote, RemoteJournal)

@@ -2,6 +2,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from kvproxy.errors import NotFound
@@ -19,14 +20,14 @@ _TURNS = (
 _PAUSES = (
     "select t.pause, r.tenant, r.time - t.pause from turns t join requests r on r.number = t.number"
     " where t.pause is not null and r.api = 'messages' and coalesce(r.tags, '') != 'keep-warm'"
-    " union all select 9e999, max(r.tenant), max(r.time) from turns t join requests r on r.number = t.number"
+    " union all select ?, max(r.tenant), max(r.time) from turns t join requests r on r.number = t.number"
     " where r.api = 'messages' group by t.session having max(r.time) < ?"
     " order by 3 desc limit ?"
 )
 _MAX_PAUSES = 100_000
 # A session and its sub-agents, whose first turns have a turn of the session as their parent.
 _WITH_AGENTS = (
-    "with recursive family(id) as (select ? union select t.number from family, turns t where t.session = t.number"
+    "with recursive family(id) as (select cast(? as bigint) union select t.number from family, turns t where t.session = t.number"
     " and t.parent in (select number from turns where session = family.id)) select id from family limit 1000"
 )
 
@@ -172,13 +173,16 @@ class SessionReader:
         Raises:
             NotFound: there is no such session.
         """
-        sql = "select session from turns where session = ?1 or number = ?1 or name = (select number from names where name = ?1)"
-        rows = self._reader.rows(f"{sql} limit 1", [int(name) if name.isdecimal() and len(name) < 16 else name])
+        sql = "select session from turns where name = (select number from names where name = ?)"
+        values: list[object] = [name]
+        if name.isdecimal() and len(name) < 16:
+            sql, values = f"{sql} or session = ? or number = ?", [name, int(name), int(name)]
+        rows = self._reader.rows(f"{sql} limit 1", values)
         if not rows:
             with suppress(NotFound):
                 rows = self._reader.rows("select session from turns where number = ?", [self._reader.find(name).number])
         if not rows:
-            raise NotFound(f"no session {name[:80]!r} in {self._reader.path}: kvproxy sessions lists them")
+            raise NotFound(f"no session {name[:80]!r} in {self._reader.name}: kvproxy sessions lists them")
         return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])
 
     def all_turns(self) -> list[Turn]:
@@ -189,7 +193,7 @@ class SessionReader:
 
         The last pause of a session without a turn for an hour is infinite.
         """
-        rows = self._reader.rows(_PAUSES, [now - 3_600, _MAX_PAUSES])
+        rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
 
     def turn(self, number: int) -> Turn | None:
@@ -206,7 +210,7 @@ class SessionReader:
     def provider_writes(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
         """Return group, model, tokens written to a provider's cache for 5 minutes and 1 hour, and stored token hours."""
         results = ("written_5m", "written_1h", STORED)
-        sums = ", ".join(f"sum(tokens * (result = '{name}'))" for name in results)
+        sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
         sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"
         rows = self._reader.rows(sql, [since or ""])
         return [(name, model, short, long, hours) for name, model, short, long, hours in rows]

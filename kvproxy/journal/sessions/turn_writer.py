@@ -1,6 +1,5 @@
 """Writes the turn of each request to the backend: session, parent, and ledger of prompt tokens."""
 
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
+from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
@@ -38,16 +38,18 @@ _INSERT = (
 )
 _ADD_TOKENS = (
     "insert into prompt_tokens (day, tenant, model, result, tokens) values (?, ?, ?, ?, ?)"
-    " on conflict (day, tenant, model, result) do update set tokens = tokens + excluded.tokens"
+    " on conflict (day, tenant, model, result) do update set tokens = prompt_tokens.tokens + excluded.tokens"
 )
 # The first eleven columns are the first fields of KnownTurn.
 _LATEST = (
     "select r.number, t.session, t.turn, t.parent, r.prompt, r.time, r.time + coalesce(r.total_us, 0) / 1e6, u.name,"
     " r.prompt_tokens, coalesce(r.completion_tokens, 0), coalesce(r.reused_tokens, 0) + t.written_5m"
-    " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name"
+    " + coalesce(t.written_1h, 0), t.written_1h, tenant.name, model.name, n.name, r.reused_tokens,"
+    " p.regions, p.shape, s.sizes"
     " from turns t join records r on r.number = t.number join names tenant on tenant.number = r.tenant"
     " join names model on model.number = r.model left join names u on u.number = r.upstream left join names n"
-    " on n.number = t.name where r.prompt is not null and r.prompt_tokens is not null order by r.number desc limit ?"
+    " on n.number = t.name join prompts p on p.number = r.prompt join prompt_sizes s on s.prompt = r.prompt"
+    " where r.number > ? and r.prompt_tokens is not null and p.regions is not null order by r.number desc limit ?"
 )
 
 
@@ -67,17 +69,17 @@ class _PromptChange:
 
 
 class TurnWriter:
-    """Assigns requests to sessions within the caller's transaction. Methods may raise sqlite3.Error."""
+    """Assigns requests to sessions within the caller's transaction. Methods may raise JournalFailed."""
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        database: JournalDatabase,
         strings: StringIds,
         history: CacheHistory,
         prices: Mapping[str, PriceSettings],
     ) -> None:
         self.contents = RegionContents()
-        self._connection = connection
+        self._database = database
         self._strings = strings
         self._history = history
         self._prices = prices
@@ -85,21 +87,27 @@ class TurnWriter:
         self._roots: OrderedDict[str, int] = OrderedDict()
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
-        self._is_restored = False
+        self._newest: int | None = None
+        self._is_current = False
+
+    def begin_batch(self) -> None:
+        """Before the next turn, read the turns that other proxies wrote since the last batch."""
+        self._is_current = False
 
     def forget(self) -> None:
-        """Read the turns from the file again, since a rollback may have removed their rows."""
-        self._is_restored = False
+        """Read all turns again, since a rollback may have removed their rows."""
+        self._newest, self._is_current = None, False
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
         """Insert the turn of a request that reached the backend. `record` must have its number and its prompt."""
         if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
             return
-        self._restore()
+        self._read_turns()
+        self._newest = record.number
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
-        self._add_to_curve(chain, record, prompt_tokens)
+        self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens)
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
@@ -139,22 +147,22 @@ class TurnWriter:
         self._link_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
 
-    def _add_to_curve(self, chain: PromptChain, record: Record, tokens: int) -> None:
-        name = record.upstream or ""
+    def _add_to_curve(self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None) -> None:
+        name = upstream or ""
         if name not in self.reuse_curves and len(self.reuse_curves) < _MAX_CURVES:
             self.reuse_curves[name] = LiveHitCurve()
         if name in self.reuse_curves:
-            self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens, record.reused_tokens)
+            self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens, reused)
 
     def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
-        self._connection.execute(_INSERT, row)
+        self._database.rows(_INSERT, row)
 
     def _add_tokens(self, record: Record, tokens: Mapping[str, int | None]) -> None:
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         rows = [(day, record.tenant, record.model, result, count) for result, count in tokens.items() if count]
-        self._connection.executemany(_ADD_TOKENS, rows)
+        self._database.executemany(_ADD_TOKENS, rows)
 
     def _earlier_prefix(
         self,
@@ -241,22 +249,25 @@ class TurnWriter:
                 root = self._roots.pop(text.strip(), None)
                 if root is not None and root != turn.session:
                     sql = "update turns set parent = ? where number = ? and parent is null"
-                    self._connection.execute(sql, [turn.parent, root])
+                    self._database.rows(sql, [turn.parent, root])
 
-    def _restore(self) -> None:
-        if self._is_restored:
+    def _read_turns(self) -> None:
+        if self._is_current:
             return
-        self._is_restored = True
-        self._index = SessionIndex()
-        for row in reversed(self._connection.execute(_LATEST, [_MAX_RESTORED]).fetchall()):
-            known, (written_1h, tenant, model, name) = KnownTurn(*row[:11]), row[11:]
-            regions = self._history.regions(known.prompt)
-            if regions is not None:
-                known.ttl = _HOUR if written_1h else (price_of(model, self._prices) or PriceSettings()).ttl
-                self._index.add(known, chain_of(regions, tenant), tenant, name)
+        self._is_current = True
+        is_start = self._newest is None
+        if is_start:
+            self._index, self._newest = SessionIndex(), 0
+        for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
+            known, (written_1h, tenant, model, name, reused, *stored) = KnownTurn(*row[:11]), row[11:]
+            known.ttl = _HOUR if written_1h else (price_of(model, self._prices) or PriceSettings()).ttl
+            chain = chain_of(self._strings.regions(*stored), tenant)
+            self._index.add(known, chain, tenant, name)
+            if not is_start:
+                self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
 
     def prune(self, least: int) -> None:
-        self._connection.execute("delete from turns where number < ?", [least])
+        self._database.rows("delete from turns where number < ?", [least])
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -7,7 +6,7 @@ from tests.journal.sessions.requests import Sessions
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[Sessions]:
-    opened = Sessions(tmp_path)
+def sessions(place: str) -> Iterator[Sessions]:
+    opened = Sessions(place)
     yield opened
     opened.close()

@@ -1,7 +1,6 @@
 """Finished requests of conversations, without a proxy."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 from kvproxy.apis.json import Json, JsonObject
@@ -9,10 +8,10 @@ from kvproxy.apis.message_parts import part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
+from tests.journal.places import open_stored
 from tests.requests import api_request
 
 START = 1_790_000_000.0
@@ -69,11 +68,11 @@ def provider(url: str = "https://api.example") -> dict[str, object]:
 class Sessions:
     """A journal and its sessions."""
 
-    def __init__(self, folder: Path, **prices: PriceSettings) -> None:
+    def __init__(self, place: str, **prices: PriceSettings) -> None:
         self.prices = prices
-        self.path = folder / "journal.db"
+        self.place = place
         self._readers: list[JournalReader] = []
-        self.journal = FileJournal(self.path, JournalSettings(prices=prices), clock=time.time)
+        self.journal = open_stored(place, JournalSettings(prices=prices), clock=time.time)
 
     def add(self, *exchanges: Exchange) -> None:
         for exchange in exchanges:
@@ -82,7 +81,7 @@ class Sessions:
 
     def restart(self) -> None:
         self.journal.close()
-        self.journal = FileJournal(self.path, JournalSettings(prices=self.prices))
+        self.journal = open_stored(self.place, JournalSettings(prices=self.prices))
 
     def close(self) -> None:
         for reader in self._readers:
@@ -90,7 +89,7 @@ class Sessions:
         self.journal.close()
 
     def reader(self) -> SessionReader:
-        self._readers.append(JournalReader(self.path))
+        self._readers.append(JournalReader(self.place))
         return SessionReader(self._readers[-1], self.prices)
 
     def turns(self, name: str = "1") -> list[Turn]:

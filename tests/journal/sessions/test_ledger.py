@@ -155,7 +155,7 @@ def test_an_upstream_may_report_nothing(sessions: Sessions) -> None:
 
 def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     price = PriceSettings(input=3, cached=0.3, write_5m=3.75, write_1h=6, output=15)
-    sessions = Sessions(tmp_path, m=price)
+    sessions = Sessions(str(tmp_path / "journal.db"), m=price)
     sessions.add(
         request(FIRST, 10_000, 0, 0, written=(10_000, 0), completion=0, **provider()),
         request(SECOND, 10_200, 0, 600, written=(10_200, 0), completion=1_000, **provider()),
@@ -168,7 +168,7 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     assert expired.cost == pytest.approx(10_000 * (3.75 - 0.3) / 1e6)
     assert sessions.list()[0].cost == pytest.approx((20_200 * 3.75 + 1_000 * 15) / 1e6)
     # Writes cost more than plain input, so nothing was saved.
-    with closing(JournalReader(sessions.path)) as reader:
+    with closing(JournalReader(sessions.place)) as reader:
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(-20_200 * 0.75 / 1e6)
     sessions.close()
@@ -176,7 +176,7 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
 
 def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> None:
     price = PriceSettings(input=1.25, cached=0.125, storage=4.5, output=10)
-    sessions = Sessions(tmp_path, m=price)
+    sessions = Sessions(str(tmp_path / "journal.db"), m=price)
     sessions.add(
         request(FIRST, 10_000, 0, 0, completion=0, **provider()),
         request(SECOND, 10_200, 10_000, 1_801, completion=0, **provider()),
@@ -186,7 +186,7 @@ def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> Non
     assert hours == pytest.approx(0.5, rel=0.01)
     assert report.storage == pytest.approx(10_000 * hours * 4.5 / 1e6, abs=4.5e-6)
     assert session.cost == pytest.approx((10_200 * 1.25 + 10_000 * (0.125 + hours * 4.5)) / 1e6)
-    with closing(JournalReader(sessions.path)) as reader:
+    with closing(JournalReader(sessions.place)) as reader:
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(10_000 * (1.125 - hours * 4.5) / 1e6, abs=4.5e-6)
     sessions.close()

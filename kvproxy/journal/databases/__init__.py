@@ -1,0 +1,30 @@
+"""Databases of the journal: an SQLite file of one proxy, or PostgreSQL for several proxies."""
+
+from pathlib import Path
+
+from kvproxy.errors import KvproxyError, StoreUnavailable
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.open_store import is_url
+from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
+
+
+def open_to_read(where: str | Path) -> JournalDatabase:
+    """Open a journal, given its path or its URL of PostgreSQL. Raises NotFound or KvproxyError."""
+    # Each database is imported when it is used: one of them needs an optional driver.
+    if isinstance(where, Path) or not is_url(where):
+        from kvproxy.journal.databases.sqlite import open_to_read as open_file
+
+        return open_file(Path(where))
+    try:
+        from kvproxy.journal.databases.postgres import PostgresJournalDatabase
+
+        database = PostgresJournalDatabase(where, writable=False)
+    except ModuleNotFoundError:
+        raise KvproxyError("a journal in PostgreSQL needs its driver: pip install 'kvproxy[postgres]'") from None
+    except CacheStoreError as error:
+        raise KvproxyError(str(error)) from None
+    try:
+        database.connect()
+    except JournalFailed as error:
+        raise StoreUnavailable(f"cannot read the journal {database.name}: {error}") from None
+    return database

@@ -1,0 +1,321 @@
+"""A journal in PostgreSQL, which several proxies write. The records of each day (UTC) are a partition."""
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from kvproxy.errors import NotFound, SettingsError
+from kvproxy.index.errors import first_line
+from kvproxy.index.store.postgres.database import display_name
+from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
+from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_name
+
+_LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
+_DAY = 86_400
+_RETRY_SECONDS = 2.0
+"""Pause after a failed connection."""
+_MAX_READERS = 4
+_PRUNE_TIMEOUT = "5min"
+_MAX_NUMBER = 2**62
+# A write waits for at most `tcp_user_timeout` milliseconds if the network is lost.
+_CONNECT: dict[str, Any] = {
+    "autocommit": True,
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 10_000,
+}
+_SESSION = (
+    "set search_path = kvproxy_journal",
+    "set statement_timeout = '10s'",
+    "set idle_in_transaction_session_timeout = '10s'",
+    # Compiling a query would take longer than most queries.
+    "set jit = off",
+)
+
+
+def _ddl(statement: str) -> str:
+    """Translate a statement of SQLite's schema."""
+    statement = re.sub(
+        r"^(create table (?:names|prompts) \(number) integer", r"\1 bigint generated always as identity", statement
+    )
+    statement = re.sub(r"\b(entry|near) blob", r"\1 text", statement.removesuffix(" without rowid"))
+    if statement.startswith("create table records "):
+        statement = statement.replace(" primary key", " not null").removesuffix(")")
+        statement += ", proxy bigint, primary key (number, time)) partition by range (time)"
+    for name, type in (("integer", "bigint"), ("float", "float8"), ("blob", "bytea")):
+        statement = re.sub(rf" {name}\b", f" {type}", statement)
+    return statement
+
+
+def _view() -> str:
+    joins = "".join(f" left join names n_{name} on n_{name}.number = r.{name}" for name in STRINGS)
+    columns = ", ".join(map(_column_sql, COLUMNS))
+    return f"create view requests as select {columns} from records r left join prompts p on p.number = r.prompt{joins}"
+
+
+def _column_sql(name: str) -> str:
+    if name in STRINGS:
+        return f"n_{name}.name as {name}"
+    if name in OF_PROMPT:
+        return "encode(p.key, 'hex') as key" if name == "key" else f"p.{name}"
+    return (
+        f"r.{stored_name(name)} / 1000.0::float8 as {name}"
+        if name.endswith("_ms")
+        else f"r.{stored_name(name)} as {name}"
+    )
+
+
+_SCHEMA = (
+    "create table schema_version (version integer not null)",
+    f"insert into schema_version values ({VERSION})",
+    # Writers lock its row, so that numbers become visible in order.
+    "create table state (pruned bigint not null)",
+    "insert into state values (0)",
+    "create sequence record_numbers",
+    *map(_ddl, TABLES),
+    "create index on records using brin (time)",
+    _view(),
+)
+
+
+class PostgresJournalDatabase:
+    """A connection to the journal. After a failure, the next transaction opens a new connection.
+
+    Args:
+        writable: create the schema if it is missing, and allow writes.
+    """
+
+    columns: Sequence[str] = COLUMNS
+
+    def __init__(self, url: str, *, writable: bool) -> None:
+        self.name = display_name(url)
+        self._url = url
+        self._writable = writable
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._days: set[int] = set()
+        self._next_attempt = 0.0
+        self.release: Callable[[psycopg.Connection[tuple[Any, ...]]], None] = lambda connection: connection.close()
+
+    def connect(self) -> None:
+        if self._connection is not None:
+            return
+        if time.monotonic() < self._next_attempt:
+            raise JournalFailed("the connection failed")
+        self._next_attempt = time.monotonic() + _RETRY_SECONDS
+        with self._errors():
+            connection = psycopg.connect(self._url, **_CONNECT)
+            try:
+                configure(connection)
+                _create_or_check_schema(connection, self.name, create=self._writable)
+                if not self._writable:
+                    connection.execute("set default_transaction_read_only = on")
+            except BaseException:
+                connection.close()
+                raise
+        self.use(connection)
+
+    def use(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        self._connection, self._next_attempt = connection, 0.0
+
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._errors():
+            cursor = self._open().execute(_placeholders(sql), [_storable(each) for each in values])
+            return cursor.fetchall() if cursor.description is not None else []
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            with self._errors(), self._open().cursor() as cursor:
+                cursor.executemany(_placeholders(sql), [[_storable(each) for each in row] for row in rows])
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[int]:
+        self.connect()
+        try:
+            with self._errors(), self._open().transaction():
+                yield int(self.rows("select pruned from state for update")[0][0])
+        except BaseException:
+            # A rollback removes new partitions.
+            self._days.clear()
+            raise
+
+    def reserve_numbers(self, times: Sequence[float]) -> int:
+        for day in {int(each // _DAY) for each in times} - self._days:
+            self._add_partition(day)
+        last = self.rows("select setval('record_numbers', nextval('record_numbers') + ?)", [len(times) - 1])[0][0]
+        return int(last) - len(times) + 1
+
+    def _add_partition(self, day: int) -> None:
+        name = f"records_{datetime.fromtimestamp(day * _DAY, UTC):%Y%m%d}"
+        if self.rows("select to_regclass(?)", [name])[0][0] is None:
+            # `partition of` would wait for readers of all partitions.
+            self.rows(f"create table {name} (like records including all)")
+            bounds = f"for values from ({day * _DAY}) to ({(day + 1) * _DAY})"
+            self.rows(f"alter table records attach partition {name} {bounds}")
+        self._days.add(day)
+
+    def delete_oldest(self, before: float, max_rows: int) -> int:
+        self.rows(f"set local statement_timeout = '{_PRUNE_TIMEOUT}'")
+        sql = (
+            "select inhrelid::regclass::text from pg_inherits where inhparent = 'records'::regclass order by 1 limit 1"
+        )
+        if not (found := self.rows(sql)):
+            return 0
+        ((name,),) = found
+        end = datetime.strptime(name, "records_%Y%m%d").replace(tzinfo=UTC).timestamp() + _DAY
+        last = self.rows(f"select max(number) from {name}")[0][0]
+        newest = self.rows("select max(number) from records")[0][0]
+        if end > before and (last is None or last > newest - max_rows):
+            return 0
+        count = self.rows(f"select count(*) from {name}")[0][0]
+        try:
+            with self._open().transaction():
+                # A drop waits for readers, and new readers wait for the drop.
+                self._open().execute("set local lock_timeout = '1s'")
+                self._open().execute(f"drop table {name}".encode())
+        except psycopg.errors.LockNotAvailable:
+            return 0
+        self._days.clear()
+        self.rows("delete from prompts where last < (select coalesce(min(number), ?) from records)", [_MAX_NUMBER])
+        self.rows("update state set pruned = pruned + 1")
+        return max(1, int(count))
+
+    def entry_value(self, id: str) -> str:
+        return id
+
+    def integer(self, expression: str) -> str:
+        return f"floor({expression})::bigint"
+
+    def unnested_tags(self) -> str:
+        return "requests, unnest(string_to_array(tags, ',')) as value"
+
+    def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            self.release(connection)
+
+    def _open(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self._connection is None:
+            self.connect()
+        assert self._connection is not None
+        return self._connection
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.CheckViolation,
+        ) as error:
+            if not self._writable:
+                raise InvalidQuery(first_line(error)) from error
+            # The tables were removed or restored.
+            self._disconnect()
+            raise JournalFailed(first_line(error)) from error
+        except (
+            psycopg.ProgrammingError,
+            psycopg.DataError,
+            psycopg.IntegrityError,
+            psycopg.NotSupportedError,
+        ) as error:
+            raise InvalidQuery(first_line(error)) from error
+        except (psycopg.Error, PoolTimeout) as error:
+            self._disconnect()
+            raise JournalFailed(first_line(error)) from error
+
+    def _disconnect(self) -> None:
+        self._days.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self.close()
+
+
+class PostgresReaders:
+    """Reading connections of a proxy."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool: ConnectionPool[psycopg.Connection[tuple[Any, ...]]] = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=_MAX_READERS,
+            timeout=_RETRY_SECONDS,
+            reconnect_timeout=_RETRY_SECONDS,
+            kwargs=_CONNECT,
+            configure=_configure_reader,
+            check=ConnectionPool.check_connection,
+            open=True,
+        )
+
+    def open(self) -> PostgresJournalDatabase:
+        """Return a connection, which `close` returns to the pool. Raises JournalFailed."""
+        database = PostgresJournalDatabase(self._url, writable=False)
+        try:
+            database.use(self._pool.getconn())
+        except (psycopg.Error, PoolTimeout) as error:
+            raise JournalFailed(first_line(error)) from error
+        database.release = self._pool.putconn
+        return database
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def configure(connection: psycopg.Connection[Any]) -> None:
+    connection.adapters.register_loader("numeric", _NumberLoader)
+    for setting in _SESSION:
+        connection.execute(setting.encode())
+
+
+def _configure_reader(connection: psycopg.Connection[Any]) -> None:
+    configure(connection)
+    connection.execute("set default_transaction_read_only = on")
+
+
+def _create_or_check_schema(connection: psycopg.Connection[Any], name: str, *, create: bool) -> None:
+    with connection.transaction():
+        if create:
+            connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+        if connection.execute("select to_regclass('kvproxy_journal.schema_version')").fetchone() == (None,):
+            if not create:
+                raise NotFound(f"no journal in {name}: kvproxy serve writes one")
+            connection.execute("create schema if not exists kvproxy_journal")
+            for statement in _SCHEMA:
+                connection.execute(statement.encode())
+        row = connection.execute("select version from schema_version").fetchone()
+        if row != (VERSION,):
+            raise SettingsError(
+                f"another version of kvproxy created the journal in {name}: rename its schema kvproxy_journal, or set"
+                ' journal.store = "file"'
+            )
+
+
+class _NumberLoader(Loader):
+    """Loads exact numbers, such as sums of integers, as int or float."""
+
+    def load(self, data: Buffer) -> int | float:
+        text = bytes(data)
+        return float(text) if b"." in text else int(text)
+
+
+def _storable(value: object) -> object:
+    return value.encode("utf-8", "replace").decode().replace("\x00", "") if isinstance(value, str) else value
+
+
+@functools.lru_cache(maxsize=1024)
+def _placeholders(sql: str) -> bytes:
+    """Return the SQL with psycopg's placeholders. Strings of a condition keep their question marks."""
+    parts = re.split(r"('(?:[^']|'')*')", sql.replace("%", "%%"))
+    return "".join(part if part.startswith("'") else part.replace("?", "%s") for part in parts).encode()

@@ -1,0 +1,140 @@
+"""A journal in an SQLite file."""
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
+from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
+from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, view
+
+_PRUNE_BATCH = 5_000
+_MAX_NUMBER = 2**62
+_log = logging.getLogger("kvproxy")
+
+
+class SqliteJournalDatabase:
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, writable: bool) -> None:
+        self.name = str(path)
+        self.columns: Sequence[str] = [name for name in COLUMNS if name != "proxy"]
+        self._connection = connection
+        self._files = DatabaseFiles(path, connection) if writable else None
+
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with _journal_errors():
+            return self._connection.execute(sql, values).fetchall()
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        with _journal_errors():
+            self._connection.executemany(sql, rows)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[int]:
+        self._check_file()
+        with _journal_errors(), self._connection:
+            self._connection.execute("begin immediate")
+            yield int(self._connection.execute("pragma data_version").fetchone()[0])
+
+    def _check_file(self) -> None:
+        """Raise JournalFailed if the file was deleted or replaced, because writes to it would be lost."""
+        if self._files is not None and self._files.were_replaced():
+            self._files.checkpoint()
+            raise JournalFailed("it was deleted or replaced: restart to use what is there now")
+
+    def reserve_numbers(self, times: Sequence[float]) -> int:
+        return int(self.rows("select coalesce(max(number), 0) + 1 from records")[0][0])
+
+    def delete_oldest(self, before: float, max_rows: int) -> int:
+        # Only the oldest are read, since a scan would block new records.
+        sql = (
+            "delete from records where number in (select number from (select number, time from records order by number"
+            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
+        )
+        rows = self.rows(sql, [_PRUNE_BATCH, max_rows, before])
+        least = self.rows("select coalesce(min(number), ?) from records", [_MAX_NUMBER])[0][0]
+        prompts = {prompt for (prompt,) in rows if prompt is not None}
+        self.executemany("delete from prompts where number = ? and last < ?", [(each, least) for each in prompts])
+        return len(rows)
+
+    def entry_value(self, id: str) -> bytes | str:
+        return entry_blob(id)
+
+    def integer(self, expression: str) -> str:
+        return f"cast({expression} as integer)"
+
+    def unnested_tags(self) -> str:
+        return "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')"
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def _journal_errors() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.Warning) as error:
+        raise InvalidQuery(str(error)) from error
+    except sqlite3.Error as error:
+        raise JournalFailed(str(error)) from error
+
+
+def open_file(path: Path) -> SqliteJournalDatabase:
+    """Open the file for writing, and create it if it is missing.
+
+    Raises:
+        sqlite3.Error: the file is not a journal.
+        SchemaVersionError: another version of kvproxy created it.
+    """
+    make_private(path)
+    connection = connect(path)
+    # A killed process loses no commit. A power failure may lose the last ones.
+    connection.execute("pragma synchronous=normal")
+    try:
+        create_schema(connection, f"the journal {path}", VERSION, (*TABLES, view()))
+        for table in ("records", "prompts", "totals", "turns"):
+            connection.execute(f"select * from {table} limit 1").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return SqliteJournalDatabase(path, connection, writable=True)
+
+
+def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalDatabase:
+    """Open the file. A damaged file is renamed to `journal.db.damaged-TIME` and replaced with an empty one.
+
+    SQLite's `.recover` may read the renamed file.
+    """
+    try:
+        return open_file(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+            # The file may be intact: the disk is full, or the file is locked.
+            raise
+        aside = path.with_name(f"{path.name}.damaged-{int(clock())}")
+        path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+        _log.warning("the journal is damaged (%s): set aside as %s, and a new one begins", error, aside)
+        return open_file(path)
+
+
+def open_to_read(path: Path) -> SqliteJournalDatabase:
+    """Open the file for reading only; raises NotFound or KvproxyError."""
+    allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+    if not path.is_file():
+        raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0)
+        connection.execute("pragma query_only=on")
+        connection.execute("select 1 from requests limit 1").fetchone()
+        # A condition of a user may read this file, and nothing else.
+        connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
+    except sqlite3.Error as error:
+        raise KvproxyError(f"cannot read the journal {path}: {error}") from None
+    return SqliteJournalDatabase(path, connection, writable=False)

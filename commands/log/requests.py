@@ -55,7 +55,7 @@ def log(
 ) -> None:
     """List the last requests, and how each was answered.
 
-    It reads the journal's file, so the proxy need not run.
+    It reads the journal's file or database, so the proxy need not run.
 
     Example: kvproxy log --since 5m --reason miss
 

@@ -99,7 +99,9 @@ def logged_requests(
     """
     journal = open_journal(client.url, admin_token, None)
     if not isinstance(journal, DirectJournal):
-        raise InvalidRequest(f"warm --from-log needs the journal's file: run it on the machine of {client.url}")
+        raise InvalidRequest(
+            f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}"
+        )
     prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
     tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
     own = [prompt for prompt, api in prompts if prompt.tenant == tenants[api]]

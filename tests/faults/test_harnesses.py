@@ -22,6 +22,7 @@ def test_kill_9_loses_no_acknowledged_write(victim: Victim) -> None:
 
 def test_proxies_and_their_postgres_may_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_LOAD_SECONDS", 1.0)
+    monkeypatch.setattr(fleet, "_OUTAGE_SECONDS", 2.0)
     monkeypatch.setattr(fleet, "_WORKERS", 2)
     findings = fleet.run(2, 1, lambda: None)
     assert passed(findings)

@@ -14,7 +14,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.5
 LEASE_SECONDS = 5.0
 """Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
 _POLL_SECONDS = 0.01, 0.2

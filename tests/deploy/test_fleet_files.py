@@ -37,13 +37,6 @@ def test_compose_starts_three_proxies_behind_nginx(tmp_path: Path) -> None:
     assert Path(mount).is_file()
 
 
-def test_nginx_accepts_its_configuration(tmp_path: Path) -> None:
-    site = (DEPLOY / "compose/fleet-nginx.conf").read_text().replace("kvproxy:8484", "127.0.0.1:8484")
-    own = f"pid {tmp_path}/pid;\nerror_log {tmp_path}/log;\nevents {{}}\nhttp {{\naccess_log off;\n"
-    (tmp_path / "nginx.conf").write_text(f"{own}{site.replace('listen 80', 'listen 127.0.0.1:8080')}}}\n")
-    output("nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf")
-
-
 def test_kustomize_renders_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     yaml = pytest.importorskip("yaml")
     found = {each["kind"]: each for each in yaml.safe_load_all(output("kubectl", "kustomize", DEPLOY / "kubernetes"))}

@@ -23,11 +23,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kvproxy.apis.sse import encode_event
 from tests.commands.run import ROOT
 from tests.http.test_request_heads import PROBES, responses, statuses
+from tests.nginx_server import needs_nginx, run_nginx
 from tests.polling import until
 from tests.ports import free_port
 from tests.postgres_server import empty
 from tests.processes import Serving, answers, serve
 from tests.servers import run_upstream
+
+pytestmark = needs_nginx
 
 
 class Upstream:
@@ -87,8 +90,7 @@ def site(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
             # One name for both, whatever each is called.
             proxies.append(opened.enter_context(serve(command, port, folder / f"{name}.log")))
         port = free_port()
-        process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(configured(folder, proxies, port))])
-        opened.callback(lambda: (process.terminate(), process.wait()))
+        opened.enter_context(run_nginx(folder, site_text(folder, proxies, port)))
         trusting = ssl.create_default_context(cafile=str(folder / "cert.pem"))
         client = opened.enter_context(httpx.Client(verify=trusting, timeout=60))
         url = f"https://localhost:{port}"
@@ -96,7 +98,7 @@ def site(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         yield Site(url, proxies, upstream, client)
 
 
-def configured(folder: Path, proxies: list[Serving], port: int) -> Path:
+def site_text(folder: Path, proxies: list[Serving], port: int) -> str:
     """The configuration as it is, with the addresses of this test."""
     text = (ROOT / "deploy/nginx.conf").read_text()
     for old, serving in zip(("127.0.0.1:8484", "127.0.0.1:8485"), proxies, strict=True):
@@ -104,11 +106,7 @@ def configured(folder: Path, proxies: list[Serving], port: int) -> Path:
         text = text.replace(old, serving.url.removeprefix("http://"))
     text = text.replace("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;").replace("listen [::]:443 ssl;", "")
     text = text.replace("/etc/ssl/certs/llm.example.org.pem", str(folder / "cert.pem"))
-    text = text.replace("/etc/ssl/private/llm.example.org.key", str(folder / "key.pem"))
-    own = f"daemon off;\nuser root;\npid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\nhttp {{\naccess_log off;\n"
-    path = folder / "nginx.conf"
-    path.write_text(f"{own}{text}}}\n")
-    return path
+    return text.replace("/etc/ssl/private/llm.example.org.key", str(folder / "key.pem"))
 
 
 def is_up(client: httpx.Client, url: str) -> bool:
@@ -149,22 +147,16 @@ def test_the_operators_routes_are_not_for_everybody(site: Site) -> None:
 def bare(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of an nginx that buffers no request, and forwards Upgrade and Connection as clients send them."""
     folder, port = tmp_path_factory.mktemp("bare"), free_port()
-    path = folder / "nginx.conf"
-    path.write_text(
-        f"daemon off;\nuser root;\npid {folder}/pid;\nerror_log {folder}/error.log;\nworker_processes 1;\nevents {{}}\n"
-        f"http {{\naccess_log off;\n"
-        f"upstream one {{ server {site.proxies[1].url.removeprefix('http://')}; keepalive 1; }}\n"
+    one = site.proxies[1].url.removeprefix("http://")
+    text = (
+        f"upstream one {{ server {one}; keepalive 1; }}\n"
         f"server {{\nlisten 127.0.0.1:{port};\nlocation / {{\nproxy_pass http://one;\nproxy_http_version 1.1;\n"
         "proxy_request_buffering off;\nproxy_set_header Upgrade $http_upgrade;\nproxy_set_header Connection $offer;\n"
-        "}\n}\nmap $http_upgrade $offer { default Upgrade; '' ''; }\n}\n"
+        "}\n}\nmap $http_upgrade $offer { default Upgrade; '' ''; }\n"
     )
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(path)])
-    try:
+    with run_nginx(folder, text):
         until(lambda: answers(f"http://127.0.0.1:{port}/health"))
         yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 OFFER = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"

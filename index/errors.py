@@ -11,8 +11,9 @@ class SchemaVersionError(CacheStoreError):
 
     def __init__(self, name: str, found: int, required: int) -> None:
         self.found = found
+        fix = "upgrade kvproxy, or move it away" if found > required else "move it away"
         super().__init__(
-            f"{name} has schema version {found}, but this version of kvproxy requires {required}: move it away."
+            f"{name} has schema version {found}, but this version of kvproxy requires {required}: {fix}."
             " Responses that its own version exports (kvproxy cache export) can be imported (kvproxy cache import)"
         )
 

@@ -3,34 +3,48 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.polling import until
+
 # Debian's package installs nginx where only root's PATH looks.
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx")
+_WORKER_EXITED = "exited with code 0"
 
 
 @contextlib.contextmanager
-def run_nginx(folder: Path, site: str) -> Iterator[None]:
-    """Run nginx with one site until the end of the block. All its other files are in the folder.
+def run_nginx(folder: Path, site: str) -> Iterator[Callable[[str], None]]:
+    """Run nginx with one site until the end of the block; yield a function that replaces the site.
 
-    The first requests may be refused.
+    All other files of nginx are in the folder. The first requests may be refused.
     """
     assert NGINX is not None
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
     user = "user root;\n" if os.geteuid() == 0 else ""
-    head = f"daemon off;\n{user}pid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\n"
-    configuration = folder / "nginx.conf"
-    configuration.write_text(f"{head}http {{\naccess_log off;\n{temporary}{site}}}\n")
-    command = [NGINX, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(configuration)]
-    process = subprocess.Popen(command)
+    head = f"daemon off;\n{user}pid {folder}/pid;\nerror_log {folder}/error.log notice;\nevents {{}}\n"
+    configuration, log = folder / "nginx.conf", folder / "error.log"
+
+    def write(site: str) -> None:
+        configuration.write_text(f"{head}http {{\naccess_log off;\n{temporary}{site}}}\n")
+
+    def replace(site: str) -> None:
+        """Return when no worker uses the previous site: it has ended its requests."""
+        write(site)
+        exits = log.read_text().count(_WORKER_EXITED)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: log.read_text().count(_WORKER_EXITED) > exits)
+
+    write(site)
+    process = subprocess.Popen([NGINX, "-p", str(folder), "-e", str(log), "-c", str(configuration)])
     try:
-        yield
+        yield replace
     finally:
         process.terminate()
         process.wait()

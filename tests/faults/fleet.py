@@ -67,19 +67,19 @@ class Fleet:
 class Worker(threading.Thread):
     """Asks new and earlier questions as one of two tenants, and remembers which answers were stored."""
 
-    def __init__(self, number: int, seed: int, fleet: Fleet, keys: list[str], finding: Finding) -> None:
+    def __init__(self, number: int, seed: int, urls: list[str], keys: list[str], finding: Finding) -> None:
         super().__init__()
         self.stored: set[tuple[str, int]] = set()
         self.stopped = threading.Event()
         self._asked: set[tuple[str, int]] = set()
         self._next = number * 1_000_000
         self._random = random.Random(f"{seed} {number}")
-        self._fleet, self._keys, self._finding = fleet, keys, finding
+        self._urls, self._keys, self._finding = urls, keys, finding
 
     def run(self) -> None:
         with httpx.Client(timeout=3 * _TIMEOUT) as client:
             while not self.stopped.is_set():
-                with self._finding.catch(f"a request to {self._fleet.urls}"):
+                with self._finding.catch(f"a request to {self._urls}"):
                     began = time.monotonic()
                     self._ask(client)
                     seconds = time.monotonic() - began
@@ -94,7 +94,7 @@ class Worker(threading.Thread):
         else:
             self._next += 1
             number = self._next
-        url = self._random.choice(self._fleet.urls)
+        url = self._random.choice(self._urls)
         is_new = (key, number) not in self._asked
         try:
             found = ask(client, url, key, number)
@@ -163,7 +163,7 @@ def _round(
     server: PostgresServer,
     finding: Finding,
 ) -> None:
-    workers = [Worker(seed * _WORKERS + place, seed, fleet, keys, finding) for place in range(_WORKERS)]
+    workers = [Worker(seed * _WORKERS + place, seed, fleet.urls, keys, finding) for place in range(_WORKERS)]
     for worker in workers:
         worker.start()
 

@@ -87,7 +87,7 @@ async def _ask_all(url: str, key: str, requests: int, at_once: int, question: st
 def _added(site: Site, name: str, **limits: int) -> str:
     """Add a client, and wait until all proxies accept its key. Return the key."""
     key = add_client(site.operator, name, **limits)
-    # A proxy reads all clients at once. The requests of another client leave the first one's quota unused.
+    # A proxy loads all clients together. Requests of this client leave the quota of the first client unused.
     headers = {"authorization": f"Bearer {add_client(site.operator, f'{name}-probe')}"}
     until(lambda: all(httpx.get(f"{url}/v1/models", headers=headers).status_code != 401 for url in site.proxies))
     return key

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -5,15 +6,29 @@ import psycopg
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 
-VERSION = 1
-"""Increase it with every change of the schema."""
+
+@dataclass(frozen=True)
+class Migration:
+    """A change of the schema, which a proxy of a new version makes at its start while proxies of older versions run.
+
+    Attributes:
+        compatible_since: the oldest version of the code that works with the changed schema. An added table or column with a
+            default keeps it. To remove a column, raise it to the first version that does not use the column.
+    """
+
+    statements: tuple[str, ...]
+    compatible_since: int = 1
+
+
+MIGRATIONS: tuple[Migration, ...] = ()
+"""Changes after version 1, in order: the first one leads to version 2. Append only."""
 _LOCK = 0x6B7670726F7879  # "kvproxy" in ASCII. Proxies that start at the same time acquire it one after another.
 
 # Triggers maintain the totals, so that no write counts rows.
 _SCHEMA = (
     "create extension if not exists vector schema public",
-    "create table schema_version (version integer not null)",
-    f"insert into schema_version values ({VERSION})",
+    "create table schema_version (version integer not null, compatible_since integer not null default 1)",
+    "insert into schema_version values (1, 1)",
     """create table responses (
         id text collate "C" primary key, key text collate "C" not null unique, namespace text collate "C" not null,
         tenant text not null, model text not null, endpoint text not null, prompt text not null, semantic integer not null,
@@ -74,24 +89,51 @@ _SCHEMA = (
 
 
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
-    """Create the schema in an empty database; raises a SchemaVersionError if it has another schema. Process-safe."""
+    """Create or migrate the schema; raises a SchemaVersionError if this version cannot use it. Process-safe.
+
+    A schema of a later version is usable if its migrations are compatible with this version.
+    """
+    supported = 1 + len(MIGRATIONS)
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-        if (found := _version(connection)) == VERSION:
-            return
-        if found is not None:
-            raise SchemaVersionError(name, found, VERSION)
-        connection.execute("create schema if not exists kvproxy")
+        found = _versions(connection)
+        if found is None:
+            connection.execute("create schema if not exists kvproxy")
         connection.execute("set local search_path = kvproxy, public")
-        for statement in _SCHEMA:
+        if found is None:
+            for statement in _SCHEMA:
+                connection.execute(statement.encode())
+            found = 1, 1
+        version, compatible_since = found
+        if version == 0 or compatible_since > supported:
+            raise SchemaVersionError(name, version, supported)
+        if version < supported:
+            _migrate(connection, version)
+
+
+def _migrate(connection: psycopg.Connection[Any], version: int) -> None:
+    # Statements that wait for this one's locks must not wait longer than their own timeout.
+    connection.execute("set local lock_timeout = '5s'")
+    connection.execute(
+        "alter table schema_version add column if not exists compatible_since integer not null default 1"
+    )
+    for migration in MIGRATIONS[version - 1 :]:
+        version += 1
+        for statement in migration.statements:
             connection.execute(statement.encode())
+        connection.execute(
+            "update schema_version set version = %s, compatible_since = %s", [version, migration.compatible_since]
+        )
 
 
-def _version(connection: psycopg.Connection[Any]) -> int | None:
+def _versions(connection: psycopg.Connection[Any]) -> tuple[int, int] | None:
+    """Return the version of the schema and the oldest compatible version; zeros for other tables, None for no tables."""
     tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'kvproxy'")}
     if not tables:
         return None
     if "schema_version" not in tables:
-        return 0
-    row = connection.execute("select version from kvproxy.schema_version").fetchone()
-    return 0 if row is None else int(row[0])
+        return 0, 0
+    # A database without a migration may lack the second column.
+    compatible = "coalesce((to_jsonb(s) ->> 'compatible_since')::integer, version)"
+    row = connection.execute(f"select version, {compatible} from kvproxy.schema_version s".encode()).fetchone()
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))

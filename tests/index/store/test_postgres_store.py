@@ -44,7 +44,8 @@ def test_an_invalid_url_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "version"), [("update schema_version set version = 99", 99), ("drop table schema_version", 0)]
+    ("change", "version"),
+    [("update schema_version set version = 99, compatible_since = 2", 99), ("drop table schema_version", 0)],
 )
 def test_a_database_of_another_schema_is_refused(empty_postgres: str, change: str, version: int) -> None:
     open_store(empty_postgres).close()

@@ -1,0 +1,158 @@
+"""A rolling upgrade under load: python -m tests.fleet.upgrade COMMIT [--seconds 5]
+
+Three proxies of a commit serve behind nginx on one PostgreSQL. One after another, nginx stops using a proxy, the proxy ends, and
+one of this checkout takes its place. No request may fail, and all proxies serve each response that any version stored.
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from tests.faults.fleet import Worker, ask
+from tests.faults.harness import Finding, passed
+from tests.faults.proxies import hit, stored
+from tests.nginx_server import run_nginx
+from tests.polling import until
+from tests.ports import free_port
+from tests.postgres_server import run_postgres
+from tests.processes import Serving, answers, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+_PROXIES, _WORKERS, _KEYS = 3, 4, ["one", "two"]
+_DRAINED_SECONDS = 60.0
+"""Limit of the end of a proxy, which waits for its requests in flight."""
+
+
+class _Fleet:
+    """Proxies of several versions on fixed ports, and nginx, which can leave one out."""
+
+    def __init__(self, folder: Path, store: str, upstream: str) -> None:
+        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(_PROXIES)]
+        self._folder, self._store, self._upstream = folder, store, upstream
+        self._running: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in self.urls]
+        self._processes: list[Serving | None] = [None] * _PROXIES
+
+    def start(self, place: int, code: Path) -> None:
+        data = self._folder / f"data{time.monotonic_ns()}"
+        port = self.urls[place].rpartition(":")[2]
+        module = "kvproxy" if (code / "kvproxy/__main__.py").exists() else "kvproxy.commands"
+        command = [sys.executable, "-m", module, "serve", "--port", port, "--upstream", self._upstream]
+        command += ["--store", self._store, "--data", str(data), "--no-semantic"]
+        environment = os.environ | {"PYTHONPATH": str(code)}
+        log = data.with_suffix(".log")
+        # Python finds packages in the working directory first.
+        process = serve(command, int(port), log, env=environment, cwd=code, health="/ready")
+        self._processes[place] = self._running[place].enter_context(process)
+
+    def stop(self, place: int) -> None:
+        """End a proxy as systemd and Kubernetes do, and require a log without tracebacks."""
+        serving = self._processes[place]
+        assert serving is not None
+        serving.process.terminate()
+        assert serving.process.wait(_DRAINED_SECONDS) == 0
+        assert "Traceback" not in (text := serving.log.read_text()), text[-800:]
+        self._running[place].close()
+
+    def close(self) -> None:
+        for running in self._running:
+            running.close()
+
+    def site(self, port: int, left_out: int | None = None) -> str:
+        servers = "".join(
+            f"server {url.removeprefix('http://')}{' down' if place == left_out else ''};\n"
+            for place, url in enumerate(self.urls)
+        )
+        return (
+            f"upstream fleet {{\n{servers}keepalive 16;\n}}\nserver {{\nlisten 127.0.0.1:{port};\nlocation / {{\n"
+            "proxy_pass http://fleet;\nproxy_http_version 1.1;\nproxy_set_header Connection '';\n"
+            "proxy_set_header Host $http_host;\nproxy_next_upstream error timeout;\n}\n}\n"
+        )
+
+
+def upgrade(old: Path, new: Path, seconds: float) -> Finding:
+    """Replace three proxies of one source folder by proxies of another one, with some seconds of load after each step."""
+    finding = Finding("rolling upgrade of three proxies", rounds=_PROXIES)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upgrade")))
+        store, port = stack.enter_context(run_postgres()).url, free_port()
+        command = [sys.executable, "-m", "tests.faults.upstream", str(port)]
+        upstream = stack.enter_context(serve(command, port, folder / "upstream", cwd=ROOT)).url
+        fleet = _Fleet(folder, store, upstream)
+        stack.callback(fleet.close)
+        for place in range(_PROXIES):
+            fleet.start(place, old)
+        front = free_port()
+        reload = stack.enter_context(run_nginx(folder, fleet.site(front)))
+        url = f"http://127.0.0.1:{front}"
+        until(lambda: answers(f"{url}/health"))
+        with finding.timed(), _load(url, finding, seconds) as (load, workers):
+            load()
+            for place in range(_PROXIES):
+                reload(fleet.site(front, left_out=place))
+                fleet.stop(place)
+                load()
+                fleet.start(place, new)
+                reload(fleet.site(front))
+                load()
+        _check(fleet.urls, workers, finding)
+    return finding
+
+
+@contextlib.contextmanager
+def _load(url: str, finding: Finding, seconds: float) -> Iterator[tuple[Callable[[], None], list[Worker]]]:
+    """Send requests through nginx. The yielded function waits for some seconds, and for a request of each client."""
+    workers = [Worker(place, 0, [url], _KEYS, finding) for place in range(_WORKERS)]
+
+    def load() -> None:
+        before = [len(worker.stored) for worker in workers]
+        time.sleep(seconds)
+        until(lambda: all(len(worker.stored) > count for worker, count in zip(workers, before, strict=True)))
+
+    for worker in workers:
+        worker.start()
+    try:
+        yield load, workers
+    finally:
+        for worker in workers:
+            worker.stopped.set()
+        for worker in workers:
+            worker.join()
+
+
+def _check(urls: list[str], workers: list[Worker], finding: Finding) -> None:
+    acknowledged = [each for worker in workers for each in worker.stored]
+    finding.counts["acknowledged"] = len(acknowledged)
+    if errors := {name for name in finding.counts if name.isdigit() and name != "200"} | (
+        {"disconnected"} if finding.counts["disconnected"] else set()
+    ):
+        finding.failures.append(f"requests ended with {', '.join(sorted(errors))}")
+    with finding.catch("the check of stored responses"), httpx.Client(timeout=60) as client:
+        for place, url in enumerate(urls):
+            assert stored(ask(client, url, "one", 10**12 + place))
+            for key, number in acknowledged[place :: len(urls)]:
+                assert hit(ask(client, url, key, number)), f"the stored response {number} is lost"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", help="commit of the proxies that are replaced")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of the load after each step")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        archive = subprocess.run(["git", "archive", options.commit], cwd=ROOT, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "x", "-C", name], input=archive, check=True)
+        finding = upgrade(Path(name), ROOT, options.seconds)
+    print(", ".join(f"{name} {count:,}" for name, count in finding.counts.items()), f"in {finding.seconds:.0f} s")
+    sys.exit(0 if passed([finding]) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,31 +19,31 @@ from kvproxy.settings.clients import ClientSettings
 from kvproxy.trace_context import Trace
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
-"""Source of the response: a cache or the backend (`forward`).
+"""Source of the response: the response cache (`exact`, `semantic`) or the backend (`forward`).
 
-`bypass`: forwarded without parsing. `refused`: the client's error. `disconnected`: the client disconnected first. `error`: an
-error of the proxy or the backend. `revalidated`: a background request that renews a stale response.
+`bypass`: forwarded without parsing. `refused`: rejected, such as an invalid request. `disconnected`: the client disconnected
+first. `error`: the proxy or the backend failed. `revalidated`: a background request that renews a stale response.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
 """Reason to call the backend (RFC 9211).
 
-`uri-miss`: no response is stored. `request`: the request refuses the stored response. `stale`: the stored response is stale.
-`bypass`: the request is not cacheable.
+`uri-miss`: no response is stored. `request`: the request's `Cache-Control` rejects the stored response. `stale`: the stored
+response is stale. `bypass`: the request is not cacheable.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """Keys of a request.
+    """Keys of a request in the response cache.
 
     Attributes:
-        exact: digest of everything that can change the response.
-        namespace: digest of everything but the text of the last user turn.
-        text: text of the last user turn; None if the response to a similar question must not be served.
-        prompt: text that listings show.
-        parts: the values that `exact` digests.
+        exact: digest of `parts`. Equal requests have equal digests.
+        namespace: digest of `parts` without `text`. Only questions of one namespace are compared.
+        text: question for the semantic lookup; None if the response to a similar question must not be served.
+        prompt: last user turn, for listings.
+        parts: everything that can change the response: body, tenant, backend, some headers.
     """
 
     exact: str
@@ -55,7 +55,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class MatchScores:
-    """A stored question's cosine similarity, verifier score, and estimated probability of a wrong hit."""
+    """Scores of a semantic hit: cosine similarity, verifier score, and estimated probability of a wrong answer."""
 
     similarity: float
     score: float | None = None
@@ -106,26 +106,28 @@ class Exchange:
         api: name of the cached API; None for other routes.
         tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
         arrived: seconds since the epoch.
-        method, path: without the query; empty for the proxy's own routes and background requests.
-        account: charges the client's quotas; None without clients.
+        method, path: empty for the proxy's own routes and for background requests. `path` has no query.
+        account: charges the tokens to the client's quota; None if the proxy has no clients.
         trace: None without telemetry.
         cacheable: an equal request may get the same response.
-        bypass_reason: reason to skip lookups, a code of `journal/reasons.py`.
-        stale_entry: expired response, which may be served (see `Stale`).
-        is_entry_refused: the request's `no-cache` or `max-age` refuses a fresh stored response.
+        bypass_reason: reason to skip the lookups, a code of `journal/reasons.py`.
+        stale_entry: the expired response to an equal request, which may still be served (see `Stale`).
+        is_entry_refused: the request's `no-cache` or `max-age` rejects a fresh stored response.
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response, if the request sets them.
         was_collapsed: the response is shared with an identical request in flight.
-        stored: the response is committed; known only with `Cache-Control: confirm`.
+        stored: the response is committed; always False without `Cache-Control: confirm`.
         prefix: reuse of the prompt's prefix, as the backend reports it.
         predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
-        is_engine: the backend runs the model (embedded engine, vLLM), unlike a provider.
-        block_size: tokens of the backend's KV blocks; 0 if it is unknown.
+        is_engine: the backend is a self-hosted engine, not a provider's API.
+        block_size: tokens per KV block of the backend; 0 if it is unknown.
         answer_digests: see `apis.message_parts.answer_digests`.
-        backend_seconds: seconds until the backend's response is complete.
-        failure: final error, a code of `journal/reasons.py`.
-        started, exact_done, semantic_done: arrival, and end of each lookup.
-        backend_started, first_byte, ended: start of the backend's response; start and end of the proxy's response.
+        backend_seconds: duration from the call of the backend until its last chunk.
+        failure: code of the error that ended the request, from `journal/reasons.py`.
+        started: arrival.
+        exact_done, semantic_done: end of each lookup.
+        backend_started: start of the backend's response.
+        first_byte, ended: start and end of the response to the client.
     """
 
     api: str | None
@@ -180,12 +182,12 @@ class Exchange:
 
     @property
     def api_request(self) -> ApiRequest:
-        """Return `request`, which is set before the flow begins."""
+        """Return `request`, which must be set."""
         assert self.request is not None
         return self.request
 
     @property
     def cache_key(self) -> CacheKey:
-        """Return `key`, which the flow computes before any lookup."""
+        """Return `key`, which must be set."""
         assert self.key is not None
         return self.key

@@ -30,10 +30,13 @@ from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
-"""Maximum wait for the body of a response that is no stream, because `Cache-Status` has the id of the stored response."""
+"""Maximum delay of a response's head until the body is complete, because `Cache-Status` contains the stored response's id.
+
+Streams are not delayed.
+"""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
-"""Awaits a coroutine, and cancels it when the client disconnects."""
+"""A function that awaits a coroutine, and cancels it when the client disconnects."""
 
 
 class Answerer:
@@ -41,7 +44,7 @@ class Answerer:
 
     Args:
         comparer: compares responses for the learned policy; None disables learning.
-        finish: receives the finished exchanges of background requests; the journal by default.
+        finish: receives the finished exchanges of background requests; by default, adds them to the journal.
         shared: state that proxies share in PostgreSQL; None for a single proxy.
     """
 
@@ -82,7 +85,7 @@ class Answerer:
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
-        `watch` awaits the steps after the exact lookup. None ignores disconnects.
+        `watch` runs the steps after the exact lookup; None does not cancel them when the client disconnects.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)
@@ -97,7 +100,7 @@ class Answerer:
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
         if answer is None:
-            work = self._after_exact(exchange)
+            work = self._answer_after_exact(exchange)
             answer = await (work if watch is None else watch(work))
         if exchange.account is not None and exchange.hit is not None:
             await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
@@ -111,7 +114,7 @@ class Answerer:
         accepts_stored = control.only_if_cached or control.max_age is not None
         return not accepts_stored and requests_sampling(request.body)
 
-    async def _after_exact(self, exchange: Exchange) -> Answer:
+    async def _answer_after_exact(self, exchange: Exchange) -> Answer:
         if exchange.bypass_reason is None:
             hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
             if hit is not None:

@@ -36,18 +36,20 @@ _IRRELEVANT_VARY = frozenset(
 
 
 class ResponseReader(Protocol):
+    """Reads the chunks of a backend's response, to store the response and to find its usage."""
+
     def push(self, chunk: bytes) -> bool:
         """Read the next chunk; return whether it completes the response."""
 
     @property
     def prefix(self) -> PrefixReuse | None:
-        """Return the reported prefix reuse; None until the stream reports it."""
+        """Return the prefix reuse that the backend reports; None before the report."""
 
     @property
     def prefill_seconds(self) -> float | None: ...
 
     async def result(self) -> JsonObject | None:
-        """Return the whole response; None if it is invalid, incomplete, or too large to store."""
+        """Return the complete response; None if it is invalid, incomplete, or too large to store."""
 
 
 @dataclass(slots=True)
@@ -57,15 +59,15 @@ class BackendResponse:
     Attributes:
         chunks: the body; the iterator raises a KvproxyError if the response breaks off.
         reader: reads the same chunks for the cache.
-        single_chunk: the body is one chunk.
-        streams: the body is a stream of events.
-        must_not_store: its headers forbid storing it, or it is stored already.
-        prefix: prefix reuse, once reported.
+        single_chunk: the whole body arrives as one chunk.
+        streams: the body consists of server-sent events.
+        must_not_store: the headers forbid storing the response, or it is stored already.
+        prefix: prefix reuse; None until the backend reports it.
         served_by: the upstream; None for the embedded engine.
-        usage: prompt tokens and completion tokens.
+        usage: numbers of prompt and completion tokens; None until the response is complete.
         answer_digests, block_size: see `Exchange`.
-        entry: set if another proxy in the cluster computed and stored the response.
-        started: value of `time.perf_counter`.
+        entry: the stored response, if another proxy with the same store computed it.
+        started: start of the response, a value of `time.perf_counter`.
     """
 
     status: int
@@ -87,7 +89,7 @@ class BackendResponse:
 
 
 def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Convert a backend's reply to bytes. A response with more than `limit` bytes is not read for the cache."""
+    """Convert a backend's reply to bytes. A response with more than `limit` bytes is relayed, but not stored."""
     match reply:
         case GeneratedResponse():
             return _generated(request, reply, limit)
@@ -124,7 +126,10 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
 
 
 async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """Send a request of the proxy itself. Return the response, or None as `ResponseReader.result`. Raises a KvproxyError."""
+    """Send a request of the proxy itself, and return the response. Raises a KvproxyError.
+
+    Return None if the response is unsuccessful, invalid, incomplete, or larger than `limit` bytes.
+    """
     response = open_response(request, await backend.send(request), limit)
     try:
         async for chunk in response.chunks:

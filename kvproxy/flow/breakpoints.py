@@ -1,8 +1,8 @@
-"""Places Anthropic's breakpoints (`cache_control`). The provider caches the prefix that ends at a breakpoint.
+"""Sets Anthropic's cache breakpoints (`cache_control`) on content blocks.
 
-A prefix consists of tools, system prompt, and messages, in this order. A request may have four breakpoints, not on every type
-of block. Short prefixes are not cached. The provider finds a cached prefix only if it ends in the 20 blocks before a
-breakpoint, so the end of the previous request gets one, too.
+The provider caches the prefix that ends at a breakpoint: tools, system prompt, and messages, in this order. A request may
+have four breakpoints, and some types of blocks none. Short prefixes are not cached. The provider searches for a cached
+prefix at most 20 blocks before a breakpoint, so the last block of the previous request gets a breakpoint, too.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import Literal
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
-from kvproxy.flow.conversation_digests import MARKER, content_blocks
+from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, content_blocks
 
 Lifetime = Literal["5m", "1h"]
 _MAX_BREAKPOINTS = 4
@@ -24,19 +24,19 @@ _MINIMUMS = (
     *((pattern, 2_048) for pattern in ("*haiku-3*", "*3-haiku*", "*3-5-haiku*")),
     ("*", 1_024),
 )
-"""Minimum tokens of a cached prefix, by model."""
+"""Minimum tokens of a prefix that the provider caches, by pattern of the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A block that may have a breakpoint.
+class _BlockPosition:
+    """A content block that may have a breakpoint.
 
     Attributes:
         section: `tools`, `system`, or `messages`.
         item: index of the tool, system block, or message.
-        part: index of the content block in the message; 0 otherwise.
-        end: length of the prefix that ends with the block, in bytes.
-        is_marked: the client set a breakpoint.
+        part: index of the block in its message; 0 for tools and system blocks.
+        end: bytes of the prefix that ends with the block.
+        is_marked: the client set a breakpoint on the block.
     """
 
     section: str
@@ -47,25 +47,25 @@ class _Place:
 
 
 def with_breakpoints(request: ApiRequest, last_hour_message: int = -1) -> ApiRequest:
-    """Place breakpoints as the request's rule requires.
+    """Set breakpoints as the request's rule requires.
 
-    With `breakpoints = "auto"`, the prefix up to the message `last_hour_message` gets a lifetime of one hour.
+    With `breakpoints = "auto"`, the provider keeps the prefix up to the message with index `last_hour_message` for one hour.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
         return request
-    places = list(_places(request.body))
+    positions = list(_find_positions(request.body))
     minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
-    chosen = _chosen(request.body, places, minimum * BYTES_PER_TOKEN, last_hour_message)
+    chosen = _choose_positions(request.body, positions, minimum * BYTES_PER_TOKEN, last_hour_message)
     if lifetime != "auto":
         last_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
-    body = _marked(request.body, chosen, last_hour_message)
+    body = _set_breakpoints(request.body, chosen, last_hour_message)
     if body == request.body:
         return request
     # For listings, the journal, and savings.
-    sections = [place.section for place in places if place in chosen]
+    sections = [position.section for position in positions if position in chosen]
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
-    long = sum(_block_lifetime(place.section, place.item, last_hour_message) == "1h" for place in chosen)
+    long = sum(_block_lifetime(position.section, position.item, last_hour_message) == "1h" for position in chosen)
     counts += [f"{long} for 1h"] if long else []
     tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
@@ -77,37 +77,41 @@ def _is_well_formed(body: JsonObject) -> bool:
     return all(len(objects(value)) == len(value) for value in lists if isinstance(value, list))
 
 
-def _places(body: JsonObject) -> Iterator[_Place]:
+def _find_positions(body: JsonObject) -> Iterator[_BlockPosition]:
     end = 0
     for section in _SECTIONS:
         for item, holder in enumerate(content_blocks(body.get(section))):
             parts = content_blocks(holder.get("content")) if section == "messages" else [holder]
             for part, block in enumerate(parts):
                 end += len(dumps(block))
-                if _is_markable(block):
-                    yield _Place(section, item, part, end, MARKER in block)
+                if _accepts_breakpoint(block):
+                    yield _BlockPosition(section, item, part, end, BREAKPOINT_FIELD in block)
 
 
-def _is_markable(block: JsonObject) -> bool:
+def _accepts_breakpoint(block: JsonObject) -> bool:
     if block.get("type") in REASONING_BLOCKS or block.get("defer_loading") is True:
         return False
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
 
 
-def _chosen(body: JsonObject, places: list[_Place], minimum: int, last_hour_message: int) -> set[_Place]:
+def _choose_positions(
+    body: JsonObject, positions: list[_BlockPosition], minimum: int, last_hour_message: int
+) -> set[_BlockPosition]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
-    messages, system, tools = ([place for place in places if place.section == name] for name in _SECTIONS[::-1])
+    messages, system, tools = (
+        [position for position in positions if position.section == name] for name in _SECTIONS[::-1]
+    )
     wanted = [
         *messages[-1:],
-        *[place for place in messages if place.item <= last_hour_message][-1:],
-        *[place for place in messages if answers and place.item < answers[-1]][-1:],
-        *[place for place in reversed(places) if place.is_marked],
+        *[position for position in messages if position.item <= last_hour_message][-1:],
+        *[position for position in messages if answers and position.item < answers[-1]][-1:],
+        *[position for position in reversed(positions) if position.is_marked],
         *system[-1:],
         *tools[-1:],
     ]
-    # A breakpoint for the whole body is one of the four.
-    most = _MAX_BREAKPOINTS - 1 if isinstance(body.get(MARKER), dict) else _MAX_BREAKPOINTS
-    long_enough = dict.fromkeys(place for place in wanted if place.end >= minimum)
+    # A breakpoint of the body itself counts as one of the four.
+    most = _MAX_BREAKPOINTS - 1 if isinstance(body.get(BREAKPOINT_FIELD), dict) else _MAX_BREAKPOINTS
+    long_enough = dict.fromkeys(position for position in wanted if position.end >= minimum)
     return set(list(long_enough)[:most])
 
 
@@ -115,48 +119,50 @@ def _block_lifetime(section: str, item: int, last_hour_message: int) -> Lifetime
     return "1h" if last_hour_message >= (item if section == "messages" else 0) else "5m"
 
 
-def _marked(body: JsonObject, chosen: set[_Place], last_hour_message: int) -> JsonObject:
-    at = {(place.section, place.item, place.part) for place in chosen}
+def _set_breakpoints(body: JsonObject, chosen: set[_BlockPosition], last_hour_message: int) -> JsonObject:
+    at = {(position.section, position.item, position.part) for position in chosen}
     marked = dict(body)
-    if isinstance(body.get(MARKER), dict):
-        marked[MARKER] = _marker(
+    if isinstance(body.get(BREAKPOINT_FIELD), dict):
+        marked[BREAKPOINT_FIELD] = _breakpoint(
             body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, last_hour_message)
         )
     for section in ("tools", "system"):
         if section in body:
             parts = {item for name, item, _ in at if name == section}
-            marked[section] = _marked_blocks(body[section], parts, _block_lifetime(section, 0, last_hour_message))
+            marked[section] = _set_block_breakpoints(
+                body[section], parts, _block_lifetime(section, 0, last_hour_message)
+            )
     messages: list[Json] = []
     for item, message in enumerate(objects(body.get("messages"))):
         parts = {part for name, number, part in at if (name, number) == ("messages", item)}
         lifetime = _block_lifetime("messages", item, last_hour_message)
-        messages.append({**message, "content": _marked_blocks(message.get("content"), parts, lifetime)})
+        messages.append({**message, "content": _set_block_breakpoints(message.get("content"), parts, lifetime)})
     return {**marked, "messages": messages}
 
 
-def _marked_blocks(content: Json, parts: set[int], lifetime: Lifetime) -> Json:
+def _set_block_breakpoints(content: Json, parts: set[int], lifetime: Lifetime) -> Json:
     if isinstance(content, str) and not parts:
         return content
     marked: list[Json] = []
     for part, block in enumerate(content_blocks(content)):
-        plain = {name: value for name, value in block.items() if name != MARKER}
+        plain = {name: value for name, value in block.items() if name != BREAKPOINT_FIELD}
         if isinstance(plain.get("content"), list):
-            plain["content"] = _marked_blocks(plain["content"], set(), lifetime)
-        marked.append({**plain, MARKER: _marker(block, lifetime)} if part in parts else plain)
+            plain["content"] = _set_block_breakpoints(plain["content"], set(), lifetime)
+        marked.append({**plain, BREAKPOINT_FIELD: _breakpoint(block, lifetime)} if part in parts else plain)
     return marked
 
 
-def _marker(holder: JsonObject, lifetime: Lifetime) -> Json:
-    marker = holder.get(MARKER)
+def _breakpoint(holder: JsonObject, lifetime: Lifetime) -> Json:
+    marker = holder.get(BREAKPOINT_FIELD)
     if isinstance(marker, dict) and (marker.get("ttl") or "5m") == lifetime:
         return marker
     return {"type": "ephemeral"} if lifetime == "5m" else {"type": "ephemeral", "ttl": lifetime}
 
 
 def find_last_hour_message(body: JsonObject) -> int:
-    """Return the index of the last message with a breakpoint for one hour; -1 without one."""
+    """Return the index of the last message with a breakpoint for one hour; -1 if no message has such a breakpoint."""
     for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
-        markers = [field(block, MARKER) for block in objects(message.get("content"))]
+        markers = [field(block, BREAKPOINT_FIELD) for block in objects(message.get("content"))]
         if any(field(marker, "ttl") == "1h" for marker in markers):
             return item
     return -1

@@ -11,7 +11,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.call_ids import number_call_ids
-from kvproxy.flow.conversation_digests import MARKER
+from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
 from kvproxy.settings.access import TENANT_HEADERS
@@ -27,11 +27,12 @@ _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """Return the name of the tenant: the client's name, and a digest of its users' headers; `public` without both.
+    """Return the tenant: the client's name and a digest of the headers that identify its user; `public` without both.
 
     Args:
         headers: the request's headers, with names in lower case.
-        names: the setting of headers that identify users.
+        names: headers that identify users (setting `access.tenant_headers`).
+        client: the client's tenant; None without clients.
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
@@ -43,8 +44,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
 
     Args:
         backend: name of the backend.
-        shared: tenants share responses.
-        conversations: compare earlier user turns semantically, too; see `CacheSettings.conversations`.
+        shared: whether tenants share responses.
+        conversations: whether earlier user turns may match semantically, too; see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
@@ -78,9 +79,9 @@ def _is_comparable(text: str) -> bool:
 
 
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
-    """Split earlier user turns, which a semantic match may reword, from the rest of the body, which must be equal.
+    """Return the body without earlier user turns, and their texts. A semantic match may reword only these texts.
 
-    A turn stays in the rest if it is too long to compare, has hidden characters, or has no answer. Answers stay in the rest,
+    A turn stays in the body if it is too long to compare, has hidden characters, or has no answer. Answers stay in the body,
     so that a follow-up such as `continue` matches in its own conversation only.
     """
     turns, texts = objects(question.rest[question.turns_field]), list[str]()
@@ -97,12 +98,12 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
     # An escape sequence could hide a marker.
-    marked = not request.raw or MARKER.encode() in request.raw or b"\\u" in request.raw
+    marked = not request.raw or BREAKPOINT_FIELD.encode() in request.raw or b"\\u" in request.raw
     for name, value in (_without_paths(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.ignored_fields:
             continue
         if name in _MARKED and marked:
-            value = _without_markers(value, 3)
+            value = _without_breakpoints(value, 3)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
@@ -138,13 +139,13 @@ def _without_paths(body: JsonMap, paths: Sequence[str]) -> JsonMap:
     return left
 
 
-def _without_markers(value: Json, depth: int) -> Json:
+def _without_breakpoints(value: Json, depth: int) -> Json:
     if isinstance(value, list) and depth:
-        return [_without_markers(item, depth - 1) for item in value]
+        return [_without_breakpoints(item, depth - 1) for item in value]
     if not isinstance(value, dict):
         return value
-    plain = {name: inner for name, inner in value.items() if name != MARKER}
-    return plain | {"content": _without_markers(plain["content"], depth)} if "content" in plain else plain
+    plain = {name: inner for name, inner in value.items() if name != BREAKPOINT_FIELD}
+    return plain | {"content": _without_breakpoints(plain["content"], depth)} if "content" in plain else plain
 
 
 def _digest(value: JsonObject) -> str:

@@ -10,9 +10,9 @@ _LISTS = ("messages", "input")
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:
-    """Number the tool call ids by first use. If any other text contains an id, the body stays unchanged."""
+    """Number the tool call ids by first use. Change nothing if another text, such as a prompt, contains an id."""
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
-    ids = list(dict.fromkeys(_ids(list(lists.values()))))
+    ids = list(dict.fromkeys(_find_call_ids(list(lists.values()))))
     if not ids:
         return body
     # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
@@ -23,19 +23,19 @@ def number_call_ids(body: JsonObject) -> JsonObject:
     return {**body, **found}
 
 
-def _ids(value: Json) -> Iterator[str]:
+def _find_call_ids(value: Json) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
-            yield from _ids(item)
+            yield from _find_call_ids(item)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            if _is_id(value, name):
+            if _is_call_id(value, name):
                 yield str(inner)
             elif isinstance(inner, list | dict):
-                yield from _ids(inner)
+                yield from _find_call_ids(inner)
 
 
-def _is_id(holder: JsonObject, name: str) -> bool:
+def _is_call_id(holder: JsonObject, name: str) -> bool:
     return isinstance(holder[name], str) and (
         name in _REFERENCES or (name == "id" and holder.get("type") in _CALL_TYPES)
     )
@@ -47,7 +47,7 @@ def _replace_ids(value: Json, numbers: dict[str, str]) -> Json:
     if not isinstance(value, dict):
         return value
     return {
-        name: numbers[str(inner)] if _is_id(value, name) else _replace_ids(inner, numbers)
+        name: numbers[str(inner)] if _is_call_id(value, name) else _replace_ids(inner, numbers)
         for name, inner in value.items()
     }
 

@@ -34,26 +34,26 @@ _log = logging.getLogger("kvproxy")
 async def judge_with_model(
     backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str
 ) -> bool | None:
-    """Ask the request's model whether two answers are equivalent; None without a verdict."""
-    asked = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
+    """Ask the request's model whether two answers are equivalent; None if the model fails or gives no verdict."""
+    prompt = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
-        whole = await fetch_response(backend, _judge_request(request, asked), _MAX_BYTES)
+        whole = await fetch_response(backend, _judge_request(request, prompt), _MAX_BYTES)
     except KvproxyError:
         return None
-    said = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
-    words = re.findall(r"\b(SAME|DIFFERENT)\b", said.upper())
+    text = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
+    words = re.findall(r"\b(SAME|DIFFERENT)\b", text.upper())
     # A reasoning model states its decision last.
     return words[-1] == "SAME" if words else None
 
 
-def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
+def _judge_request(request: ApiRequest, prompt: str) -> ApiRequest:
     body: JsonObject = {"model": request.model, "temperature": 0}
-    turn: list[Json] = [{"role": "user", "content": asked}]
+    turn: list[Json] = [{"role": "user", "content": prompt}]
     match request.api.name:
         case "messages":
             body |= {"system": _INSTRUCTION, "messages": turn, "max_tokens": _MOST_TOKENS}
         case "responses":
-            body |= {"instructions": _INSTRUCTION, "input": asked, "max_output_tokens": _MOST_TOKENS}
+            body |= {"instructions": _INSTRUCTION, "input": prompt, "max_output_tokens": _MOST_TOKENS}
         case _:
             body |= {"messages": [{"role": "system", "content": _INSTRUCTION}, *turn], "max_tokens": _MOST_TOKENS}
     headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
@@ -63,7 +63,7 @@ def _judge_request(request: ApiRequest, asked: str) -> ApiRequest:
 
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
-    """Return the text of a stored response; None without text, or with several choices."""
+    """Return the text of a stored response; None if it has no text or several choices."""
     api = APIS.get(endpoint)
     try:
         whole = loads(response)
@@ -74,7 +74,7 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
 
 
 class ResponseComparer:
-    """Compares responses in the background, one pair at a time. A full queue drops comparisons."""
+    """Compares responses in the background, one pair at a time. Comparisons are dropped while the queue is full."""
 
     def __init__(self, semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> None:
         self._semantic = semantic
@@ -83,10 +83,10 @@ class ResponseComparer:
         self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_MAX_QUEUED)
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
-        """By result: right, wrong, undecided, dropped."""
+        """Number of comparisons by result: right, wrong, undecided, dropped."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
-        """Queue the comparison of a fresh response with the candidates of its semantic lookup."""
+        """Queue the comparison of a fresh response with the cached responses that its semantic lookup found."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
@@ -108,7 +108,7 @@ class ResponseComparer:
         while True:
             request, fresh, lookup = await self._queue.get()
             try:
-                result = await self._observe(request, fresh, lookup)
+                result = await self._compare_with_candidates(request, fresh, lookup)
                 if lookup.observation is not None:
                     self.counts[result] += 1
             except CacheStoreError as error:
@@ -119,10 +119,10 @@ class ResponseComparer:
             finally:
                 self._queue.task_done()
 
-    async def _observe(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> str:
+    async def _compare_with_candidates(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> str:
         learning = self._semantic.learning
-        said = answer_text(fresh.response, fresh.endpoint)
-        if said is None or learning is None:
+        text = answer_text(fresh.response, fresh.endpoint)
+        if text is None or learning is None:
             return "undecided"
 
         async def same(id: str) -> bool | None:
@@ -130,16 +130,16 @@ class ResponseComparer:
             cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
             if cached is None:
                 return None
-            return await self.have_same_meaning(request, fresh.prompt, cached, said)
+            return await self.have_same_meaning(request, fresh.prompt, cached, text)
 
         shadow = self._settings.shadow
-        learned = await learning.record_response(lookup, fresh, said, same, was_to_be_served=shadow)
+        learned = await learning.record_response(lookup, fresh, text, same, was_to_be_served=shadow)
         if learned is None:
             return "undecided"
         return "right" if learned.right else "wrong"
 
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        """Whether two answers are equal, or equivalent by the setting `cache.judge`; None if unknown."""
+        """Whether two answers are equal, or equivalent according to `cache.judge`; None if the judge does not decide."""
         judge = self._settings.judge
         if digest(cached) == digest(fresh):
             return True

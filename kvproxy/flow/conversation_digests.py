@@ -10,13 +10,13 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 
-MARKER = "cache_control"
-"""Field of Anthropic's breakpoints, see `breakpoints.py`."""
+BREAKPOINT_FIELD = "cache_control"
+"""Field of a content block that sets a cache breakpoint of Anthropic, see `breakpoints.py`."""
 _CALL_IDS = ("tool_use_id", "call_id")
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"\s+")
 _THINK_TAGS = re.compile(r"(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
-"""Reasoning in the text of an answer. Some chat templates put the first tag into the prompt."""
+"""Matches reasoning and the rest of an answer. The opening tag may be missing: some chat templates put it into the prompt."""
 
 
 def conversation_scope(request: ApiRequest) -> bytes:
@@ -24,7 +24,7 @@ def conversation_scope(request: ApiRequest) -> bytes:
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Yield a digest of the conversation up to each of `messages`, or of the request's messages.
+    """Yield one digest per message, of the conversation up to this message. None selects the request's messages.
 
     The digest ignores system prompts, reasoning, ids, and the format of tool arguments: clients change them between turns.
     """
@@ -45,11 +45,16 @@ def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[byt
             yield canonical_json({name: value for name, value in block.items() if name != "id"})
     for call in objects(message.get("tool_calls")):
         function = call.get("function")
-        yield canonical_json({"name": field(function, "name"), "arguments": _parsed(field(function, "arguments"))})
+        yield canonical_json(
+            {"name": field(function, "name"), "arguments": _parse_arguments(field(function, "arguments"))}
+        )
 
 
 def messages_of(body: JsonObject) -> list[JsonObject]:
-    """Return the messages. Items of the Responses API become messages; consecutive output items become one message."""
+    """Return the messages of a request. Input items of the Responses API are converted to messages.
+
+    Consecutive output items, such as reasoning and tool calls, become one assistant message.
+    """
     source = body.get("input")
     if source is None:
         return objects(body.get("messages"))
@@ -71,7 +76,9 @@ def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
     for block in blocks:
         kind = block.get("type")
         if kind == "function_call":
-            plain.append({"type": "tool_use", "name": block.get("name"), "input": _parsed(block.get("arguments"))})
+            plain.append(
+                {"type": "tool_use", "name": block.get("name"), "input": _parse_arguments(block.get("arguments"))}
+            )
         elif kind == "message" or (kind is None and "role" in block):
             parts = content_blocks(block.get("content"))
             plain += ({"type": "text", "text": part["text"]} if "text" in part else part for part in parts)
@@ -81,12 +88,12 @@ def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
 
 
 def joined_text(blocks: Iterable[JsonObject]) -> str:
-    """Concatenate the text blocks."""
+    """Concatenate the texts of all text blocks."""
     return "".join(str(block.get("text") or "") for block in _plain_blocks(blocks) if block.get("type") == "text")
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """Return the reasoning and the rest of a text, both with normalized spaces."""
+    """Return the reasoning in think tags, and the rest of the text, both with normalized spaces."""
     found = _THINK_TAGS.match(text.lstrip())
     reasoning, rest = found.groups() if found else ("", text)
     return _SPACE.sub(" ", reasoning).strip(), _SPACE.sub(" ", rest).strip()
@@ -96,7 +103,7 @@ def content_blocks(content: Json) -> list[JsonObject]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
 
 
-def _parsed(arguments: Json) -> Json:
+def _parse_arguments(arguments: Json) -> Json:
     try:
         return loads(arguments.encode()) if isinstance(arguments, str) else arguments
     except ValueError:
@@ -105,7 +112,7 @@ def _parsed(arguments: Json) -> Json:
 
 def canonical_json(value: JsonObject) -> bytes:
     """Serialise a block without call ids and breakpoints, which clients change between turns."""
-    plain = {name: each for name, each in value.items() if name not in (MARKER, *_CALL_IDS)}
+    plain = {name: each for name, each in value.items() if name not in (BREAKPOINT_FIELD, *_CALL_IDS)}
     try:
         return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:

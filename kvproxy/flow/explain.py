@@ -26,11 +26,11 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
-"""Maximum stored responses to the same prompt that are compared with the request of another tenant."""
+"""Maximum number of stored responses to the same prompt in the search for a response of another tenant."""
 
 
 def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:
-    """Return a function that finds the parts of a recorded prompt, in the journal or the response cache."""
+    """Return a function that loads a recorded prompt by its number, from the journal or else from the response cache."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:
         contents, entry = reader.contents(prompt), reader.entry_id(prompt)
@@ -51,8 +51,8 @@ def _entry_contents(store: Store, id: str) -> Mapping[str, Json] | None:
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:
     """Return the layer that would answer a request, and the decision of each layer, as JSON.
 
-    `layer` is `exact`, `semantic`, `prefix` if the engine would reuse a part of the prompt, or `none`. A value that was not
-    computed is None. Raises KvproxyError and CacheStoreError.
+    `layer` is `exact`, `semantic`, `prefix`, or `none`. `prefix` is a miss for which the engine would reuse a part of the
+    prompt. Values that were not computed are None. Raises KvproxyError and CacheStoreError.
     """
     key = await answerer.compute_key(request)
     # An expired response may be served during its revalidation.

@@ -18,11 +18,13 @@ from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Look
 from kvproxy.settings import CacheSettings
 
 _FRESH_SHARE = 0.9
-"""Fraction of the client's timeout to wait for the backend before a stale response is served."""
+"""Fraction of the client's timeout after which a stale response is served instead of waiting for the backend."""
 _log = logging.getLogger("kvproxy")
 
 
 class CacheLookup:
+    """Looks up responses in the cache, and serves them."""
+
     def __init__(self, cache: ResponseCache, settings: CacheSettings, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._store = cache.store
@@ -41,21 +43,24 @@ class CacheLookup:
                 return None
             if entry.expires <= self._clock():
                 exchange.stale_entry = entry
-            elif self._is_accepted(entry, exchange):
+            elif self._request_accepts(entry, exchange):
                 return await self.replay(exchange, entry)
             else:
                 exchange.is_entry_refused = True
         return None
 
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
-        """Serve `stale_entry` if stale-while-revalidate permits it."""
+        """Serve the exchange's `stale_entry` if stale-while-revalidate permits it."""
         entry = exchange.stale_entry
         if entry is None or self._stale_reason(entry, exchange) != "stale-while-revalidate":
             return None
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
     def fallback_timeout(self, exchange: Exchange) -> float | None:
-        """Return the seconds to wait for the backend before serving `stale_entry`; None if it cannot be served."""
+        """Return the seconds to wait for the backend before `stale_entry` is served.
+
+        Return None, for no limit, if `stale_entry` must not be served or the client sets no timeout.
+        """
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or exchange.bypass_reason is not None:
             return None
@@ -64,7 +69,7 @@ class CacheLookup:
         return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """After a failure of the backend, serve `stale_entry`, or else a fresh or stale semantic hit."""
+        """After a failure of the backend, serve `stale_entry`, or else the response to a similar question."""
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
@@ -91,7 +96,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Serve the response to a similar question; after the backend `failed`, also a stale one."""
+        """Serve the response to a similar question. If the backend `failed`, a stale response may be served, too."""
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
@@ -114,14 +119,14 @@ class CacheLookup:
             if entry is None or self._settings.shadow:
                 return None
             stale = self._stale_reason(entry, exchange, failed=failed)
-            if stale is None and not (entry.expires > self._clock() and self._is_accepted(entry, exchange)):
+            if stale is None and not (entry.expires > self._clock() and self._request_accepts(entry, exchange)):
                 return None
             if self._semantic.learning is not None and not exchange.is_warming:
                 self._semantic.learning.record_served(lookup)
             return await self.replay(exchange, entry, _match(lookup), stale)
         return None
 
-    def _is_accepted(self, entry: Entry, exchange: Exchange) -> bool:
+    def _request_accepts(self, entry: Entry, exchange: Exchange) -> bool:
         control = exchange.api_request.control
         if control.no_cache:
             return False

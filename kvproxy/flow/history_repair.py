@@ -1,7 +1,7 @@
-"""Restores earlier answers of a conversation to the backend's original, so that the backend's prefix cache matches.
+"""Restores earlier answers in a request to the form that the backend sent, so that the backend's prefix cache matches.
 
-Clients return answers without reasoning, with other white space, or with reformatted tool arguments; some reorder the tools.
-An answer is restored only if the conversation before it is unchanged, and if it has no other difference.
+Clients send answers back without reasoning, with other white space, or with reformatted tool arguments; some reorder tools.
+An answer is restored only if the messages before it are unchanged, and if it differs in nothing else.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_list, as_object, as_text, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS, REASONING_FIELDS, answer_message
 from kvproxy.flow.conversation_digests import (
-    MARKER,
+    BREAKPOINT_FIELD,
     canonical_json,
     content_blocks,
     conversation_digests,
@@ -26,12 +26,12 @@ from kvproxy.flow.conversation_digests import (
 _MAX_BYTES = 64 * 2**20
 _APIS = ("chat", "messages", "responses")
 _THINKS = ("enabled", "adaptive")
-_CLIENT_FIELDS = ("id", "call_id", MARKER)
+_CLIENT_FIELDS = ("id", "call_id", BREAKPOINT_FIELD)
 _STATEFUL = ("previous_response_id", "conversation")
 
 
 class HistoryRepair:
-    """Keeps the original answers of recent conversations, and the order of tools in their first request. Thread-safe."""
+    """Stores the original answers of recent conversations, and the order of tools in their first request. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -49,11 +49,11 @@ class HistoryRepair:
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Restore answers and the order of tools, and tag the request with the changes, if there are any."""
+        """Restore answers and the order of tools. Tag the request with each kind of change."""
         if not _has_whole_conversation(request):
             return request
-        kinds: list[str] = []
-        body = self._restore_tool_order(request, kinds)
+        repairs: list[str] = []
+        body = self._restore_tool_order(request, repairs)
         name = "input" if request.api.name == "responses" else "messages"
         if isinstance(sent := body.get(name), list) and len(objects(sent)) < len(sent):
             return request
@@ -61,15 +61,15 @@ class HistoryRepair:
         restored: list[Json] = []
         for message, digest in zip(messages, conversation_digests(request, messages), strict=True):
             original = self._find(digest) if message.get("role") == "assistant" else None
-            message = message if original is None else _restored(request, message, original, kinds)
+            message = message if original is None else _restored(request, message, original, repairs)
             restored += objects(message["content"]) if name == "input" else [message]
-        if not kinds:
+        if not repairs:
             return request
         body = {**body, name: body[name] if isinstance(sent, str) else restored}
-        tags = (*request.control.tags, *(f"repaired:{kind}" for kind in dict.fromkeys(kinds)))
+        tags = (*request.control.tags, *(f"repaired:{kind}" for kind in dict.fromkeys(repairs)))
         return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
-    def _restore_tool_order(self, request: ApiRequest, kinds: list[str]) -> JsonObject:
+    def _restore_tool_order(self, request: ApiRequest, repairs: list[str]) -> JsonObject:
         tools = objects(request.body.get("tools"))
         if len(tools) < 2:
             return request.body
@@ -82,7 +82,7 @@ class HistoryRepair:
         ordered: list[Json] = [by_digest[digest] for digest in order]
         if len(ordered) != len(tools) or ordered == tools:
             return request.body
-        kinds.append("tools")
+        repairs.append("tools")
         return {**request.body, "tools": ordered}
 
     def _keep(self, key: bytes, value: JsonObject) -> None:
@@ -105,39 +105,39 @@ def _has_whole_conversation(request: ApiRequest) -> bool:
     return request.api.name in _APIS and not any(request.body.get(name) for name in _STATEFUL)
 
 
-def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
+def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, repairs: list[str]) -> JsonObject:
     sent, known = content_blocks(message.get("content")), content_blocks(original.get("content"))
     if (reasoning := _tagged_reasoning(sent)) and reasoning != _tagged_reasoning(known):
         return message
     if request.api.name == "chat":
-        return _restored_message(message, original, kinds)
+        return _restored_message(message, original, repairs)
     may_think = request.api.name == "responses" or field(request.body.get("thinking"), "type") in _THINKS
     known = [block for block in known if not _is_reasoning(block) or (may_think and _has_content(block))]
-    return _restored_blocks(message, sent, known, kinds)
+    return _restored_blocks(message, sent, known, repairs)
 
 
-def _restored_message(message: JsonObject, original: JsonObject, kinds: list[str]) -> JsonObject:
+def _restored_message(message: JsonObject, original: JsonObject, repairs: list[str]) -> JsonObject:
     restored = dict(message)
     reasoning = {name: original[name] for name in REASONING_FIELDS if original.get(name)}
     if reasoning and not any(message.get(name) for name in REASONING_FIELDS):
         restored |= reasoning
-        kinds.append("reasoning")
+        repairs.append("reasoning")
     content, before = message.get("content"), original.get("content")
     if isinstance(content, str | None) and isinstance(before, str | None) and (content or "") != (before or ""):
         restored["content"] = before
-        kinds.append(_kind_of_text_change(message, original))
+        repairs.append(_kind_of_text_change(message, original))
     calls: list[Json] = []
     for call, known in zip(objects(message.get("tool_calls")), objects(original.get("tool_calls")), strict=False):
         function, arguments = call.get("function"), field(known.get("function"), "arguments")
         if isinstance(function, dict) and isinstance(arguments, str) and function.get("arguments") != arguments:
             call = {**call, "function": {**function, "arguments": arguments}}
-            kinds.append("arguments")
+            repairs.append("arguments")
         calls.append(call)
     return {**restored, "tool_calls": calls} if calls else restored
 
 
 def _restored_blocks(
-    message: JsonObject, sent: list[JsonObject], known: list[JsonObject], kinds: list[str]
+    message: JsonObject, sent: list[JsonObject], known: list[JsonObject], repairs: list[str]
 ) -> JsonObject:
     spoken = [block for block in known if not _is_reasoning(block)]
     clients = [block for block in sent if not _is_reasoning(block)]
@@ -156,7 +156,7 @@ def _restored_blocks(
         block, client = next(pairs)
         changes += _differences(client, block)
         restored.append({**block, **{name: client[name] for name in _CLIENT_FIELDS if name in client}})
-    kinds += changes
+    repairs += changes
     return {**message, "content": restored} if changes else message
 
 

@@ -1,7 +1,7 @@
-"""Keeps prefixes of paused sessions: in Anthropic's cache by keep-warm requests and lifetimes of breakpoints, and in the
-embedded engine by pins.
+"""Keeps the prompt prefixes of paused sessions cached until the session continues.
 
-Rules enable each of them. `pause_policy.py` decides by the lengths of earlier pauses whether they save money.
+Anthropic's cache is controlled by keep-warm requests and by lifetimes of breakpoints, the embedded engine by pins. Rules
+enable each method. `pause_policy.py` decides from the lengths of earlier pauses whether a method saves money.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.breakpoints import find_last_hour_message
-from kvproxy.flow.conversation_digests import MARKER, conversation_digests
+from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
 from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
@@ -41,16 +41,16 @@ _log = logging.getLogger("kvproxy")
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The last request of a conversation.
+    """A session between two requests. Times are in seconds since the epoch.
 
     Attributes:
-        request: without its parsed body, to save memory.
-        used: last request with the prefix, in seconds since the epoch.
-        ended: end of the last response to the client, in seconds since the epoch.
+        request: the last request, without its parsed body, to save memory.
+        used: time of the last request or keep-warm request.
+        ended: end of the last response to the client.
         tokens: tokens of the prompt.
-        last_hour_message: the provider keeps the prefix up to this message for one hour; -1 if for five minutes.
-        hour_tokens: tokens of the prefix that is kept for one hour.
-        pin: name of the pin of the prompt's blocks, the same for all turns.
+        last_hour_message: index of the last message with a breakpoint for one hour; -1 if no message has one.
+        hour_tokens: tokens of the prefix that the provider keeps for one hour.
+        pin: name under which the engine pins the prompt's blocks, the same for all turns.
     """
 
     request: ApiRequest
@@ -65,18 +65,18 @@ class _Session:
 
     @property
     def tenant_and_hour(self) -> tuple[str, int]:
-        """Pauses have similar lengths within a tenant and an hour of the day."""
+        """Arguments of `PauseTimes`: the tenant, and the local hour of the day in which the pause began."""
         return self.request.tenant, datetime.fromtimestamp(self.ended).hour
 
 
 class KeepWarm:
-    """Sends the last request of paused sessions again, so that the provider keeps their prefixes.
+    """Sends the last request of a paused session again, so that the provider keeps the prefix.
 
     Attributes:
-        pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None without pins.
+        pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None if the backend has no pins.
 
     Args:
-        prices: prices by model, for budgets in money.
+        prices: prices by model, for rules that limit the costs of keep-warm requests.
         interval: seconds between two keep-warm requests.
     """
 
@@ -104,20 +104,20 @@ class KeepWarm:
         self._digests: dict[str, list[bytes]] = {}
         """Conversation digests of requests in flight, by request id."""
         self._fixed_models: set[str] = set()
-        """Models for which a changed lifetime makes the provider write the whole prefix again."""
+        """Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes."""
 
     def add_pauses(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Add pauses from the journal: seconds, tenant, and start."""
+        """Add recorded pauses: length in seconds, tenant, and start in seconds since the epoch."""
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def on_request(self, request: ApiRequest) -> int:
-        """Stop keep-warm requests for the conversation. Return the argument `last_hour_message` of `with_breakpoints`."""
+        """Stop the keep-warm requests of the session, and return `last_hour_message` for `with_breakpoints`."""
         if not _is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
         self._digests[request.request_id] = digests
-        session = self._latest(digests)
+        session = self._find_session(digests)
         if session is None:
             return -1
         if session.task is not None:
@@ -133,14 +133,14 @@ class KeepWarm:
         return session.last_hour_message if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
-        """Begin to track the pause that follows a response."""
+        """Begin the pause of a session after a response."""
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return
-        before = self._latest(digests)
+        before = self._find_session(digests)
         until = find_last_hour_message(request.body)
         if before is not None:
             self._remove(before)
@@ -166,9 +166,9 @@ class KeepWarm:
         while len(self._sessions) > _MAX_SESSIONS or self._bytes > _MAX_BYTES:
             self._remove(next(iter(self._sessions.values())))
         if session in self._sessions.values():
-            session.task = asyncio.create_task(self._watch(session))
+            session.task = asyncio.create_task(self._keep_prefix(session))
 
-    def _latest(self, digests: list[bytes]) -> _Session | None:
+    def _find_session(self, digests: list[bytes]) -> _Session | None:
         return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)
 
     def _remove(self, session: _Session) -> None:
@@ -178,7 +178,7 @@ class KeepWarm:
         if session.task is not None:
             session.task.cancel()
 
-    async def _watch(self, session: _Session) -> None:
+    async def _keep_prefix(self, session: _Session) -> None:
         if session.request.control.rule.pin_sessions:
             await self._pin_prompt(session)
         kept = session.hour_tokens / session.tokens if session.tokens else 0.0
@@ -195,7 +195,7 @@ class KeepWarm:
         self._remove(session)
 
     async def _pin_prompt(self, session: _Session) -> None:
-        """Pin the prompt's blocks in the embedded engine for the time in which the session is likely to continue."""
+        """Pin the prompt's blocks in the embedded engine for the likely length of the pause."""
         if self.pin is None:
             return
         raw = session.request.raw
@@ -257,6 +257,6 @@ def _is_tracked(request: ApiRequest) -> bool:
 
 def _keep_warm_body(raw: bytes) -> JsonObject | None:
     body = as_object(loads(raw))
-    if MARKER.encode() not in raw or field(body.get("thinking"), "type") == "enabled":
+    if BREAKPOINT_FIELD.encode() not in raw or field(body.get("thinking"), "type") == "enabled":
         return None
     return {name: value for name, value in body.items() if name != "stream"} | {"max_tokens": 1}

@@ -16,7 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Apply the edits whose pattern occurs in the request, and tag it with their names.
+    """Apply the edits whose pattern matches the request, and tag the request with their names.
 
     The cache key is computed afterwards, so requests that differ only in removed text share a response.
     """
@@ -41,11 +41,14 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
     changed, spans = _without_spans(body, edit)
     if not spans:
         return None
-    return changed if edit.action == "strip" else _with_span(changed, f"{edit.lead}{spans[0]}")
+    return changed if edit.action == "strip" else _append_span(changed, f"{edit.lead}{spans[0]}")
 
 
 def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:
-    """Remove the text that the pattern's group matches, from all messages of the role. Return the body and the removed texts."""
+    """Remove the text that the group of the edit's pattern matches, in all messages of the edit's role.
+
+    Return the body and the removed texts.
+    """
     pattern, spans = re.compile(edit.pattern or r"\Z()", re.DOTALL), list[str]()
 
     def cut(content: Json) -> Json:
@@ -74,7 +77,7 @@ def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, li
     return changed, spans
 
 
-def _with_span(body: JsonObject, span: str) -> JsonObject | None:
+def _append_span(body: JsonObject, span: str) -> JsonObject | None:
     for name in _TURNS:
         turns = body.get(name)
         if isinstance(turns, list) and turns:

@@ -1,4 +1,4 @@
-"""Charges a client's quota for a request: first an estimate, after the response the reported usage."""
+"""Charges a request to its client's quota: an estimate before the response, the reported usage after it."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ _USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 async def send_charged(
     request: ApiRequest, account: Account, backend: Backend, max_response_bytes: int
 ) -> BackendResponse:
-    """Send a request to the backend, and charge the account. Errors of the backend are raised, and cost nothing."""
+    """Send a request to the backend, and charge its tokens to the account. A request that fails costs nothing."""
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     await account.reserve(estimated)
     try:
@@ -40,11 +40,11 @@ async def send_charged(
         elif len(events) <= max_response_bytes:
             generated += len(events.push(chunk))
 
-    _observe(response, count, lambda: account.settle(_cost(response, estimated, generated)))
+    _observe_chunks(response, count, lambda: account.settle(_cost(response, estimated, generated)))
     return response
 
 
-def _observe(
+def _observe_chunks(
     response: BackendResponse | RelayedResponse, on_chunk: Callable[[bytes], None], on_close: Callable[[], None]
 ) -> None:
     chunks, close = response.chunks, response.close
@@ -70,9 +70,9 @@ def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
 
 
 class UnparsedRequestCharge:
-    """Charges for a request of an uncached API: one token per four bytes, or the `usage` of a JSON response.
+    """Charges a request of an uncached API: the `usage` in a JSON response, or else one token per four bytes.
 
-    `content_length` is 0 if it is unknown.
+    `content_length` is the size of the request's body; 0 if it is unknown.
     """
 
     def __init__(self, account: Account, content_length: int) -> None:
@@ -84,13 +84,13 @@ class UnparsedRequestCharge:
         self._size = 0
 
     async def reserve(self) -> None:
-        """Charge for the request's body. Raises a KvproxyError if the quota is exhausted."""
+        """Charge the estimated tokens of the request's body. Raises a KvproxyError if the quota is exhausted."""
         await self._account.reserve(self._reserved)
 
     def charge_upload(self, body: Body) -> Body:
-        return body if isinstance(body, bytes) else self._charged(body)
+        return body if isinstance(body, bytes) else self._charge_chunks(body)
 
-    async def _charged(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _charge_chunks(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for part in body:
             self._uploaded += len(part)
             more = self._uploaded // BYTES_PER_TOKEN - self._reserved
@@ -104,7 +104,7 @@ class UnparsedRequestCharge:
             yield part
 
     def refund(self, error: BaseException) -> None:
-        """Refund a request without a response. If the exhausted quota ended the upload, raise the quota's error."""
+        """Refund a request that failed with `error`. If the exhausted quota ended the upload, raise the quota's error."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error
@@ -117,10 +117,10 @@ class UnparsedRequestCharge:
             if is_json and self._size <= _READ_BYTES:
                 self._body += chunk
 
-        _observe(reply, count, lambda: self._account.settle(0 if reply.status >= 400 else self._used()))
+        _observe_chunks(reply, count, lambda: self._account.settle(0 if reply.status >= 400 else self._tokens_used()))
         return reply
 
-    def _used(self) -> int:
+    def _tokens_used(self) -> int:
         if 0 < self._size == len(self._body):
             with contextlib.suppress(ValueError):
                 usage = field(loads(bytes(self._body)), "usage")
@@ -132,7 +132,7 @@ class UnparsedRequestCharge:
 
 
 def estimate_prompt_tokens(body: JsonMap) -> int:
-    """Estimate one token per four bytes of all strings and field names in the body."""
+    """Estimate the tokens of a prompt: one per four bytes of all strings and field names in the body."""
     total = 0
     todo: list[Json] = [{name: value for name, value in body.items() if name not in _NOT_FOR_THE_MODEL}]
     while todo:

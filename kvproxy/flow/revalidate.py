@@ -17,13 +17,13 @@ from kvproxy.index.entry import Entry
 
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0
-"""Pause after a failed revalidation."""
+"""Minimum pause between a failed revalidation and the next revalidation of the same response."""
 _REQUEST_ID_PREFIX = "renewal-"
 _log = logging.getLogger("kvproxy")
 
 
 Join = Callable[[Exchange], tuple[SharedRequest, bool]]
-"""See `SingleFlight.join`."""
+"""The method `SingleFlight.join`."""
 
 
 class Revalidator:
@@ -40,10 +40,10 @@ class Revalidator:
         self._clock = clock
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self.counts: Counter[str] = Counter()
-        """By result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
+        """Number of revalidations by result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Revalidate the response of a stale-while-revalidate hit, unless the request forbids it or it is in progress."""
+        """Start to revalidate the response of a stale-while-revalidate hit, unless the request's directives forbid it."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -104,9 +104,9 @@ class Revalidator:
 async def send_in_background(
     exchange: Exchange, join: Join, finish: Callable[[Exchange], None], layer: Layer = "revalidated"
 ) -> BackendResponse | None:
-    """Send a request of the proxy itself, store its response, and report the exchange. Raises the error that ended it.
+    """Send a request of the proxy itself, store the response, and report the exchange. Raises the request's error.
 
-    If a client has an identical request in flight, both share it, and only the client's exchange is reported.
+    If a client has an identical request in flight, share its response, and do not report the exchange.
     """
     shared, joined = join(exchange)
     try:

@@ -1,8 +1,8 @@
 """Sends one request to the backend for all identical requests in flight.
 
-A client that joins later also receives the earlier chunks. When its last client disconnects, the request is cancelled.
-Backpressure: chunks are kept while the response is small enough to store, so only the fastest client limits the reading.
-For a larger response, chunks are dropped when all clients have them, so the slowest client limits it.
+A client that joins later also receives the earlier chunks. When the last client disconnects, the request is cancelled.
+Backpressure: a response that is small enough to store stays in memory, and the proxy reads as fast as the fastest client.
+Of a larger response, chunks that all clients have received are dropped, and the proxy reads as fast as the slowest client.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.flow.upstream_directives import read_directives
+from kvproxy.flow.upstream_directives import read_response_directives
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.shared_state import SharedState
 
 MAX_UNSENT_BYTES = 256 * 1024
-"""Maximum bytes that are read from the backend ahead of the clients."""
+"""Maximum bytes that the proxy reads from the backend before the clients have received them."""
 PARSE_STEP_BYTES = 4 * 1024
 """Bytes that are parsed before other tasks may run: about 25 events, or half a millisecond."""
 
 _END_SECONDS = 0.25
-"""Maximum wait for the end of the stream after its final event. A response with further events is not stored."""
+"""Maximum wait for the end of a stream after its final event. If more events follow, the response is not stored."""
 
 
 class SharedRequest:
@@ -53,7 +53,7 @@ class SharedRequest:
         self.started = time.perf_counter()
         self.first_chunk_seconds: float | None = None
         self.seconds: float | None = None
-        """Duration until the last chunk."""
+        """Duration until the last chunk; None before it."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -67,7 +67,7 @@ class SharedRequest:
         return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
-        """Wait until the response is committed. Return False if it is not stored."""
+        """Wait until the response is committed, and return True. Return False if it is not stored."""
         return self._pending_write is not None and await self._pending_write.wait_until_stored()
 
     async def _run(self) -> None:
@@ -75,7 +75,7 @@ class SharedRequest:
         try:
             response = await self._open()
             self.response = response
-            self._notify()
+            self._notify_clients()
             await self._relay(response)
         except asyncio.CancelledError:
             # A new error: the traceback of the raised one would keep this frame and the request alive.
@@ -86,12 +86,12 @@ class SharedRequest:
         finally:
             self.ended = True
             self.seconds = time.perf_counter() - self.started
-            self._notify()
+            self._notify_clients()
             if response is not None:
                 await response.close()
 
     async def _relay(self, response: BackendResponse) -> None:
-        """Begin to store the response before its last chunk is sent, because clients disconnect after it."""
+        """Pass chunks to the clients. Begin to store the response before the last chunk, after which clients disconnect."""
         recorded = False
         chunks = aiter(response.chunks)
         following: asyncio.Future[bytes | None] | None = None
@@ -100,7 +100,7 @@ class SharedRequest:
                 following = None
                 if self.first_chunk_seconds is None:
                     self.first_chunk_seconds = time.perf_counter() - self.started
-                if not recorded and await self._push(response, chunk):
+                if not recorded and await self._record_chunk(response, chunk):
                     # A response that continues after its end is not stored.
                     following = asyncio.ensure_future(anext(chunks, None))
                     await asyncio.wait({following}, timeout=_END_SECONDS)
@@ -109,7 +109,7 @@ class SharedRequest:
                         self._pending_write = await self._recorder.finish(response)
                 self._chunks.append(chunk)
                 self._size += len(chunk)
-                self._notify()
+                self._notify_clients()
                 if not response.single_chunk:
                     await self._wait_for_clients()
         finally:
@@ -118,7 +118,7 @@ class SharedRequest:
         if not recorded:
             self._pending_write = await self._recorder.finish(response)
 
-    async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
+    async def _record_chunk(self, response: BackendResponse, chunk: bytes) -> bool:
         if not response.streams or len(chunk) <= PARSE_STEP_BYTES:
             return self._recorder.push(response, chunk)
         complete = False
@@ -127,7 +127,7 @@ class SharedRequest:
             await asyncio.sleep(0)
         return complete
 
-    def _notify(self) -> None:
+    def _notify_clients(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -154,7 +154,7 @@ class SharedRequest:
             self._dropped += read
 
     def release(self) -> None:
-        """Remove a client. The last one cancels the request, unless the response has ended."""
+        """Remove a client. If no client is left, cancel the request, unless the response has ended."""
         self.num_clients -= 1
         self._client_moved.set()
         if self.num_clients == 0 and not self.ended:
@@ -170,7 +170,7 @@ class SharedRequest:
         return self.response
 
     async def wait_until_complete(self, seconds: float | None) -> bool:
-        """Wait for the end of the response, for `MAX_UNSENT_BYTES`, or for a timeout; return whether it is complete.
+        """Wait until the response ends, has `MAX_UNSENT_BYTES`, or `seconds` have passed. Return whether it is complete.
 
         The timeout does not apply to a body that arrives in one chunk.
         """
@@ -228,7 +228,10 @@ class SharedRequests:
         return len(self._in_flight)
 
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
-        """Return the request in flight with this key and True, or a new request and False. The caller must `release` it."""
+        """Return the request in flight with this key and True, or a request made by `make` and False.
+
+        The caller must `release` the request.
+        """
         shared = self._joinable.get(key)
         # A request whose last client has just left is being cancelled.
         joined = shared is not None and shared.is_joinable
@@ -255,7 +258,10 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends requests to the backend, identical ones only once. `shared` has leases in PostgreSQL for several proxies."""
+    """Sends identical requests in flight to the backend only once.
+
+    `shared` extends this to all proxies, by leases in PostgreSQL; None for a single proxy.
+    """
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()
@@ -265,7 +271,7 @@ class SingleFlight:
         self._releases: set[asyncio.Task[None]] = set()
 
     def requires_own_response(self, exchange: Exchange) -> bool:
-        """Whether the request must not share a response: it requires a fresh one, or its response is not stored."""
+        """Whether the request must not share a response: it has `no-cache`, or its response is not stored."""
         return exchange.api_request.control.no_cache or not self._stores(exchange)
 
     def _stores(self, exchange: Exchange) -> bool:
@@ -273,24 +279,27 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the TTL in seconds that a response gets; None if the request sets no TTL, or the response is not stored."""
+        """Return the response's TTL in seconds; None if the request sets no TTL, or the response is not stored."""
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._stores(exchange)
-        return self._writer.lifetime(request, read_directives(headers)) if is_set else None
+        return self._writer.lifetime(request, read_response_directives(headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
-        """As `SharedRequests.join`, for identical requests of one tenant. Tenants must not share errors and cookies."""
+        """Join an identical request of the same tenant, or start one; see `SharedRequests.join`.
+
+        Tenants share no requests in flight, because they must not share errors and cookies.
+        """
         request, stores = exchange.api_request, self._stores(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
         unique = object() if self.requires_own_response(exchange) else None
         return self.requests.join(
             (exchange.cache_key.exact, request.tenant, form, unique),
             lambda: SharedRequest(
-                lambda: self._open(exchange), ResponseRecorder(self._writer, exchange, stores=stores)
+                lambda: self._send_once(exchange), ResponseRecorder(self._writer, exchange, stores=stores)
             ),
         )
 
-    async def _open(self, exchange: Exchange) -> BackendResponse:
+    async def _send_once(self, exchange: Exchange) -> BackendResponse:
         """Send the request. If another proxy has it in flight, wait for its stored response instead."""
         shared = self._shared
         if shared is None or self.requires_own_response(exchange):
@@ -302,13 +311,13 @@ class SingleFlight:
         try:
             response = await self._find_stored(exchange) or await self._send(exchange)
         except BaseException:
-            self._release(shared, exchange)
+            self._start_release(shared, exchange)
             raise
         close = response.close
 
         async def close_and_release() -> None:
             await close()
-            self._release(shared, exchange)
+            self._start_release(shared, exchange)
 
         response.close = close_and_release
         return response
@@ -320,7 +329,7 @@ class SingleFlight:
             return None
         return None if entry is None else stored_response(exchange.api_request.api, entry)
 
-    def _release(self, shared: SharedState, exchange: Exchange) -> None:
+    def _start_release(self, shared: SharedState, exchange: Exchange) -> None:
         task = asyncio.create_task(self._release_when_stored(shared, exchange.cache_key.exact))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)

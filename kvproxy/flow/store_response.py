@@ -13,7 +13,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
-from kvproxy.flow.upstream_directives import Directives, first_set, read_directives
+from kvproxy.flow.upstream_directives import ResponseDirectives, first_not_none, read_response_directives
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
@@ -26,6 +26,8 @@ _log = logging.getLogger("kvproxy")
 
 
 class ResponseWriter:
+    """Stores responses, and starts their comparison with the results of the semantic lookup."""
+
     def __init__(
         self,
         cache: ResponseCache,
@@ -44,21 +46,21 @@ class ResponseWriter:
         self._comparer = comparer
         self._journal = journal
 
-    def lifetime(self, request: ApiRequest, directives: Directives = Directives()) -> float:
-        """Return the TTL in seconds: of the request, else of its rule, else of the upstream or the settings.
+    def lifetime(self, request: ApiRequest, directives: ResponseDirectives = ResponseDirectives()) -> float:
+        """Return the TTL in seconds: set by the request, else by its rule, else by the upstream, else by the settings.
 
-        The setting `max_ttl` limits the request's TTL; without it, the rule does, or else the upstream.
+        The request's TTL is at most the setting `max_ttl`, else the rule's TTL, else the upstream's `max-age`.
         """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         longest, max_age = self.settings.max_ttl, directives.max_age
         if requested is not None:
-            return min(requested, first_set((longest, rule_ttl, max_age), _MAX_TTL))
+            return min(requested, first_not_none((longest, rule_ttl, max_age), _MAX_TTL))
         if rule_ttl is not None:
             return rule_ttl
-        return min(first_set((max_age,), self.settings.ttl), first_set((longest,), math.inf))
+        return min(first_not_none((max_age,), self.settings.ttl), first_not_none((longest,), math.inf))
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
-        """Return the fresh response to an equal request, if its `max-age` permits. Raises a CacheStoreError."""
+        """Return the stored fresh response that the request's `max-age` permits, or None. Raises a CacheStoreError."""
         entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
         max_age = exchange.api_request.control.max_age
         if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
@@ -70,20 +72,25 @@ class ResponseWriter:
         if pending is not None:
             await pending.wait_until_stored()
 
-    async def begin(self, exchange: Exchange, body: JsonObject, directives: Directives) -> PendingWrite | None:
-        """Begin to store a response; None if it is not storable. Waits for redaction, and if too many writes are pending."""
-        entry = self._entry(exchange, body, directives)
+    async def start_write(
+        self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives
+    ) -> PendingWrite | None:
+        """Begin to store a response, after redaction; return None if it is not storable.
+
+        Wait while too many writes are pending.
+        """
+        entry = self._build_entry(exchange, body, directives)
         if entry is None:
             return None
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
         pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
-        pending.task.add_done_callback(partial(self._written, exchange, entry))
+        pending.task.add_done_callback(partial(self._on_written, exchange, entry))
         await pending.wait_for_entry(self.settings.lookup_timeout)
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending
 
-    def _written(self, exchange: Exchange, entry: Entry, task: "asyncio.Task[bool]") -> None:
+    def _on_written(self, exchange: Exchange, entry: Entry, task: "asyncio.Task[bool]") -> None:
         error = None if task.cancelled() else task.exception()
         # The store logs its failure once for all responses.
         if error is not None and not isinstance(error, CacheStoreError):
@@ -95,15 +102,15 @@ class ResponseWriter:
         if self._comparer is not None and lookup is not None and lookup.skip_reason is None:
             self._comparer.compare(exchange.api_request, entry, lookup)
 
-    def _entry(self, exchange: Exchange, body: JsonObject, directives: Directives) -> Entry | None:
+    def _build_entry(self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives) -> Entry | None:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if not request.api.is_storable(body, request.body):
             return None
         rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
-        stale_while_revalidate = first_set(
+        stale_while_revalidate = first_not_none(
             (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
         )
-        stale_if_error = first_set((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
+        stale_if_error = first_not_none((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
             return None
         prompt_tokens, completion_tokens = request.api.usage(body)
@@ -133,7 +140,11 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and stores it if `stores` is true and it has at most `limit` bytes."""
+    """Reads the response of a shared request, and begins to store it at its end.
+
+    Args:
+        stores: whether the request allows storing.
+    """
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
         self.limit = writer.settings.max_response_bytes
@@ -148,7 +159,7 @@ class ResponseRecorder:
         return complete
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
-        """Begin to store the response after its end. Return None if it is incomplete, or must not be stored."""
+        """Begin to store the complete response. Return None if it is incomplete, or must not be stored."""
         try:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None
@@ -160,7 +171,7 @@ class ResponseRecorder:
             self._record_reuse(response, body)
             if body is None or not self._stores or response.must_not_store:
                 return None
-            return await self._writer.begin(self._exchange, body, read_directives(response.headers))
+            return await self._writer.start_write(self._exchange, body, read_response_directives(response.headers))
         except Exception as error:
             # A failure to store a response must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)

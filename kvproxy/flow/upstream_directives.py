@@ -12,8 +12,11 @@ _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 
 
 @dataclass(frozen=True, slots=True)
-class Directives:
-    """Cache directives of a response in seconds; None if missing. `stale_*` is 0 if `must-revalidate` forbids stale hits."""
+class ResponseDirectives:
+    """Cache directives of an upstream's response, in seconds; None if missing.
+
+    If `must-revalidate` forbids stale hits, both `stale_*` are 0.
+    """
 
     max_age: float | None = None
     stale_while_revalidate: float | None = None
@@ -21,7 +24,7 @@ class Directives:
     tags: tuple[str, ...] = ()
 
 
-def read_directives(headers: Headers) -> Directives:
+def read_response_directives(headers: Headers) -> ResponseDirectives:
     """Parse the headers of a response. Invalid numbers are ignored."""
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
@@ -35,8 +38,8 @@ def read_directives(headers: Headers) -> Directives:
     max_age = _seconds(directives.get("max-age")) if whole is None else whole
     fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
     if any(name in directives for name in _NEVER_STALE):
-        return Directives(max_age, 0.0, 0.0, fit)
-    return Directives(
+        return ResponseDirectives(max_age, 0.0, 0.0, fit)
+    return ResponseDirectives(
         max_age, _seconds(directives.get("stale-while-revalidate")), _seconds(directives.get("stale-if-error")), fit
     )
 
@@ -49,5 +52,5 @@ def _seconds(text: str | None) -> float | None:
     return seconds if 0 <= seconds < math.inf else None
 
 
-def first_set(values: Iterable[float | None], default: float) -> float:
+def first_not_none(values: Iterable[float | None], default: float) -> float:
     return next((number for number in values if number is not None), default)

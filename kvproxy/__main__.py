@@ -1,4 +1,4 @@
-"""Runs `kvproxy`, and `python -m kvproxy`."""
+"""Entry point of `kvproxy` and of `python -m kvproxy`."""
 
 import sys
 

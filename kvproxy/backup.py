@@ -95,7 +95,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
         tempfile.TemporaryDirectory(dir=settings.data, prefix=".restore-") as scratch,
     ):
         folder = Path(scratch)
-        manifest = _manifest(tar, folder, archive)
+        manifest = _read_manifest(tar, folder, archive)
         digests: dict[str, str] = manifest["sha256"]
         existing = [str(places[name]) for name in digests if places[name].exists()]
         if existing and not replace:
@@ -103,7 +103,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
         sizes = {}
         for name, digest in digests.items():
             path = _extract(tar, name, folder)
-            if _digest(path) != digest or (name in _DATABASES and not _is_sound(path)):
+            if _digest(path) != digest or (name in _DATABASES and not _is_intact(path)):
                 raise InvalidRequest(f"{name} in {archive} is damaged: use another backup")
             sizes[name] = path.stat().st_size
         for name in digests:
@@ -131,7 +131,7 @@ def _copy(source: Path, target: Path) -> None:
         raise KvproxyError(f"cannot copy {source}: {error}") from None
 
 
-def _is_sound(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
         with closing(sqlite3.connect(path)) as database:
             return bool(database.execute("pragma quick_check").fetchone()[0] == "ok")
@@ -160,7 +160,7 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
         raise InvalidRequest(f"cannot restore {archive} ({error}): is it a file of kvproxy backup?") from None
 
 
-def _manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, Any]:
+def _read_manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(_extract(tar, _MANIFEST, folder).read_bytes())
         names = set(manifest["sha256"])

@@ -22,14 +22,14 @@ _LAYER_COLOURS = {
     "error": "#d55e00",
 }
 _HEIGHT, _ROWS = 14, 10
-"""Lines of text of a chart in a terminal, with and without its frame."""
+"""Height of a chart in a terminal, in lines of text: with its frame, and without it."""
 _TIME_LABELS = 6
 _DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart. In files, an interval from `lows` to `highs` surrounds it."""
+    """A line of a chart. Files also show a band from `lows` to `highs`, if they are set."""
 
     name: str
     xs: Sequence[float]
@@ -45,9 +45,9 @@ class Chart:
 
     Attributes:
         bars: horizontal bars, as names and values.
-        levels: horizontal reference lines, as names and values.
+        levels: horizontal reference lines, as names and y values.
         is_share: values are fractions, shown in percent.
-        time_step: seconds between the x values, which are Unix times. The lines become stacked bars.
+        time_step: if set, x values are Unix times, with this step in seconds, and the lines are drawn as stacked bars.
     """
 
     x_label: str
@@ -82,7 +82,7 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
     import plotext
 
     if chart.bars:
-        return _drawn_bars(chart, width, with_colours)
+        return _draw_bars(chart, width, with_colours)
     if not any(line.xs for line in chart.lines):
         return f"{chart.y_label}: no values"
     plot: Any = plotext
@@ -94,16 +94,16 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
         names, values, rgb = zip(
             *((line.name, list(line.ys), _rgb(_colour(line.name))) for line in chart.lines), strict=True
         )
-        places = list(range(len(chart.lines[0].xs)))
-        plot.stacked_bar(places, list(values), labels=list(names), color=list(rgb), width=1)
+        indexes = list(range(len(chart.lines[0].xs)))
+        plot.stacked_bar(indexes, list(values), labels=list(names), color=list(rgb), width=1)
         labels = _time_labels(chart)
-        plot.xticks([place for place, _ in labels], [label for _, label in labels])
+        plot.xticks([index for index, _ in labels], [label for _, label in labels])
         highest = int(max(map(sum, zip(*values, strict=True))))
-        _leave_room(plot, highest, len(names), max(1, -(-highest // 5)))
+        _make_room_for_legend(plot, highest, len(names), max(1, -(-highest // 5)))
     else:
-        for place, line in enumerate(chart.lines):
+        for index, line in enumerate(chart.lines):
             ys = [y * scale for y in line.ys]
-            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(_colour(line.name, place)))
+            plot.plot(line.xs, ys, label=line.name, marker="braille", color=_rgb(_colour(line.name, index)))
     for name, value in chart.levels:
         xs = [x for line in chart.lines for x in line.xs] or [0, 1]
         plot.plot([min(xs), max(xs)], [value * scale] * 2, label=name, marker="braille", color=_rgb(_GREY))
@@ -113,7 +113,7 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
         plot.xticks(sizes, [f"{size:,.0f}" for size in sizes])
     if chart.is_share:
         most = scale * max([y for line in chart.lines for y in line.ys] + [value for _, value in chart.levels])
-        _leave_room(plot, most, len(chart.lines) + len(chart.levels), most / 4)
+        _make_room_for_legend(plot, most, len(chart.lines) + len(chart.levels), most / 4)
     plot.xlabel(chart.x_label)
     plot.title(f"{chart.y_label} in %" if chart.is_share else chart.y_label)
     text: str = plot.build()
@@ -121,14 +121,14 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _leave_room(plot: Any, most: float, names: int, step: float) -> None:
-    ticks = [place * step for place in range(int(most / step) + 1)] if step else [0.0]
+def _make_room_for_legend(plot: Any, most: float, names: int, step: float) -> None:
+    ticks = [index * step for index in range(int(most / step) + 1)] if step else [0.0]
     plot.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
     plot.ylim(0, (most or 1) * _ROWS / max(1, _ROWS - names))
 
 
-def _drawn_bars(chart: Chart, width: int, colours: bool) -> str:
-    values = [_value(value, chart.is_share) for _, value in chart.bars]
+def _draw_bars(chart: Chart, width: int, colours: bool) -> str:
+    values = [_format_value(value, chart.is_share) for _, value in chart.bars]
     most = max(value for _, value in chart.bars) or 1
     left, right = (max(map(len, texts)) for texts in ([name for name, _ in chart.bars], values))
     lines = [chart.x_label]
@@ -147,7 +147,7 @@ def _plot(chart: Chart, axes: "Axes") -> None:
     if chart.bars:
         names, values = zip(*reversed(chart.bars), strict=True)
         bars = axes.barh(names, values, color=[_colour(name) for name in names])
-        axes.bar_label(bars, [_value(value, chart.is_share) for value in values], padding=3)
+        axes.bar_label(bars, [_format_value(value, chart.is_share) for value in values], padding=3)
         axes.margins(x=0.15)
         axes.set_xlabel(chart.x_label)
         if chart.is_share:
@@ -159,10 +159,10 @@ def _plot(chart: Chart, axes: "Axes") -> None:
             axes.bar(range(len(bottom)), line.ys, bottom=bottom, label=line.name, color=_colour(line.name))
             bottom = [low + y for low, y in zip(bottom, line.ys, strict=True)]
         labels = _time_labels(chart)
-        axes.set_xticks([place for place, _ in labels], [label for _, label in labels])
+        axes.set_xticks([index for index, _ in labels], [label for _, label in labels])
     else:
-        for place, line in enumerate(chart.lines):
-            colour, marker = _colour(line.name, place), "o" if len(line.xs) < 30 else ""
+        for index, line in enumerate(chart.lines):
+            colour, marker = _colour(line.name, index), "o" if len(line.xs) < 30 else ""
             style = "--" if line.is_dashed else "-"
             axes.plot(line.xs, line.ys, label=line.name, color=colour, marker=marker, markersize=4, linestyle=style)
             if line.lows:
@@ -185,15 +185,15 @@ def _time_labels(chart: Chart) -> list[tuple[int, str]]:
     clock = "%H:%M" if step >= 60 else "%H:%M:%S"
     form = "%d %b" if step >= _DAY else clock if xs and xs[-1] - xs[0] < _DAY else "%d %b %H:%M"
     apart = max(1, -(-len(xs) // _TIME_LABELS))
-    return [(place, datetime.fromtimestamp(xs[place]).strftime(form)) for place in range(0, len(xs), apart)]
+    return [(index, datetime.fromtimestamp(xs[index]).strftime(form)) for index in range(0, len(xs), apart)]
 
 
-def _value(value: float, is_share: bool) -> str:
+def _format_value(value: float, is_share: bool) -> str:
     return f"{100 * value:.1f}%" if is_share else f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
-def _colour(name: str, place: int = 0) -> str:
-    return _LAYER_COLOURS.get(name.partition(" ")[0], _COLOURS[place % len(_COLOURS)])
+def _colour(name: str, index: int = 0) -> str:
+    return _LAYER_COLOURS.get(name.partition(" ")[0], _COLOURS[index % len(_COLOURS)])
 
 
 def _rgb(colour: str) -> tuple[int, ...]:

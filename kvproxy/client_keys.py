@@ -1,6 +1,6 @@
-"""Clients and their API keys: from the settings, and from `kvproxy keys`.
+"""Clients and their API keys, which the settings or `kvproxy keys` define.
 
-`kvproxy keys` stores them in a file, or in PostgreSQL if the responses are there, so that proxies share them.
+`kvproxy keys` stores clients in a file, or in PostgreSQL if the store is there, so that proxies share them.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ def clients_file(data: Path) -> Path:
 
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
-    """List the clients of the settings, then of `kvproxy keys`. Raises SettingsError, also for a duplicate name or key."""
-    found = (*settings.clients, *_read(settings.data), *_shared_clients(settings))
+    """Return the clients of the settings, then of `kvproxy keys`. Raises SettingsError, also for a duplicate name or key."""
+    found = (*settings.clients, *_read_file(settings.data), *_shared_clients(settings))
     for what, values in (
         ("name", [each.name for each in found]),
         ("key", [each for client in found for each in client.digests]),
@@ -44,7 +44,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def requires_client_key(settings: Settings) -> bool:
-    """Whether requests require an API key, which stays true after the last client's removal."""
+    """Whether requests require an API key. This stays true if all clients of `kvproxy keys` are removed."""
     if settings.clients or clients_file(settings.data).exists():
         return True
     with _shared_state(settings) as shared:
@@ -52,7 +52,7 @@ def requires_client_key(settings: Settings) -> bool:
 
 
 def add_client(settings: Settings, name: str, **limits: int | None) -> str:
-    """Add a client with quotas (fields of `ClientSettings`), and return its key, of which only the digest is stored.
+    """Add a client, and return its key, of which only the digest is stored. `limits` are fields of `ClientSettings`.
 
     Raises InvalidRequest if the name exists or is invalid.
     """
@@ -60,12 +60,12 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
         raise InvalidRequest(f"there is a client {name!r} already: keys rm {name} removes it")
     key = _PREFIX + secrets.token_urlsafe(32)
     try:
-        client = ClientSettings.model_validate({**limits, "name": name, "key_sha256": digest(key)})
+        client = ClientSettings.model_validate({**limits, "name": name, "key_sha256": key_digest(key)})
     except ValidationError:
         raise InvalidRequest(
             f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
         ) from None
-    _put(settings, client, f"add client {name}")
+    _store_client(settings, client, f"add client {name}")
     return key
 
 
@@ -74,20 +74,20 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
 
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
-    client = _find(settings, name)
+    client = _find_client(settings, name)
     key = _PREFIX + secrets.token_urlsafe(32)
     previous = {"previous_key_sha256": client.key_sha256, "previous_key_expires": time.time() + grace}
-    update = {"key_sha256": digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
-    _put(settings, client.model_copy(update=update), f"rotate the key of client {name}")
+    update = {"key_sha256": key_digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
+    _store_client(settings, client.model_copy(update=update), f"rotate the key of client {name}")
     return key
 
 
 def remove_client(settings: Settings, name: str) -> None:
-    """Remove a client. Running proxies reject its key within two seconds. Raises as `rotate_key`."""
-    _find(settings, name)
-    clients = _read(settings.data)
+    """Remove a client. Running proxies reject its key within two seconds. Raises the errors of `rotate_key`."""
+    _find_client(settings, name)
+    clients = _read_file(settings.data)
     if any(each.name == name for each in clients):
-        _write(settings.data, [each for each in clients if each.name != name])
+        _write_file(settings.data, [each for each in clients if each.name != name])
         return
     with _shared_state(settings) as shared:
         assert shared is not None
@@ -102,8 +102,8 @@ def operator_changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
         return shared.changes(limit)
 
 
-def _find(settings: Settings, name: str) -> ClientSettings:
-    for client in (*_read(settings.data), *_shared_clients(settings)):
+def _find_client(settings: Settings, name: str) -> ClientSettings:
+    for client in (*_read_file(settings.data), *_shared_clients(settings)):
         if client.name == name:
             return client
     if any(each.name == name for each in settings.clients):
@@ -111,15 +111,15 @@ def _find(settings: Settings, name: str) -> ClientSettings:
     raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
 
 
-def _put(settings: Settings, client: ClientSettings, change: str) -> None:
-    clients = list(_read(settings.data))
-    place = next((place for place, each in enumerate(clients) if each.name == client.name), len(clients))
+def _store_client(settings: Settings, client: ClientSettings, change: str) -> None:
+    clients = list(_read_file(settings.data))
+    index = next((index for index, each in enumerate(clients) if each.name == client.name), len(clients))
     with _shared_state(settings) as shared:
-        if shared is not None and place == len(clients):
+        if shared is not None and index == len(clients):
             shared.set_client(client.name, client.model_dump_json(), operator_name(), change)
             return
-    clients[place : place + 1] = [client]
-    _write(settings.data, clients)
+    clients[index : index + 1] = [client]
+    _write_file(settings.data, clients)
 
 
 @contextmanager
@@ -140,12 +140,12 @@ def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
         return [ClientSettings.model_validate_json(each) for each in found if each is not None]
 
 
-def digest(key: str) -> str:
+def key_digest(key: str) -> str:
     """Return the SHA-256 of a key. Keys are random, so no slow password hash is needed."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _read(data: Path) -> Sequence[ClientSettings]:
+def _read_file(data: Path) -> Sequence[ClientSettings]:
     file = clients_file(data)
     try:
         return _LIST.validate_json(file.read_bytes())
@@ -155,7 +155,7 @@ def _read(data: Path) -> Sequence[ClientSettings]:
         raise SettingsError(f"cannot read {file}: {error}") from None
 
 
-def _write(data: Path, clients: Sequence[ClientSettings]) -> None:
+def _write_file(data: Path, clients: Sequence[ClientSettings]) -> None:
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=data, prefix=".clients-")
     with os.fdopen(handle, "wb") as out:

@@ -12,14 +12,14 @@ _FILE = "serve.lock"
 
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Lock a data folder for the proxy at `url`. If another proxy holds the lock, SettingsError names its URL."""
+    """Lock a data folder for the proxy at `url`. Raises SettingsError, with the other proxy's URL, if it is locked."""
     with (folder / _FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise SettingsError(
-                f"{_owner(file.read())} uses the data folder {folder}: stop it, or choose another folder with --data",
+                f"{_describe_owner(file.read())} uses the data folder {folder}: stop it, or choose another folder with --data",
                 param="data",
             ) from None
         file.truncate(0)
@@ -28,9 +28,9 @@ def locked_folder(folder: Path, url: str) -> Iterator[None]:
         yield
 
 
-def _owner(written: str) -> str:
+def _describe_owner(lock_content: str) -> str:
     try:
-        owner = json.loads(written)
+        owner = json.loads(lock_content)
         return f"the proxy of process {owner['pid']} at {owner['url']}"
     except (ValueError, KeyError, TypeError):
         return "another proxy"

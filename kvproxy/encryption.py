@@ -22,7 +22,7 @@ _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"
 
 
 class Cipher:
-    """Encrypts with the first key (32 bytes), and decrypts with any of the keys. Thread-safe."""
+    """Encrypts with the first of several keys (32 bytes each), and decrypts with any of them. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         from cryptography.exceptions import InvalidTag
@@ -38,12 +38,12 @@ class Cipher:
         self.names = frozenset(name.hex() for name in self._ciphers)
 
     def encrypt(self, clear: bytes | bytearray | memoryview, associated_data: bytes) -> bytes:
-        """Encrypt. `decrypt` requires the same `associated_data`, so that no ciphertext can replace another."""
+        """Encrypt data. `decrypt` requires the same `associated_data`, such as a row's id, so that rows cannot be swapped."""
         nonce = os.urandom(_NONCE)
         return b"".join((_MAGIC, self._first, nonce, self._ciphers[self._first].encrypt(nonce, clear, associated_data)))
 
     def decrypt(self, encrypted: bytes | bytearray | memoryview, associated_data: bytes) -> bytes:
-        """Decrypt. Raises ValueError if the key is unknown, the bytes are damaged, or `associated_data` differs."""
+        """Decrypt data. Raises ValueError if the key is unknown, the data is damaged, or `associated_data` differs."""
         if not is_encrypted(encrypted):
             raise ValueError("it is not encrypted")
         view = memoryview(encrypted)
@@ -62,13 +62,13 @@ def is_encrypted(data: bytes | bytearray | memoryview) -> bool:
 
 
 def load_cipher(settings: EncryptionSettings) -> Cipher | None:
-    """Load the keys of the settings; None without keys. Raises SettingsError, whose message contains no key."""
+    """Load the keys of the settings; None without encryption. Raises SettingsError, whose message contains no key."""
     if not settings.enabled:
         return None
     if settings.key_file is not None and settings.key_env is not None:
         raise SettingsError("setting encryption: give key_file or key_env, not both", param="encryption")
     where, words = _read_keys(settings)
-    keys = [_read(word, number, where) for number, word in enumerate(words, 1)]
+    keys = [_decode_key(word, number, where) for number, word in enumerate(words, 1)]
     if not keys:
         raise SettingsError(f"setting encryption: {where} holds no key: {_HOW}", param="encryption")
     try:
@@ -80,7 +80,7 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _read_keys(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """Return the origin of the keys, for messages, and the keys in base64."""
+    """Return the name of the file or variable with the keys, for error messages, and the keys in base64."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:
@@ -103,13 +103,13 @@ def _read_keys(settings: EncryptionSettings) -> tuple[str, list[str]]:
     return str(settings.key_file), kept
 
 
-def _read(word: str, number: int, where: str) -> bytes:
+def _decode_key(text: str, number: int, source: str) -> bytes:
     try:
-        key = base64.b64decode(word.replace("-", "+").replace("_", "/"), validate=True)
+        key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if len(key) != _KEY:
-        raise SettingsError(f"setting encryption: key {number} of {where} is none: {_HOW}", param="encryption")
+        raise SettingsError(f"setting encryption: key {number} of {source} is invalid: {_HOW}", param="encryption")
     return key
 
 

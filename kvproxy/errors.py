@@ -11,7 +11,7 @@ class KvproxyError(Exception):
 
     Args:
         message: one sentence with the cause and the fix.
-        limit: the setting whose limit caused the error, for the metrics.
+        limit: name of the setting whose limit was reached, for the metrics.
         retry_after: seconds until a retry may succeed, if known.
     """
 
@@ -44,7 +44,7 @@ class KvproxyError(Exception):
 
 
 class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exit_code=2):
-    """The request is invalid."""
+    pass
 
 
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
@@ -52,11 +52,11 @@ class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
 
 
 class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
-    """The body exceeds a limit."""
+    pass
 
 
 class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limit="header_bytes"):
-    """The headers exceed a limit."""
+    pass
 
 
 class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"):
@@ -76,11 +76,11 @@ class Unauthorized(KvproxyError, status=401, type="authentication_error", code="
 
 
 class MissingKey(Unauthorized, code="missing_api_key"):
-    """The request has no API key."""
+    pass
 
 
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
-    """No credentials allow this request."""
+    """The request is not allowed, with any credentials."""
 
 
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3):
@@ -92,13 +92,12 @@ class ModelNotFound(NotFound, code="model_not_found"):
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
-    """The proxy neither has a prefix cache nor mirrors the upstream's."""
+    """The proxy has no prefix cache, and no mirror of the upstream's prefix cache."""
 
 
 class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
     """The request has `Cache-Control: only-if-cached` and no response is stored (RFC 9111, section 5.2.1.7)."""
 
-    # Only an answer to another request could fill the cache.
     is_retryable = False
 
 
@@ -107,11 +106,11 @@ class Overloaded(KvproxyError, status=503, code="overloaded"):
 
 
 class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0):
-    """The proxy stops, and its drain time is over."""
+    """The proxy stops, and the time for requests in flight is over."""
 
 
 class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
-    """The request exceeded its deadline."""
+    pass
 
 
 class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
@@ -119,7 +118,7 @@ class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="r
 
 
 class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"):
-    """The response store failed."""
+    pass
 
 
 class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
@@ -127,7 +126,7 @@ class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
 
 
 class UpstreamError(KvproxyError):
-    """An upstream did not respond. If the request was not sent (`unsent`), another upstream may receive it."""
+    """An upstream did not respond. If it has not received the request (`unsent`), the proxy may use another upstream."""
 
     unsent = False
 
@@ -137,11 +136,11 @@ class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"
 
 
 class UpstreamProtocolError(UpstreamUnreachable):
-    """The upstream's response ended early, so the client's response does, too."""
+    """The upstream's response ended early. The proxy ends the client's response at the same point."""
 
 
 class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
-    """The upstream did not answer in time."""
+    pass
 
 
 class ModelUnsupported(KvproxyError, code="model_unsupported"):

@@ -10,13 +10,13 @@ class SamplingParams:
     """Sampling and stop conditions, as in vLLM.
 
     Attributes:
-        max_tokens: None for the most that the model and the KV pool allow; 0 computes the prompt only.
+        max_tokens: None allows as many tokens as the model and the KV pool; 0 computes only the prompt.
         temperature: values below 1e-5 select the most likely token.
-        top_k: 0 and -1 disable it.
+        top_k: 0 and -1 disable the limit.
         seed: makes the output repeatable, independently of the batch.
         stop: strings that end the output, which does not include them.
-        logprobs: number of alternatives per token; None reports no log-probabilities.
-        prompt_logprobs: as `logprobs`, for tokens of the prompt; disables the prefix cache.
+        logprobs: number of alternatives per output token; None reports no log-probabilities.
+        prompt_logprobs: number of alternatives per prompt token; if it is set, the prefix cache is not used.
     """
 
     max_tokens: int | None = None
@@ -37,7 +37,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on the output: `text` is a JSON schema, or a grammar in llguidance's Lark syntax."""
+    """A constraint on the output: a JSON schema, or a grammar in llguidance's Lark syntax."""
 
     kind: Literal["json_schema", "lark"]
     text: str
@@ -50,7 +50,7 @@ class GenerationRequest:
     Attributes:
         salt: requests with different salts share no KV blocks.
         priority: KV blocks of a higher priority are evicted later.
-        tenant: tenants with equal queue priority share the engine equally; empty if unknown.
+        tenant: requests of equal queue priority share the engine equally between tenants; empty if unknown.
         queue_priority: requests with a lower value run first, across all tenants.
         tenant_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.
@@ -74,7 +74,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens. `cached_tokens` came from the prefix cache, including `tier_tokens` from tiers."""
+    """Numbers of tokens. `cached_tokens` of the prompt came from the prefix cache, and of these `tier_tokens` from tiers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -93,7 +93,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probability of a token, and of the alternatives in `top`. Only prompt tokens have a rank, from 1."""
+    """Natural log-probabilities of a token and of the most likely alternatives (`top`: id, text, log-probability).
+
+    `rank` is the token's rank among all tokens, from 1; None for output tokens.
+    """
 
     token: int
     text: str
@@ -112,12 +115,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A part of completion number `index`. The last part has the finish reason and the timing.
+    """A part of the completion with number `index`. Only the last part has a finish reason and timing.
 
     Attributes:
-        text: generated text without the tool calls and the reasoning.
-        calls: tool calls that this part completes.
-        prompt_logprobs: of all prompt tokens but the first; only in the first part.
+        text: generated text without tool calls and reasoning.
+        calls: tool calls that end in this part.
+        prompt_logprobs: for all prompt tokens except the first; empty after the first part.
     """
 
     index: int

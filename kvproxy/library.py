@@ -21,12 +21,12 @@ from kvproxy.units import parse_seconds
 
 T = TypeVar("T")
 _ENDPOINT = "library"
-"""Part of all keys and namespaces, so that a proxy on the same store shares no entries with the library."""
+"""Part of all keys and namespaces, so that a proxy with the same store serves no answers of the library."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer. `similarity` is the cosine of `question` and the given question; None if they are equal."""
+    """A stored answer. `similarity` is the cosine similarity of its question to the requested one; None if equal."""
 
     answer: str
     question: str
@@ -34,7 +34,7 @@ class CachedAnswer:
 
 
 class AsyncCache:
-    """`Cache` for asyncio, opened with `open_async_cache`. Use it in one event loop."""
+    """As `Cache`, for asyncio. Open it with `open_async_cache`, and use it in one event loop."""
 
     def __init__(self, cache: ResponseCache, ttl: float, clock: Callable[[], float] = time.time) -> None:
         self._cache = cache
@@ -151,13 +151,14 @@ def open_async_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> AsyncCache:
-    """Open stored answers for asyncio; a missing file is created, a missing folder is not.
+    """Open a cache for asyncio. A missing file is created; the folder must exist.
 
     Args:
         where: a file, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
-        settings: defaults as in `kvproxy serve`.
+        settings: None uses the defaults of `kvproxy serve`.
         embedder: `default`, `multilingual`, a folder, or a sentence-transformers id.
-        encryption: where to read the keys; by default, texts are not encrypted.
+        encryption: location of the keys; None does not encrypt.
+        redaction: texts to redact before storing; None redacts nothing.
 
     Raises:
         SettingsError: the keys, the store, the embedder or the verifier cannot be used.
@@ -187,7 +188,7 @@ def open_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> Cache:
-    """Open stored answers. See `open_async_cache` for the arguments."""
+    """Open a cache. See `open_async_cache` for the arguments."""
     return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
 
 

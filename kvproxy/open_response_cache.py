@@ -38,15 +38,15 @@ def open_response_cache(
     tenant_limit: Callable[[str], int | None] | None = None,
     random_number: Callable[[], float] = random.random,
 ) -> ResponseCache:
-    """Open the stored responses and their index. A missing file is created.
+    """Open the store and its search index. A missing file is created.
 
-    `library.open_async_cache` describes the other arguments, and the errors.
+    `library.open_async_cache` describes the remaining arguments, and the errors.
 
     Args:
-        data: data folder, see `load_embedder`.
-        clock: seconds since the epoch.
-        tenant_limit: returns the most stored bytes of a tenant; None for no limit.
-        random_number: returns random numbers below 1, for exploration by the policy `learned`.
+        data: data folder, which may contain the embedder; None for the default folder.
+        clock: returns seconds since the epoch.
+        tenant_limit: returns the maximum stored bytes of a tenant, or None for no limit.
+        random_number: returns random numbers from 0 to 1, for exploration by the policy `learned`.
     """
     settings = settings or CacheSettings()
     redact = load_redactor(redaction)
@@ -58,7 +58,7 @@ def open_response_cache(
             cipher=load_cipher(encryption),
         )
         try:
-            semantic = _semantic(settings, store, embedder, data, random_number)
+            semantic = _open_semantic_cache(settings, store, embedder, data, random_number)
         except BaseException:
             store.close()
             raise
@@ -69,7 +69,7 @@ def open_response_cache(
     return ResponseCache(store, semantic, clock=clock, redact=redact)
 
 
-def _semantic(
+def _open_semantic_cache(
     settings: CacheSettings, store: Store, embedder: str, data: Path | None, random_number: Callable[[], float]
 ) -> SemanticCache | None:
     if not (settings.enabled and settings.semantic):
@@ -102,9 +102,9 @@ def build_policy(
     data: Path | None = None,
     load: Callable[..., Verifier] = load_verifier,
 ) -> Policy:
-    """Create the configured policy with its verifier. The policy `learned` is trained on the observations.
+    """Create the policy of the settings, with its verifier. The policy `learned` is trained on `observations`.
 
-    Raises SettingsError if the policy needs a verifier, and the settings do not name one.
+    `load` loads the verifier. Raises SettingsError if the policy requires a verifier, but `cache.verifier` is `none`.
     """
     guards = GUARDS if settings.guards else ()
     if settings.policy == "threshold":

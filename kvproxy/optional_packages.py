@@ -21,7 +21,7 @@ _EXTRAS = {
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra, from the clone if this is one."""
+    """Return the pip command that installs an extra, from the clone if kvproxy runs in one."""
     clone = Path(__file__).resolve().parents[1]
     return (
         f"pip install -e '{clone}[{extra}]'"
@@ -41,6 +41,6 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
 
 
 def require(package: str) -> None:
-    """Raise a SettingsError if a package is missing. Call it before long work."""
+    """Raise a SettingsError if a package is not installed."""
     if find_spec(package) is None:
         raise missing_extra_error(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

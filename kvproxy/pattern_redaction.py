@@ -8,7 +8,7 @@ from kvproxy.settings import RedactionSettings
 
 
 def load_redactor(settings: RedactionSettings) -> Redactor | None:
-    """Return a function that redacts a text by the patterns, then by the operator's function.
+    """Return a function that redacts a text by the patterns of the settings, then by the operator's function.
 
     Return None if the settings have neither. Raises SettingsError if the operator's function cannot be used.
     """

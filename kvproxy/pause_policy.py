@@ -1,7 +1,7 @@
 """Decides how a provider should keep a session's prompt prefix cached during the pause before the next request.
 
-A provider such as Anthropic drops a prefix five minutes after its last use, or one hour after it for a higher price. A
-keep-warm request uses the prefix only to prolong its life. The policy minimises the expected price, given earlier pauses.
+A provider such as Anthropic drops a prefix five minutes after its last use, or after one hour at a higher price. A keep-warm
+request uses the prefix only to keep it cached. The policy minimises the expected price, given the lengths of earlier pauses.
 """
 
 from bisect import bisect_left
@@ -17,9 +17,12 @@ _MOST_REQUESTS = 12
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _LIKELY = 0.95
 _PRIOR_PAUSES = 500.0
-"""Weight of a prior in `PauseTimes`, as a number of pauses."""
+"""Weight of a prior distribution in `PauseTimes`, in pauses."""
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-"""Pauses per class of `PAUSE_BOUNDS` in 60 Claude Code sessions (callanjfox/kv-cache-tester); ended sessions are last."""
+"""Numbers of pauses between `PAUSE_BOUNDS` in 60 Claude Code sessions (callanjfox/kv-cache-tester).
+
+The last number counts the sessions that ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +36,39 @@ class CachePrices:
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The probability that a pause is longer than each of `PAUSE_BOUNDS`."""
+    """Survival function of pauses: for each of `PAUSE_BOUNDS`, the probability that a pause is longer."""
 
     probabilities: tuple[float, ...]
 
-    def between(self, start: float, end: float) -> float:
-        """Return the probability that a pause is longer than `start` and at most `end`, both from `PAUSE_BOUNDS`."""
+    def probability_between(self, start: float, end: float) -> float:
+        """Return the probability that a pause is longer than `start` and at most `end`; both are in `PAUSE_BOUNDS`."""
         return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
     def end_probabilities(self) -> list[float]:
-        """Return, per interval of keep-warm requests, the probability that a pause ends in it, unless it ended before."""
+        """Return the probability for each keep-warm interval that a pause which lasts until the interval ends in it."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 
 
 class PauseTimes:
-    """Counts of pauses by client and hour of the day.
+    """Estimates the distribution of pauses by client and hour of the day.
 
-    The client's distribution is the prior of an hour's distribution, and has the prior of all clients.
+    The prior distribution of an hour is its client's distribution. The prior of a client is the distribution of all clients.
     """
 
     def __init__(self, typical: Sequence[int] = TYPICAL_PAUSES) -> None:
-        self._typical = _shares(typical, ()) or [0.0] * len(PAUSE_BOUNDS)
+        self._typical = _posterior(typical, ()) or [0.0] * len(PAUSE_BOUNDS)
         self._counts: dict[tuple[str | int, ...], list[int]] = {}
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
-        """Count a pause that began in this local hour of the day. A session that ended has an endless pause (`math.inf`)."""
+        """Count a pause that began in this local hour of the day; `math.inf` seconds mean that the session ended."""
         for key in ((), (client,), (client, hour)):
             self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
 
     def survival(self, client: str = "", hour: int = 0) -> Survival:
         shares = self._typical
         for key in ((), (client,), (client, hour)):
-            shares = _shares(self._counts.get(key, ()), shares)
+            shares = _posterior(self._counts.get(key, ()), shares)
         left, probabilities = 1.0, []
         for share in shares:
             left -= share
@@ -73,26 +76,26 @@ class PauseTimes:
         return Survival(tuple(probabilities))
 
 
-def _shares(counts: Sequence[int], general: Sequence[float]) -> Sequence[float]:
+def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]:
     total = sum(counts)
     if not total:
-        return general
-    weight = _PRIOR_PAUSES if any(general) else 0.0
-    return [(count + weight * share) / (total + weight) for count, share in zip(counts, general or counts, strict=True)]
+        return prior
+    weight = _PRIOR_PAUSES if any(prior) else 0.0
+    return [(count + weight * share) / (total + weight) for count, share in zip(counts, prior or counts, strict=True)]
 
 
 def likely_pause(survival: Survival, share: float = _LIKELY) -> float:
-    """Return the seconds after which `share` of the sessions that return within an hour have returned."""
+    """Return a duration in seconds that the fraction `share` of the pauses up to one hour do not exceed."""
     returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
     places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
 
 
 def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.0) -> int:
-    """Return how many keep-warm requests to send in a pause for the lowest expected price.
+    """Return the number of keep-warm requests in a pause that minimises the expected price.
 
-    Each of them reads the prefix once. If the pause outlasts them, the session's next request writes the prefix again,
-    except the share `kept`, which the provider keeps for one hour.
+    Each keep-warm request costs one read of the prefix. If the pause is longer, the session's next request writes the prefix
+    again, except the fraction `kept`, which the provider keeps for one hour.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)
@@ -104,12 +107,14 @@ def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.
     return chosen
 
 
-def write_for_an_hour(new: int, unprotected: int, survival: Survival, prices: CachePrices) -> bool:
+def should_cache_for_an_hour(new_tokens: int, short_lived_tokens: int, survival: Survival, prices: CachePrices) -> bool:
     """Whether the provider should cache the new tokens of a prompt for one hour, not five minutes.
 
     Args:
-        new: number of new tokens.
-        unprotected: tokens after the longest prefix that is kept for one hour, including `new`.
+        new_tokens: tokens that the provider has not cached.
+        short_lived_tokens: tokens that the provider does not keep for one hour yet, including `new_tokens`.
     """
-    likely = survival.between(KEEP_WARM_SECONDS, HOUR)
-    return (prices.write_1h - prices.write_5m) * new <= likely * (prices.write_5m - prices.read) * unprotected
+    likely = survival.probability_between(KEEP_WARM_SECONDS, HOUR)
+    return (prices.write_1h - prices.write_5m) * new_tokens <= likely * (
+        prices.write_5m - prices.read
+    ) * short_lived_tokens

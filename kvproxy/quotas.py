@@ -16,7 +16,7 @@ from kvproxy.token_bucket import TokenBucket
 class _Bucket:
     """A client's token bucket, which proxies may share in PostgreSQL.
 
-    If the shared state is unavailable, each proxy grants its share of the quota, and charges the shared bucket later.
+    If PostgreSQL is unavailable, each proxy grants an equal part of the quota, and charges the shared bucket later.
     """
 
     def __init__(self, client: str, unit: str, per_minute: int, shared: SharedState | None) -> None:
@@ -32,23 +32,23 @@ class _Bucket:
         local, shared = self.local, self._shared
         if shared is not None:
             try:
-                # No request may be granted before the debt is charged.
+                # Charge earlier requests first.
                 async with self._paying:
-                    await self._pay(shared)
+                    await self._charge_debt(shared)
                 seconds = units * 60 / local.per_minute
                 taken, busy = await shared.take_units(*self._name, seconds, into_debt=into_debt)
                 local.share, local.level = 1.0, local.per_minute * (1 - busy / 60)
-                return 0.0 if taken else local.wait(units)
+                return 0.0 if taken else local.seconds_until(units)
             except CacheStoreError:
                 if local.share == 1:
                     local.level, local.share = local.level / shared.proxies, 1 / shared.proxies
-        if not into_debt and (wait := local.wait(units)) > 0:
+        if not into_debt and (wait := local.seconds_until(units)) > 0:
             return wait
         local.take(units)
         self._owed += units
         return 0.0
 
-    async def _pay(self, shared: SharedState) -> None:
+    async def _charge_debt(self, shared: SharedState) -> None:
         owed, self._owed = self._owed, 0.0
         try:
             if owed:
@@ -58,7 +58,7 @@ class _Bucket:
             raise
 
     def charge(self, units: float) -> None:
-        """Take units, into debt if necessary; negative units are returned. The shared bucket is updated in the background."""
+        """Take units, into debt if necessary, or return units if negative. The shared bucket is charged in the background."""
         if self._shared is None:
             self.local.take(units)
             return
@@ -71,9 +71,9 @@ class Quota:
     """A client's limits and usage.
 
     Args:
-        on_spent: called with the client's name and the tokens of each computed response.
+        on_spent: called with the client's name and the tokens of each response that a backend computes.
         charge_cached: whether cached responses cost tokens, too.
-        shared: holds the usage at all proxies; None counts in this process.
+        shared: counts the usage at all proxies; None counts in this process.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Quota:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator["Account"]:
-        """Admit a request, which is in flight during the `with` block. Raises TooManyRequests."""
+        """Count a request, which is in flight during the `with` block. Raises TooManyRequests."""
         most = self.client.concurrent_requests
         if most is not None and self._in_flight >= most:
-            raise _too_many("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
+            raise _too_many_requests("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
         self._in_flight += 1
         try:
             if self._requests is not None and (wait := await self._requests.take(1)) > 0:
                 why = f"the limit of requests per minute ({self.client.requests_per_minute}) is reached"
-                raise _too_many("requests_per_minute", why, wait)
+                raise _too_many_requests("requests_per_minute", why, wait)
             yield Account(self)
         finally:
             self._in_flight -= 1
@@ -134,15 +134,15 @@ class Account:
         self._reserved: int | None = None
 
     async def reserve(self, tokens: int) -> None:
-        """Charge the estimated tokens before they are computed.
+        """Charge estimated tokens before they are computed.
 
-        Raises TooManyRequests if this minute's quota is used up, or RequestTooLarge for more than a minute's quota.
+        Raises TooManyRequests if the quota is used up, or RequestTooLarge if one minute's quota is less than the tokens.
         """
         await self._charge(tokens)
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int) -> None:
-        """Replace all reservations with the actual tokens."""
+        """Replace the reserved tokens with the actual tokens."""
         if self._reserved is not None:
             self._quota.on_spent(self._quota.client.name, tokens)
             if self._quota.tokens is not None:
@@ -150,7 +150,7 @@ class Account:
         self._reserved = None
 
     async def charge_cached_response(self, tokens: int) -> None:
-        """Charge for a cached response, if the settings require it. Raises as `reserve`."""
+        """Charge for a cached response, if `charge_cached` is set. Raises the errors of `reserve`."""
         if self._quota.charge_cached:
             await self._charge(tokens)
 
@@ -164,12 +164,10 @@ class Account:
                 limit="tokens_per_minute",
             )
         if (wait := await bucket.take(tokens)) > 0:
-            raise _too_many("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
+            raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
 
 
 class Quotas:
-    """The quotas of all clients."""
-
     def __init__(
         self, on_spent: Callable[[str, int], None], *, charge_cached: bool, shared: SharedState | None = None
     ) -> None:
@@ -186,7 +184,7 @@ class Quotas:
         return quota
 
 
-def _too_many(limit: str, why: str, seconds: float) -> TooManyRequests:
+def _too_many_requests(limit: str, why: str, seconds: float) -> TooManyRequests:
     return TooManyRequests(
         f"{why}: try again in {max(1, math.ceil(seconds))} s", limit=limit, retry_after=max(1.0, seconds)
     )

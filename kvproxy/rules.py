@@ -28,12 +28,12 @@ class Rules:
         return len(self._held[0])
 
     def apply_edits(self, request: ApiRequest) -> ApiRequest:
-        """Apply the edits of the request's rule, or all edits if the rule does not select any. Call `apply` first."""
+        """Apply the edits that the request's rule selects, or else all edits. `apply` must have found the rule."""
         named = request.control.rule.edits
         return apply_edits(request, [edit for edit in self._held[1] if named is None or edit.name in named])
 
     def reload(self) -> list[str]:
-        """Reload rules and edits from kvproxy.toml. Return the other changed settings, which require a restart.
+        """Reload rules and edits from kvproxy.toml. Return the names of other changed settings, which require a restart.
 
         An invalid file raises SettingsError and changes nothing.
         """
@@ -43,7 +43,7 @@ class Rules:
         return [name for name in others if getattr(settings, name) != getattr(self._at_start, name)]
 
     def apply(self, request: ApiRequest) -> ApiRequest:
-        """Find the request's rule, and apply its limits and tags."""
+        """Find the request's rule, and add its limits and tags to the request."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
 
@@ -73,16 +73,18 @@ def _stricter_control(control: RequestDirectives, rule: RuleSettings) -> Request
         no_cache=control.no_cache or off,
         no_store=control.no_store or off,
         limits=Limits(
-            _stricter(max, limits.min_similarity, rule.min_similarity),
-            _stricter(max, limits.min_probability, rule.min_probability),
-            _stricter(min, limits.max_error, rule.max_error),
+            _stricter_limit(max, limits.min_similarity, rule.min_similarity),
+            _stricter_limit(max, limits.min_probability, rule.min_probability),
+            _stricter_limit(min, limits.max_error, rule.max_error),
         ),
         tags=tuple(sorted({*control.tags, *rule.tags})),
         rule=rule,
     )
 
 
-def _stricter(choose: Callable[[float, float], float], one: float | None, two: float | None) -> float | None:
-    if one is None or two is None:
-        return one if two is None else two
-    return choose(one, two)
+def _stricter_limit(
+    choose: Callable[[float, float], float], requested: float | None, configured: float | None
+) -> float | None:
+    if requested is None or configured is None:
+        return configured if requested is None else requested
+    return choose(requested, configured)

@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 0.5
 LEASE_SECONDS = 5.0
 """Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
 _POLL_SECONDS = 0.01, 0.2
-"""First and longest pause between two attempts to acquire a lease."""
+"""First and maximum pause between two attempts to acquire a lease."""
 _NOW = "extract(epoch from clock_timestamp())::float8"
 _ALIVE = f"seen > {_NOW} - {LEASE_SECONDS}"
 # A crash of the server may lose the last commits. No other statement of the transaction follows.
@@ -62,11 +62,11 @@ _RELEASE = f"with {_NOT_DURABLE} delete from leases using fast where key = :key 
 
 
 class SharedState:
-    """The shared state in the database of a store. Methods may raise a CacheStoreError.
+    """The shared state in the store's database. Methods may raise a CacheStoreError.
 
     Attributes:
         proxies: number of running proxies at the last heartbeat.
-        on_heartbeat: called in a thread after each heartbeat, with the number of the last change.
+        on_heartbeat: called in a thread after each heartbeat, with the number of the last change by an operator.
     """
 
     def __init__(self, database: Database) -> None:
@@ -81,10 +81,10 @@ class SharedState:
     async def take_units(self, client: str, unit: str, seconds: float, *, into_debt: bool) -> tuple[bool, float]:
         """Take units (requests or tokens) from a client's bucket, which refills in 60 seconds.
 
-        Return whether they were taken, and the seconds until the bucket is full.
+        Return whether the units were taken, and the seconds until the bucket is full.
 
         Args:
-            seconds: the units, as the time in which the bucket refills them; negative to return units.
+            seconds: amount of units, as the time in which the bucket refills them; negative returns units.
             into_debt: take the units even if they are not available.
         """
         values = {"client": client, "unit": unit, "seconds": seconds, "into_debt": into_debt}
@@ -100,23 +100,20 @@ class SharedState:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
         except BaseException:
-            self._forget(key)
+            self._forget_lease(key)
             raise
 
     async def release(self, key: str) -> None:
         await asyncio.to_thread(self._database.query, _RELEASE, {"key": key, "me": self._id})
-        self._forget(key)
+        self._forget_lease(key)
 
-    def _forget(self, key: str) -> None:
+    def _forget_lease(self, key: str) -> None:
         self._held[key] -= 1
         if not self._held[key]:
             del self._held[key]
 
     async def send_heartbeat(self) -> None:
-        """Send a heartbeat, and read the number of running proxies and of the last change.
-
-        It also releases leases whose release failed.
-        """
+        """Send a heartbeat. Update `proxies`, call `on_heartbeat`, and repeat failed releases of leases."""
         values = {"me": self._id, "held": list(self._held)}
         row = (await asyncio.to_thread(self._database.query, _HEARTBEAT, values))[0]
         self.proxies = 1 + row["others"]
@@ -134,7 +131,7 @@ class SharedState:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def unregister(self) -> None:
-        """Remove this proxy from the running proxies, which ends its leases."""
+        """Remove this proxy from the running proxies, and end its leases."""
         self._database.query("delete from proxies where id = :me", {"me": self._id})
 
     def clients(self) -> list[str | None]:

@@ -4,7 +4,11 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """A limit of units (requests or tokens) per minute. It starts full, refills at a `share` of the limit, and allows debt."""
+    """A limit of units (requests or tokens) per minute. It starts full, and may be overdrawn.
+
+    Attributes:
+        share: fraction of the limit at which the bucket refills.
+    """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_minute = per_minute
@@ -15,7 +19,7 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """Return the available units; negative in debt."""
+        """Return the available units; negative if the bucket is overdrawn."""
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._updated) * self.share * self.per_minute / 60)
         self._updated = now
@@ -26,10 +30,10 @@ class TokenBucket:
         self._level, self._updated = min(self.per_minute, units), self._clock()
 
     def take(self, units: float) -> None:
-        """Take units, into debt if necessary; negative units are returned."""
+        """Take units, even if they are not available; negative units are returned to the bucket."""
         self.level -= units
 
-    def wait(self, units: float) -> float:
+    def seconds_until(self, units: float) -> float:
         """Return the seconds until the units are available."""
         return max(0.0, units - self.level) * 60 / (self.share * self.per_minute)
 
@@ -38,7 +42,7 @@ class TokenBucket:
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
             f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),
-            f"x-ratelimit-reset-{unit}": format_limit_reset(self.wait(self.per_minute)),
+            f"x-ratelimit-reset-{unit}": format_limit_reset(self.seconds_until(self.per_minute)),
         }
 
 

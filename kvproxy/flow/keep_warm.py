@@ -28,7 +28,7 @@ from kvproxy.pause_policy import (
     PauseTimes,
     keep_warm_requests,
     likely_pause,
-    write_for_an_hour,
+    should_cache_for_an_hour,
 )
 from kvproxy.settings.journal import PriceSettings, price_of
 from kvproxy.token_bucket import TokenBucket
@@ -128,7 +128,7 @@ class KeepWarm:
         is_alive = self._clock() - session.used < self.interval
         kept = session.hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
-        if write_for_an_hour(new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), self._prices):
+        if should_cache_for_an_hour(new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), self._prices):
             return len(digests) - 1
         return session.last_hour_message if kept else -1
 

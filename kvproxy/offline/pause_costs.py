@@ -8,7 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, Survival, keep_warm_requests, write_for_an_hour
+from kvproxy.pause_policy import (
+    HOUR,
+    KEEP_WARM_SECONDS,
+    CachePrices,
+    Survival,
+    keep_warm_requests,
+    should_cache_for_an_hour,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,6 @@ def pause_policy_price(session: Session, survival: Survival, prices: CachePrices
         return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)
 
     def long_write(new: int, unprotected: int) -> bool:
-        return write_for_an_hour(new, unprotected, survival, prices)
+        return should_cache_for_an_hour(new, unprotected, survival, prices)
 
     return session_price(session, requests, long_write, prices)

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from kvproxy.client_keys import digest
+from kvproxy.client_keys import key_digest
 from kvproxy.settings import load_settings
 from tests import polling
 from tests.ports import free_port
@@ -49,7 +49,7 @@ def ask(url: str, question: str, **headers: str) -> int:
 def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """One with the embedded engine and a client, and one in front of an upstream."""
     folder = tmp_path_factory.mktemp("proxies")
-    client = {"name": "search", "key_sha256": digest(KEY)}
+    client = {"name": "search", "key_sha256": key_digest(KEY)}
     embedded = load_settings(
         data=folder / "embedded",
         engine={"num_blocks": 256},

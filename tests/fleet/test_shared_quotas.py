@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.client_keys import digest
+from kvproxy.client_keys import key_digest
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
@@ -17,7 +17,7 @@ from tests.postgres_server import run_postgres
 
 def client(**limits: int) -> dict[str, Any]:
     """Return the settings of a client whose key is `key`."""
-    return {"clients": [{"name": "one", "key_sha256": digest("key"), **limits}]}
+    return {"clients": [{"name": "one", "key_sha256": key_digest("key"), **limits}]}
 
 
 def ask_all(proxies: list[Proxy], requests: int, **more: Any) -> Counter[int]:

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.client_keys import add_client, all_clients, clients_file, digest, remove_client, rotate_key
+from kvproxy.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http.access import client_guard
 from kvproxy.http.serve import serve
@@ -50,7 +50,7 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
     found = settings(tmp_path, seen[0], admin_token="operators")
     one, two = add_client(found, "one"), add_client(found, "two")
     with run_proxy(found) as (url, services):
-        for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": digest(one)}, {"authorization": one[:-1]}):
+        for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": key_digest(one)}, {"authorization": one[:-1]}):
             for path in ("/v1/chat/completions", "/v1/rerank"):
                 refused = post(url, path, **headers)
                 code, text = (
@@ -173,7 +173,7 @@ def test_names_and_files(tmp_path: Path) -> None:
             add_client(found, name)
     with pytest.raises(NotFound):
         remove_client(found, "nobody")
-    fixed = settings(tmp_path, "http://127.0.0.1:9", clients=[{"name": "two", "key_sha256": digest("k")}])
+    fixed = settings(tmp_path, "http://127.0.0.1:9", clients=[{"name": "two", "key_sha256": key_digest("k")}])
     assert [each.name for each in all_clients(fixed)] == ["two", "one"]
     with pytest.raises(InvalidRequest, match="toml"):
         remove_client(fixed, "two")

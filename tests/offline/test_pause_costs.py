@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from kvproxy.offline.pause_costs import Session, Step, pause_policy_price, session_price
-from kvproxy.pause_policy import HOUR, KEEP_WARM_SECONDS, CachePrices, PauseTimes, keep_warm_requests, write_for_an_hour
+from kvproxy.pause_policy import (
+    HOUR,
+    KEEP_WARM_SECONDS,
+    CachePrices,
+    PauseTimes,
+    keep_warm_requests,
+    should_cache_for_an_hour,
+)
 from tests.benchmarks.pauses import compare_policies, learn, lowest_price, read_sessions, warm_price
 
 PRICES = CachePrices()
@@ -34,21 +41,23 @@ def test_keep_warm_requests_follow_the_pauses() -> None:
 
 def test_only_small_additions_are_written_for_an_hour() -> None:
     survival = _times(*[10] * 9, 1_000).survival()
-    assert survival.between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.1)
-    assert write_for_an_hour(1_000, 100_000, survival, PRICES)
-    assert not write_for_an_hour(100_000, 100_000, survival, PRICES)
-    assert not write_for_an_hour(1_000, 100_000, _times(10, 7_200).survival(), PRICES)
+    assert survival.probability_between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.1)
+    assert should_cache_for_an_hour(1_000, 100_000, survival, PRICES)
+    assert not should_cache_for_an_hour(100_000, 100_000, survival, PRICES)
+    assert not should_cache_for_an_hour(1_000, 100_000, _times(10, 7_200).survival(), PRICES)
 
 
 def test_groups_with_few_pauses_follow_all_pauses() -> None:
     times = _times(10, client="a", hour=3)
     times.add(1_000, client="b", hour=4)
-    assert times.survival("b", 4).between(KEEP_WARM_SECONDS, HOUR) < 0.02
+    assert times.survival("b", 4).probability_between(KEEP_WARM_SECONDS, HOUR) < 0.02
     for _ in range(100_000):
         times.add(1_000, client="b", hour=4)
-    assert times.survival("b", 4).between(KEEP_WARM_SECONDS, HOUR) > 0.9
-    assert times.survival("a", 3).between(KEEP_WARM_SECONDS, HOUR) < 0.5
-    assert PauseTimes().survival("unknown").between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.039, abs=0.001)
+    assert times.survival("b", 4).probability_between(KEEP_WARM_SECONDS, HOUR) > 0.9
+    assert times.survival("a", 3).probability_between(KEEP_WARM_SECONDS, HOUR) < 0.5
+    assert PauseTimes().survival("unknown").probability_between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(
+        0.039, abs=0.001
+    )
 
 
 def _trace(folder: Path, *times: float) -> Path:

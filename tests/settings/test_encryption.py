@@ -66,9 +66,9 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: p
         (None, r"cannot read .*keys \(No such file.*openssl rand"),
         ("", "holds no key: a key is 32 random bytes"),
         ("# none\n", "holds no key"),
-        (f"{NEW_LINE}\nsecret-but-short\n", "key 2 of .*keys is none: a key is 32 random bytes"),
-        ("ключ", "key 1 of .*keys is none"),
-        (base64.b64encode(bytes(16)).decode(), "key 1 of .*keys is none"),
+        (f"{NEW_LINE}\nsecret-but-short\n", "key 2 of .*keys is invalid: a key is 32 random bytes"),
+        ("ключ", "key 1 of .*keys is invalid"),
+        (base64.b64encode(bytes(16)).decode(), "key 1 of .*keys is invalid"),
     ],
 )
 def test_invalid_keys_are_reported_without_their_content(tmp_path: Path, content: str | None, expected: str) -> None:

@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.client_keys import all_clients, clients_file, digest, requires_client_key
+from kvproxy.client_keys import all_clients, clients_file, key_digest, requires_client_key
 from kvproxy.errors import MissingKey, SettingsError, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
@@ -70,7 +70,7 @@ class Clients:
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
         """Return the client whose valid key is in a header."""
         for name, value in headers:
-            given = digest(_key(value)) if name in KEY_HEADERS else ""
+            given = key_digest(_key(value)) if name in KEY_HEADERS else ""
             client = self._known.get(given)
             if client is not None and client.accepts(given, time.time()):
                 return client
@@ -154,5 +154,5 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
     scope["headers"] = [
         (name, value)
         for name, value in scope["headers"]
-        if name not in own or digest(_key(value.decode("latin-1"))) not in client.digests
+        if name not in own or key_digest(_key(value.decode("latin-1"))) not in client.digests
     ]

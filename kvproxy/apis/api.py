@@ -16,10 +16,10 @@ class Question:
     """The last user turn of a request, as text.
 
     Attributes:
-        rest: the body without this text; only questions with equal rests are compared.
+        rest: the request's body without `text`; only questions with equal rests are compared.
         allows_semantic: whether the response to a similar question may be served.
-        turns_field: field of `rest` that holds the earlier turns; empty if there is no such field.
-        earlier_texts: text of each earlier turn; None for other content, such as an image.
+        turns_field: name of the field of `rest` with the earlier turns; empty if the API has no turns.
+        earlier_texts: text of each earlier turn; None for a turn with other content, such as an image.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Question:
 
 
 class Assembler(Protocol):
-    """Assembles the events of a stream into the response that is sent without `stream`."""
+    """Assembles the events of a stream into the response that a request without `stream` receives."""
 
     done: bool
 
@@ -41,7 +41,7 @@ class Assembler(Protocol):
 
 
 class Api:
-    """A cached API. The default methods suit OpenAI's APIs."""
+    """An API whose responses are cached. The default methods implement OpenAI's conventions."""
 
     name: ApiName
     path: str
@@ -62,11 +62,11 @@ class Api:
         return None
 
     def display_text(self, body: JsonMap) -> str:
-        """Return the text that listings show for a request: its last message."""
+        """Return the last message of a request, which listings show."""
         return last_item_text(body, "messages")
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
-        """Whether a response is complete and successful."""
+        """Whether the response to a request with this body is complete and successful."""
         raise NotImplementedError
 
     def output_text(self, response: JsonMap) -> str | None:
@@ -93,7 +93,7 @@ def last_turn_question(
     Args:
         name: field with the list of turns.
         turn_text: returns the text of a turn; None if the turn has other content, such as an image.
-        allows_semantic: whether the other fields allow semantic hits. A turn without text forbids them, too.
+        allows_semantic: whether the other fields allow semantic hits.
     """
     turns = body.get(name)
     if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """A request.
+    """A request to a cached API.
 
     Attributes:
-        raw: the body as bytes, as the client sent it or after the operator's edits.
+        raw: `body` as JSON, as the client sent it or after the operator's edits.
         headers: names in lower case.
         tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
     """

@@ -64,7 +64,7 @@ class ChoicesApi(Api):
 
     assembler = ChoiceAssembler
     chunk_fields: ClassVar[JsonObject] = {}
-    """Fields of a chunk that differ from the response's, such as `object`."""
+    """Fields that have another value in a chunk than in a response, such as `object`."""
 
     ignored_fields = frozenset(
         "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
@@ -79,11 +79,11 @@ class ChoicesApi(Api):
         raise NotImplementedError
 
     def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
-        """Split a choice into the choices of successive chunks."""
+        """Split a choice of a response into parts, one for each chunk of a stream."""
         raise NotImplementedError
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
-        """Whether every choice is complete, or reached the token limit that the request sets."""
+        """Whether every choice is complete. A choice that reached the request's own token limit is complete."""
         choices = response.get("choices")
         if not isinstance(choices, list) or not choices or response.get("error") is not None:
             return False

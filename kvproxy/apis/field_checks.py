@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Whether all fields allow the response to a similar question. An unknown field does not."""
+    """Whether all fields allow the response to a similar question. Unknown fields do not."""
     return all(
         name in _QUESTION_INDEPENDENT
         or value in _DEFAULTS.get(name, ())
@@ -82,11 +82,11 @@ def check_integer(body: JsonMap, name: str, least: int | None = None, most: int 
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be a whole number, not {_brief(value)}", param=name)
+        raise InvalidRequest(f"{name} must be a whole number, not {_abbreviate(value)}", param=name)
     if least is not None and value < least:
-        raise InvalidRequest(f"{name} must be at least {least}, not {_brief(value)}", param=name)
+        raise InvalidRequest(f"{name} must be at least {least}, not {_abbreviate(value)}", param=name)
     if most is not None and value > most:
-        raise InvalidRequest(f"{name} must be at most {most}, not {_brief(value)}", param=name)
+        raise InvalidRequest(f"{name} must be at most {most}, not {_abbreviate(value)}", param=name)
 
 
 def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
@@ -94,10 +94,12 @@ def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
     if value is None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidRequest(f"{name} must be a number from {least:g} to {most:g}, not {_brief(value)}", param=name)
+        raise InvalidRequest(
+            f"{name} must be a number from {least:g} to {most:g}, not {_abbreviate(value)}", param=name
+        )
 
 
-def _brief(value: object) -> str:
+def _abbreviate(value: object) -> str:
     # Python refuses to convert thousands of digits to text.
     if isinstance(value, int) and abs(value) > 10**_MAX_SHOWN:
         return "a number with too many digits"

@@ -1,4 +1,4 @@
-"""Reads JSON without loss of precision, and checks the types of its parts."""
+"""Parses JSON with exact large integers, and checks the types of values."""
 
 import json
 import re
@@ -55,19 +55,19 @@ def as_text(value: Json) -> str:
 
 
 def as_index(value: Json) -> int:
-    """Return an integer of at least 0, or raise ValueError."""
+    """Return the value. Raises ValueError unless it is an integer of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"expected an index, not {value!r}")
     return value
 
 
 def as_token_count(value: Json) -> int | None:
-    """Return a number of tokens; None if the value is not a valid number."""
+    """Return the value if it is a valid number of tokens, or else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
 def objects(value: Json) -> list[JsonObject]:
-    """Return the objects in a list; empty if the value is not a list."""
+    """Return the objects in a list, without other items; empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -77,7 +77,7 @@ def field(value: Json, name: str) -> Json:
 
 
 def text_of(content: Json, kind: str = "text") -> str | None:
-    """Return a string, or the joined text of a list of parts of type `kind`; None for other content."""
+    """Return the text of a message's content: a string, or a list of parts that all have type `kind`; else None."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

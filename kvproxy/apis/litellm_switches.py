@@ -15,7 +15,7 @@ _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
 
 
 def apply_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
-    """Move the switches from the body to the directives. Directives in headers take precedence."""
+    """Move the cache switches from the body to `control`, whose directives from headers take precedence."""
     given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
         return body, control

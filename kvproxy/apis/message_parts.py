@@ -40,7 +40,7 @@ def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
 
 
 def answer_message(response: JsonMap) -> JsonObject | None:
-    """Return the message of a response; None unless it has exactly one."""
+    """Return the assistant's message in a response; None if it has no message or several choices."""
     if response.get("type") == "message":
         return {"role": "assistant", "content": response.get("content")}
     choices = objects(response.get("choices"))
@@ -49,21 +49,21 @@ def answer_message(response: JsonMap) -> JsonObject | None:
 
 
 def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
-    """Return `part_digests` of the response's `answer_message`; None without one."""
+    """Return `part_digests` of the assistant's message in a response; None if `answer_message` is None."""
     message = answer_message(response)
     return None if message is None else part_digests(message)
 
 
 def call_arguments(message: Json) -> Iterator[str]:
-    """Yield the texts in the arguments of an assistant's tool calls, such as the prompt of a sub-agent."""
+    """Yield the string arguments of an assistant's tool calls, such as the prompt of a sub-agent."""
     for block in objects(field(message, "content")):
         if block.get("type") == "tool_use" and isinstance(inputs := block.get("input"), dict):
-            yield from _texts(inputs)
+            yield from _string_values(inputs)
     for call in objects(field(message, "tool_calls")):
         if isinstance(text := field(call.get("function"), "arguments"), str):
             with contextlib.suppress(ValueError):
-                yield from _texts(loads(text.encode("utf-8", "replace")))
+                yield from _string_values(loads(text.encode("utf-8", "replace")))
 
 
-def _texts(inputs: Json) -> list[str]:
+def _string_values(inputs: Json) -> list[str]:
     return [value for value in inputs.values() if isinstance(value, str)] if isinstance(inputs, dict) else []

@@ -55,7 +55,7 @@ class MessageAssembler:
                     raise ValueError("content blocks are out of order")
                 self._blocks.append(dict(as_object(part["content_block"])))
             case "content_block_delta":
-                self._add(as_index(part["index"]), as_object(part["delta"]))
+                self._add_delta(as_index(part["index"]), as_object(part["delta"]))
             case "message_delta":
                 delta, before = as_object(part["delta"]), self._message.get("stop_reason")
                 if before and delta.get("stop_reason") not in (None, before):
@@ -68,7 +68,7 @@ class MessageAssembler:
             case "error":
                 raise ValueError("the stream ended in an error")
 
-    def _add(self, index: int, delta: JsonObject) -> None:
+    def _add_delta(self, index: int, delta: JsonObject) -> None:
         if index >= len(self._blocks):
             raise ValueError("a delta without a content block")
         block, kind = self._blocks[index], as_text(delta["type"])
@@ -117,7 +117,7 @@ class Messages(Api):
     def check_prompt(self, body: JsonMap) -> None:
         """Check a request without `max_tokens`, as Anthropic's `count_tokens` takes it. Raises InvalidRequest."""
         check_common(body)
-        if not _are_turns(body.get("messages")):
+        if not _is_message_list(body.get("messages")):
             raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
         if not isinstance(body.get("system"), str | list | None):
             raise InvalidRequest("system must be a text or a list of text blocks", param="system")
@@ -157,7 +157,7 @@ class Messages(Api):
         }
         yield encode_typed_event({"type": "message_start", "message": start})
         for index, block in enumerate(as_list(response["content"])):
-            empty, deltas = _split_block(as_object(block))
+            empty, deltas = _split_into_deltas(as_object(block))
             yield encode_typed_event({"type": "content_block_start", "index": index, "content_block": empty})
             for delta in deltas:
                 yield encode_typed_event({"type": "content_block_delta", "index": index, "delta": delta})
@@ -175,7 +175,7 @@ def encode_typed_event(data: JsonObject) -> bytes:
     return encode_event(data, as_text(data["type"]))
 
 
-def _are_turns(messages: Json) -> bool:
+def _is_message_list(messages: Json) -> bool:
     return (
         bool(messages)
         and isinstance(messages, list)
@@ -185,7 +185,7 @@ def _are_turns(messages: Json) -> bool:
     )
 
 
-def _split_block(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
+def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     kind = block.get("type")
     if kind == "text":
         citations: list[JsonObject] = [

@@ -65,7 +65,7 @@ class ReuseReader:
         self._timings: JsonObject = {}
 
     def push(self, event: Event) -> None:
-        """Read an event; an invalid one is ignored."""
+        """Read an event. Invalid events are ignored."""
         if not any(mark in event.data for mark in _MARKS):
             return
         try:
@@ -81,7 +81,7 @@ class ReuseReader:
 
 
 def reported_prefill(response: JsonMap) -> float | None:
-    """Return the seconds of the prefill, which llama.cpp reports as `timings.prompt_ms`; None from other servers."""
+    """Return the duration of the prefill in seconds; None if it is not reported. llama.cpp alone reports it."""
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
         return None
@@ -89,5 +89,5 @@ def reported_prefill(response: JsonMap) -> float | None:
 
 
 def _without_nulls(value: Json) -> JsonObject:
-    """Return the fields that are not null, because a later event may repeat a field with null."""
+    # A later event may repeat a field with null.
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else {}

@@ -11,7 +11,7 @@ _LAST = ("response.completed", "response.incomplete")
 
 
 class ResponseAssembler:
-    """Takes the complete response from the last event of the stream."""
+    """Returns the complete response, which the last event of a stream contains."""
 
     def __init__(self) -> None:
         self._response: JsonObject | None = None
@@ -122,7 +122,7 @@ def _item_text(item: JsonObject) -> str | None:
 
 
 def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
-    """Return the events of an output item, without their sequence numbers."""
+    """Return the events that stream an output item, without sequence numbers."""
     empty: JsonObject = {"message": {"content": []}, "function_call": {"arguments": ""}}
     start: JsonObject = {**item, **as_object(empty.get(str(item.get("type"))) or {})}
     if "status" in item:
@@ -131,7 +131,7 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     at: JsonObject = {"item_id": item.get("id"), "output_index": index}
     if item.get("type") == "message":
         for place, part in enumerate(as_list(item["content"])):
-            yield from _content({**at, "content_index": place}, as_object(part))
+            yield from _content_events({**at, "content_index": place}, as_object(part))
     elif item.get("type") == "function_call":
         yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
         name: JsonObject = {"name": item["name"]} if "name" in item else {}
@@ -139,7 +139,7 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _content(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
+def _content_events(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
     kind, name = ("output_text", "text") if part.get("type") == "output_text" else ("refusal", "refusal")
     text = part.get(name) or ""
     logprobs: JsonObject = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}

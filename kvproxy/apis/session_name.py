@@ -1,4 +1,4 @@
-"""The id that a client, such as a coding agent, sends with each request of a session."""
+"""The session id that a client, such as a coding agent, sends with each request of a session."""
 
 import re
 
@@ -19,7 +19,7 @@ _LEGACY = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 
 
 def session_name(request: ApiRequest) -> str | None:
-    """Return the id from a header, or from `metadata.user_id`, as older versions of Claude Code send it."""
+    """Return the session id in a header, or else in `metadata.user_id`, where older versions of Claude Code put it."""
     for header in SESSION_HEADERS:
         if name := request.headers.get(header):
             return name[:_LONGEST]

@@ -14,8 +14,6 @@ _WORD = re.compile(r"\S+\s*|\s+")
 
 
 class Event(NamedTuple):
-    """One event, with an optional name."""
-
     data: bytes
     name: bytes = b""
 
@@ -26,12 +24,12 @@ def encode_event(data: JsonObject | bytes, name: str | None = None) -> bytes:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words, each with its trailing white space."""
+    """Split a text into words with their trailing white space, to stream them as separate events."""
     return _WORD.findall(text)
 
 
 class EventReader:
-    """Splits a stream into its events."""
+    """Splits the bytes of a stream into its events."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -47,7 +45,7 @@ class EventReader:
         self._rest += chunk
         found = []
         for boundary in _BOUNDARY.finditer(self._rest, start):
-            read = _read(bytes(self._rest[taken : boundary.start()]))
+            read = _parse_event(bytes(self._rest[taken : boundary.start()]))
             taken = boundary.end()
             if read.data:
                 found.append(read)
@@ -55,7 +53,7 @@ class EventReader:
         return found
 
 
-def _read(block: bytes) -> Event:
+def _parse_event(block: bytes) -> Event:
     data, name = [], b""
     for line in block.splitlines():
         if line.startswith(b"data:"):

@@ -1,4 +1,4 @@
-"""Limits on all request bodies in flight, so that large bodies neither block other requests nor exhaust the memory."""
+"""Limits the total size of all request bodies in flight, so that large bodies do not exhaust the memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from kvproxy.errors import Overloaded, RequestTooLarge
 from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
-"""Bytes of each body that do not count, so that large requests never block small ones."""
+"""Bytes of each body that do not count, so that small requests are admitted even if large bodies use the whole budget."""
 _SEPARATORS = (b",", b"{", b"[")
 
 
@@ -21,7 +21,7 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """Begin the reservation of one request; the `with` block releases it."""
+        """Yield the reservation of one request, which ends with the `with` block."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -31,7 +31,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """The bytes and JSON items of one request."""
+    """The part of the budget that one request uses."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -51,7 +51,7 @@ class Reservation:
         self._budget.bytes += more
 
     def add_items(self, raw: bytes) -> None:
-        """Reserve the JSON items of a body before it is parsed, which takes about 250 bytes per item.
+        """Reserve the JSON items of a body before parsing, because a parsed item occupies about 250 bytes.
 
         Raises RequestTooLarge if the body has too many items, or Overloaded if all bodies in flight have too many.
         """

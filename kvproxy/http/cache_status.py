@@ -7,26 +7,26 @@ from kvproxy.exchange import CacheHit, Exchange, MatchScores
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
-"""Header of responses to requests that were forwarded without parsing."""
+"""The header for requests that were forwarded without parsing."""
 
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
     """Return `Cache-Status`, and for a hit also `Age`."""
     hit = exchange.hit
     if hit is not None:
-        return [("cache-status", _hit(hit)), ("age", str(int(hit.age)))]
-    return [("cache-status", _forwarded(exchange))]
+        return [("cache-status", _format_hit(hit)), ("age", str(int(hit.age)))]
+    return [("cache-status", _format_forward(exchange))]
 
 
-def _hit(hit: CacheHit) -> str:
-    detail = "exact" if hit.match is None else _semantic(hit.match)
+def _format_hit(hit: CacheHit) -> str:
+    detail = "exact" if hit.match is None else _format_scores(hit.match)
     if hit.stale is not None:
         detail += f" {hit.stale}"
     ttl = math.floor(hit.ttl) if hit.stale else int(hit.ttl)
     return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"; key="{hit.id}"'
 
 
-def _semantic(match: MatchScores) -> str:
+def _format_scores(match: MatchScores) -> str:
     parts = [f"semantic similarity={match.similarity:.3f}"]
     if match.score is not None:
         parts.append(f"verifier={match.score:.3f}")
@@ -35,7 +35,7 @@ def _semantic(match: MatchScores) -> str:
     return " ".join(parts)
 
 
-def _forwarded(exchange: Exchange) -> str:
+def _format_forward(exchange: Exchange) -> str:
     parts = [CACHE, f"fwd={exchange.forward_reason}"]
     if exchange.status != 200:
         parts.append(f"fwd-status={exchange.status}")
@@ -45,7 +45,7 @@ def _forwarded(exchange: Exchange) -> str:
         parts.append("collapsed")
     if exchange.requested_ttl is not None and exchange.status == 200:
         parts.append(f"ttl={int(exchange.requested_ttl)}")
-    details = [_prefix(exchange.prefix)] if exchange.prefix is not None else []
+    details = [_format_prefix(exchange.prefix)] if exchange.prefix is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
@@ -54,6 +54,6 @@ def _forwarded(exchange: Exchange) -> str:
     return "; ".join(parts)
 
 
-def _prefix(prefix: PrefixReuse) -> str:
+def _format_prefix(prefix: PrefixReuse) -> str:
     tiers = f" tiers={prefix.tier_tokens}" if prefix.tier_tokens else ""
     return f"prefix {prefix.cached_tokens}/{prefix.prompt_tokens}{tiers}"

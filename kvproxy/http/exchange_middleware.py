@@ -30,14 +30,15 @@ def is_proxy_path(path: str) -> bool:
 
 
 class ExchangeMiddleware:
-    """ASGI middleware that adds `X-Request-Id` and a missing `Date`.
+    """ASGI middleware that creates and reports exchanges. It adds `X-Request-Id` and a missing `Date` to responses.
 
-    The request id is the client's, or new. If the upstream's response has another id, `X-KVProxy-Request-Id` has this one.
+    The request id is the client's, or new. If the upstream sets another `X-Request-Id`, the request id is sent as
+    `X-KVProxy-Request-Id`.
 
     Args:
         finish: receives each exchange once, after its response.
-        tenants: headers that identify tenants.
-        clock: seconds since the epoch.
+        tenants: names of the headers that identify users.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(

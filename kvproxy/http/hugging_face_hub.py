@@ -13,9 +13,9 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Use only the local cache if the Hub is unreachable. Raises ModelUnsupported for a model that is not in it.
+    """Set `HF_HUB_OFFLINE` if the Hub is unreachable. Raises ModelUnsupported if a model is not in the local cache.
 
-    Call it before the import of `huggingface_hub`, which reads `HF_HUB_OFFLINE`.
+    Call this function before the import of `huggingface_hub`, which reads the variable.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

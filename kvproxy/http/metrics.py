@@ -21,12 +21,12 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 _MOST_CLIENTS = 200
 _OTHERS = "(others)"
-"""Label of all clients after the first 200; not a valid client name."""
+"""Label for all clients after the first 200; client names cannot contain parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """A metric, or a group of metrics with a common prefix. `members` are texts by name without the prefix."""
+    """A metric, or a group of metrics with a common prefix. `members` are descriptions by name without the prefix."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "group"]
@@ -42,7 +42,7 @@ class MetricDescription:
 class _MetricGroup(Collector):
     """Metrics with a common prefix and labels, whose values are set before each scrape.
 
-    Metrics named `*_total` are counters. The member of a group of one metric is "".
+    Metrics with a name `*_total` are counters. A single metric is a group whose only member has the name "".
     """
 
     def __init__(self, description: MetricDescription) -> None:
@@ -50,7 +50,7 @@ class _MetricGroup(Collector):
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
     def set(self, values: Mapping[str, float | None], *labels: str) -> None:
-        """Set values by member, without `_total`; unknown members are ignored."""
+        """Set values by the name of the member, without `_total`. Unknown names are ignored."""
         self._values[labels] = values
 
     def collect(self) -> Iterator[Metric]:
@@ -80,7 +80,7 @@ class Metrics:
             "status",
         )
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
-        self._blocks = self._values("blocks", "Blocks of the pool by state.", "state")
+        self._blocks = self._single_metric("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(
             "prefix_cache",
             "The prefix cache of the embedded engine.",
@@ -106,9 +106,13 @@ class Metrics:
             dropped_total="Chunks that were not written, because too many were pending.",
             evictions_total="Evicted chunks.",
         )
-        self._lookups = self._values("semantic_lookups_total", "Semantic lookups by outcome.", "outcome")
-        self._stale = self._values("stale_total", "Stale responses by reason, and revalidations by result.", "reason")
-        self._compared = self._values("comparisons_total", "Fresh responses compared with cached ones.", "result")
+        self._lookups = self._single_metric("semantic_lookups_total", "Semantic lookups by outcome.", "outcome")
+        self._stale = self._single_metric(
+            "stale_total", "Stale responses by reason, and revalidations by result.", "reason"
+        )
+        self._compared = self._single_metric(
+            "comparisons_total", "Fresh responses compared with cached ones.", "result"
+        )
         self._learned = self._group(
             "learned_policy",
             "The policy learned.",
@@ -168,21 +172,21 @@ class Metrics:
             too_high_total="Predictions that were too high.",
             too_low_total="Predictions that were too low.",
         )
-        self._forecasts = self._values(
+        self._forecasts = self._single_metric(
             "pool_forecast_hit_rate",
             "Forecast hit rate of the prefix cache, by pool size: half, current, double, quadruple, or unlimited.",
             "upstream",
             "pool",
         )
-        self._entries = self._values("cache_entries", "Stored responses.")
-        self._lost_records = self._values("journal_lost_records_total", "Journal records that could not be written.")
+        self._entries = self._single_metric("cache_entries", "Stored responses.")
+        self._lost_records = self._single_metric("journal_lost_records_total", "Journal records that could not be written.")
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
         )
         self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
         self._clients: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
-        self._prompt_tokens = self._values(
+        self._prompt_tokens = self._single_metric(
             "prompt_tokens_total",
             "Prompt tokens at the backend, reused or lost by cause, since the journal began.",
             "result",
@@ -211,7 +215,7 @@ class Metrics:
         self._describe(MetricDescription(f"kvproxy_{name}_seconds", "histogram", text, labels))
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
-    def _values(self, name: str, text: str, *labels: str) -> _MetricGroup:
+    def _single_metric(self, name: str, text: str, *labels: str) -> _MetricGroup:
         kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
         return self._register(MetricDescription(f"kvproxy_{name}", kind, text, labels))
 
@@ -225,7 +229,7 @@ class Metrics:
         return group
 
     def count_client_request(self, name: str, status: int) -> None:
-        self._client_requests.labels(self._client(name), str(status)).inc()
+        self._client_requests.labels(self._client_label(name), str(status)).inc()
 
     def count_exchange(self, exchange: Exchange) -> None:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
@@ -234,9 +238,9 @@ class Metrics:
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def count_client_tokens(self, name: str, tokens: int) -> None:
-        self._client_tokens.labels(self._client(name)).inc(tokens)
+        self._client_tokens.labels(self._client_label(name)).inc(tokens)
 
-    def _client(self, name: str) -> str:
+    def _client_label(self, name: str) -> str:
         if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             return _OTHERS
         self._clients.add(name)

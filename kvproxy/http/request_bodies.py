@@ -23,9 +23,9 @@ async def read_body(
     """Read a body. Raises RequestTooLarge, RequestTooSlow, or Overloaded; the rest of the body is not read.
 
     Args:
-        limit: most bytes.
+        limit: maximum bytes.
         seconds: timeout for the complete body.
-        reservation: counts the body in the budget of all bodies in flight.
+        reservation: the request's part of the `BodyBudget`; None does not count the body.
     """
     parts, announced = [], request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -54,8 +54,11 @@ async def read_body(
 
 
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
-    """Parse a request to a cached API. Without `check`, invalid fields are left to the upstream. Raises InvalidRequest."""
-    body = await in_thread_if_large(len(raw), lambda: _checked(raw, api, check))
+    """Parse a request to a cached API. Raises InvalidRequest.
+
+    Without `check`, fields of the body are not validated, because the upstream validates them.
+    """
+    body = await in_thread_if_large(len(raw), lambda: _parse_and_check(raw, api, check))
     headers = joined_headers(request)
     exchange = exchange_of(request.scope)
     client = exchange.client
@@ -68,7 +71,7 @@ async def read_api_request(request: Request, api: Api, raw: bytes, settings: Set
     return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
 
 
-def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
+def _parse_and_check(raw: bytes, api: Api, check: bool) -> JsonObject:
     body = parse_body(raw)
     if check:
         api.check(body)
@@ -76,7 +79,7 @@ def _checked(raw: bytes, api: Api, check: bool) -> JsonObject:
 
 
 def joined_headers(request: Request) -> dict[str, str]:
-    """Return headers by lower-case name; values of a repeated header are joined by commas."""
+    """Return the headers by lower-case name. Join the values of a repeated header with commas."""
     headers: dict[str, str] = {}
     for name, value in request.headers.items():
         headers[name] = f"{headers[name]}, {value}" if name in headers else value

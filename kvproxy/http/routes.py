@@ -33,7 +33,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class CachedApi:
-    """ASGI app of one API with cached responses."""
+    """ASGI app of one cached API."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -141,7 +141,7 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Return metrics in Prometheus' text format; for the operator only, since they name upstreams and clients."""
+    """Return metrics in Prometheus' text format, for the operator only: they name upstreams and clients."""
     app = services(request)
     refused = app.access.check_operator(request)
     if refused is not None:

@@ -1,4 +1,4 @@
-"""Starts the server: data folder, socket, app."""
+"""Starts the server: locks the data folder, opens the socket, creates the app."""
 
 import gc
 import logging
@@ -26,7 +26,7 @@ from kvproxy.units import plural
 _GC_THRESHOLD = 200_000
 """Allocations between garbage collections, which stop all requests for up to 0.1 s; Python's default is 700."""
 _OTHER_DESCRIPTORS = 512
-"""File descriptors beside those for connections."""
+"""File descriptors for everything except connections."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -45,7 +45,7 @@ from kvproxy.trace_context import TRACE_HEADER, Trace
 if TYPE_CHECKING:
     from kvproxy.telemetry.otlp_export import Exporter
 
-_HOUSEKEEPING = 30.0  # Seconds between two rounds.
+_MAINTENANCE_SECONDS = 30.0
 _log = logging.getLogger("kvproxy")
 
 
@@ -81,7 +81,12 @@ class Services:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
-        """Forecast each engine's prefix hit rate with other pool sizes; see `pool_forecast.forecast`."""
+        """Forecast the hit rate of each engine's prefix cache for other pool sizes; see `pool_forecast.forecast`.
+
+        Args:
+            token_bytes: KV bytes per token; None uses the embedded engine's.
+            tier_bytes: size of an additional tier.
+        """
         curves = self.answerer.journal.reuse_curves()
         pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
@@ -100,7 +105,7 @@ class Services:
         ]
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply the operator's rule, with its edits, history repair, and `cache_control` breakpoints."""
+        """Apply the operator's rule: its limits, edits, history repair, and `cache_control` breakpoints."""
         request = self.rules.apply(request)
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
@@ -109,7 +114,7 @@ class Services:
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """Apply the operator's rule as `prepare`, but without breakpoints."""
+        """Apply the operator's rule without breakpoints, which do not affect cache keys."""
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
@@ -117,7 +122,7 @@ class Services:
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """Begin or continue the exchange's trace, and return the request with its trace header."""
+        """Begin or continue the exchange's trace, and return the request with the trace header for the upstream."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
@@ -144,7 +149,7 @@ class Services:
 
     async def _maintain_periodically(self) -> None:
         while True:
-            await asyncio.sleep(_HOUSEKEEPING)
+            await asyncio.sleep(_MAINTENANCE_SECONDS)
             try:
                 # Pending writes may have hits already.
                 await self.answerer.cache.pending_writes.wait()
@@ -156,7 +161,7 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def record_change(self, request: Request, change: str) -> None:
-        """Log a change by an operator, and record it in the state that proxies share, if any."""
+        """Log a change by an operator, and record it in PostgreSQL if proxies share their state there."""
         operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
         _log.info("%s: %s", operator, change)
         if self.shared is not None:

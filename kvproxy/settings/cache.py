@@ -94,10 +94,10 @@ class CacheSettings(Section):
     )
 
     def languages_of(self, embedder: str) -> tuple[str, ...]:
-        """Return the configured languages, or the default of an embedder."""
+        """Return the setting `languages`, or else the languages of an embedder."""
         return (("*",) if embedder == "multilingual" else ("en",)) if self.languages is None else self.languages
 
     @property
     def least_similarity(self) -> float:
-        """Return the configured least similarity of a hit, or the default of the policy."""
+        """Return the setting `min_similarity`, or else the policy's default."""
         return LEAST_SIMILARITY[self.policy] if self.min_similarity is None else self.min_similarity

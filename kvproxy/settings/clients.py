@@ -3,7 +3,7 @@ from pydantic import Field
 from kvproxy.settings.section import Bytes, Section
 
 CLIENT_PREFIX = "client:"
-"""Prefix of the tenants of clients."""
+"""Prefix of a client's name in the name of its tenant."""
 
 
 class ClientSettings(Section):

@@ -1,4 +1,4 @@
-"""Types of keys in the settings, and credentials in the URL of an upstream."""
+"""Secret settings, and credentials in the URL of an upstream."""
 
 import base64
 from typing import Annotated
@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from pydantic import BeforeValidator, SecretStr
 
 
-def _clean(value: object) -> object:
+def _clean_key(value: object) -> object:
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
@@ -18,9 +18,9 @@ def _clean(value: object) -> object:
     return value or None
 
 
-SecretKey = Annotated[SecretStr | None, BeforeValidator(_clean)]
-PlainKey = Annotated[str | None, BeforeValidator(_clean)]
-"""A key as text. A field of this type needs `repr=False`, to keep the key out of logs."""
+SecretKey = Annotated[SecretStr | None, BeforeValidator(_clean_key)]
+PlainKey = Annotated[str | None, BeforeValidator(_clean_key)]
+"""An optional key as text. Fields of this type require `repr=False`, to keep the key out of logs."""
 
 
 def parse_upstream_url(text: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ class EditSettings(Section):
 
     @field_validator("pattern")
     @classmethod
-    def _has_a_group(cls, pattern: str | None) -> str | None:
+    def _check_group(cls, pattern: str | None) -> str | None:
         if pattern is None:
             return None
         groups = compile_pattern(pattern).groups

@@ -37,11 +37,17 @@ class SettingConflicts(ValueError):
 def explain_invalid_settings(
     error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path
 ) -> list[str]:
-    """Return one line per invalid setting. `settings` are all names, such as `cache.ttl`; `flags` are command-line flags."""
+    """Return one line per invalid setting.
+
+    Args:
+        settings: names of all settings, such as `cache.ttl`.
+        flags: values of command-line flags, nested by section.
+        file: kvproxy.toml, which may be missing.
+    """
     text = file.read_text() if file.is_file() else ""
     lines = []
-    for path, reason in _problems(error, settings):
-        origin = _flag(path, flags) or _variable(path)
+    for path, reason in _find_problems(error, settings):
+        origin = _find_flag(path, flags) or _find_variable(path)
         if origin is None and (line := line_of(text, path)) is not None:
             origin = f"{file}, line {line}"
         lines.append(f"setting {'.'.join(map(str, path))}: {reason}{f' ({origin})' if origin else ''}")
@@ -49,7 +55,7 @@ def explain_invalid_settings(
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """Return the line number, from 1, of a setting, or else of its table; None if neither is in the file."""
+    """Return the line number, from 1, of a setting in a TOML text, or else of its table; None if both are missing."""
     table: SettingPath = ()
     counts: Counter[str] = Counter()
     lines: dict[SettingPath, int] = {}
@@ -75,7 +81,7 @@ def _split_name(dotted: str) -> SettingPath:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
-def _problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple[SettingPath, str]]:
+def _find_problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple[SettingPath, str]]:
     # A value may be a secret: own validators and unknown settings do not show it.
     for each in error.errors():
         path, cause = each["loc"], each.get("ctx", {}).get("error")
@@ -84,14 +90,14 @@ def _problems(error: ValidationError, settings: Sequence[str]) -> Iterator[tuple
         elif each["type"] == "value_error":
             yield path, each["msg"].removeprefix("Value error, ")
         elif each["type"] == "extra_forbidden":
-            yield path, f"there is no such setting; {_similar(path, settings)}"
+            yield path, f"there is no such setting; {_suggest(path, settings)}"
         elif each["type"] == "missing":
             yield path, "this field is required"
         else:
             yield path, f"{each['msg']} (given {each['input']!r})"
 
 
-def _similar(path: SettingPath, settings: Sequence[str]) -> str:
+def _suggest(path: SettingPath, settings: Sequence[str]) -> str:
     names = sorted({*settings, *(name.rpartition(".")[0] for name in settings)} - {""})
     wanted = ".".join(part for part in path if isinstance(part, str))
     section = wanted.rpartition(".")[0]
@@ -102,7 +108,7 @@ def _similar(path: SettingPath, settings: Sequence[str]) -> str:
     return f"did you mean {found[0]}?" if found else "docs/configuration.md lists all settings"
 
 
-def _flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
+def _find_flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
     given: Any = flags
     for name in path[:2]:
         if isinstance(given, Mapping):
@@ -114,14 +120,17 @@ def _flag(path: SettingPath, flags: Mapping[str, Any]) -> str | None:
     return found or "--" + "-".join(map(str, names)).replace("_", "-")
 
 
-def _variable(path: SettingPath) -> str | None:
+def _find_variable(path: SettingPath) -> str | None:
     given = {name.upper() for name in os.environ}
     names = (PREFIX + "__".join(map(str, path[:end])).upper() for end in range(len(path), 0, -1))
     return next((name for name in names if name in given), None)
 
 
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return one line per environment variable that resembles a setting without a section; `known` are valid names."""
+    """Return one line per unknown `KVPROXY_*` variable whose name resembles a setting outside the sections.
+
+    `known` has the names of variables that are not settings.
+    """
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):
         name = variable.removeprefix(PREFIX).lower()
@@ -132,7 +141,7 @@ def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[st
 
 
 def undecodable_variable(error: ValueError) -> str:
-    """Return a line for an environment variable that does not contain the JSON of its setting."""
+    """Return an error message for an environment variable whose setting requires JSON."""
     field = re.search(r'field "(\w+)"', str(error))
     name = PREFIX + (field[1].upper() if field else "")
     variables = [each for each in sorted(os.environ) if each.upper() == name or each.upper().startswith(f"{name}__")]

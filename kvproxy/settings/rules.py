@@ -68,7 +68,7 @@ class RuleSettings(Section):
 
     @property
     def keeps_provider_prefixes(self) -> bool:
-        """Whether the pauses of sessions decide how long a provider keeps their prefixes."""
+        """Whether the rule enables keep-warm requests or automatic breakpoints, which both depend on pauses."""
         has_budget = self.keep_warm_tokens is not None or self.keep_warm_money is not None
         return has_budget or self.breakpoints == "auto"
 
@@ -89,4 +89,4 @@ class RuleSettings(Section):
 
 
 NO_RULE = RuleSettings.model_construct(name="")
-"""The rule of requests that match no rule: it changes nothing."""
+"""The rule of requests that match no rule of the operator. It changes nothing."""

@@ -46,8 +46,6 @@ from kvproxy.settings.upstreams import RoutingSettings, SlotSettings, UpstreamSe
 
 
 class Settings(BaseSettings):
-    """All settings."""
-
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
@@ -113,7 +111,7 @@ class Settings(BaseSettings):
 
     @field_validator("store", mode="before")
     @classmethod
-    def _as_text(cls, value: object) -> object:
+    def _path_to_text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
 
     @model_validator(mode="before")
@@ -187,12 +185,12 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> Path:
-        """Return the file of the stored responses, if they are in a file."""
+        """Return the file of the store; invalid if the store is in PostgreSQL."""
         return Path(self.store_location)
 
     @property
     def servers(self) -> tuple[UpstreamServer, ...]:
-        """Return the upstreams with their keys; empty with the embedded engine."""
+        """Return the upstreams, with `forward.api_key` as the default key; empty for the embedded engine."""
         shared = self.forward.api_key
         if not shared:
             return self.upstreams

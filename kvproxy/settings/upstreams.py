@@ -26,7 +26,7 @@ class UpstreamSettings(Section):
 
 
 class UpstreamServer(Section):
-    """An upstream. Credentials in its URL become `authorization` (`user:password@`) or `api_key` (`key@`)."""
+    """An upstream. Credentials in its URL set `authorization` (`user:password@`) or `api_key` (`key@`)."""
 
     url: str = Field(description="URL such as http://127.0.0.1:8000, with or without /v1.")
     api_key: SecretKey = Field(None, description="API key that replaces the client's key; by default forward.api_key.")

@@ -50,10 +50,10 @@ def usage_of(output: CollectedOutput) -> JsonObject:
 
 def prompt_logprobs(output: CollectedOutput, count: int) -> list[Json]:
     """Return vLLM's field `prompt_logprobs`, with `count` alternatives per token."""
-    return [None, *(_scores(item, count) for item in output.prompt_logprobs)]
+    return [None, *(_encode_prompt_logprob(item, count) for item in output.prompt_logprobs)]
 
 
-def _scores(item: TokenLogprob, count: int) -> JsonObject:
+def _encode_prompt_logprob(item: TokenLogprob, count: int) -> JsonObject:
     found: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
     for rank, (token, text, value) in enumerate(item.top[:count], 1):
         found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})

@@ -12,13 +12,13 @@ from kvproxy.generation import Delta, Grammar, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt for a chat template: messages and tools in the format of OpenAI's chat completions."""
+    """Input of a chat template: messages and tools in the format of OpenAI's chat completions."""
 
     messages: tuple[JsonObject, ...]
     tools: tuple[JsonObject, ...] = ()
 
     def chat_fields(self) -> JsonObject:
-        """Return the fields of a chat completions request."""
+        """Return the fields `messages` and `tools` of a chat completions request."""
         messages: JsonObject = {"messages": list[Json](self.messages)}
         return {**messages, "tools": list[Json](self.tools)} if self.tools else messages
 
@@ -31,7 +31,7 @@ class DecodedRequest:
     """A request for the embedded engine.
 
     Attributes:
-        echo: begin the response with the prompt.
+        echo: whether the response begins with the prompt.
         salt: requests with different salts share no KV blocks.
         queue_priority: requests with a lower value run first.
     """
@@ -47,14 +47,17 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that a completion repeats, and its first token, which has no log-probability."""
+    """The prompt that begins a response to a request with `echo`, and its first token, which has no log-probability."""
 
     text: str
     first_token: str
 
 
 class ResponseEncoder(Protocol):
-    """Encodes one response: `write` each piece, then `end` a stream, or return the complete `response`."""
+    """Encodes one response.
+
+    Call `write` with each piece, then `end` for the last events of a stream, or `response` for a complete response.
+    """
 
     def write(self, piece: Delta) -> Iterator[bytes]: ...
 

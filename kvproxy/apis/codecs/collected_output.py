@@ -22,8 +22,8 @@ class CollectedOutput:
     """All completions of one prompt, by index.
 
     Attributes:
-        cached_tokens: prompt tokens that the prefix cache held.
-        prompt_logprobs: log-probabilities of all prompt tokens but the first, if requested.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        prompt_logprobs: log-probabilities of all prompt tokens except the first; empty if they are not requested.
     """
 
     def __init__(self) -> None:

@@ -26,9 +26,9 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of a JSON response, and the tools that the response may call; at least one is None.
+    """Return the grammar of a JSON response or the tools that the response may call; None for the missing ones.
 
-    `param` is the field that contains `json_format`. Raises InvalidRequest for JSON together with tools.
+    `param` is the name of the field with `json_format`, for errors. Raises InvalidRequest for a JSON format with tools.
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:
@@ -39,7 +39,7 @@ def read_constraints(
 
 
 def read_json_format(kind: Json, param: str) -> Grammar | None:
-    """Return the grammar of a `response_format`; None for text. Chat completions nest the schema in `json_schema`."""
+    """Return the grammar of a `response_format`; None for plain text."""
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
         return None
@@ -49,6 +49,7 @@ def read_json_format(kind: Json, param: str) -> Grammar | None:
         raise InvalidRequest(
             f"{param}.type must be text, json_object or json_schema for the embedded engine", param=param
         )
+    # Chat completions nest the schema.
     inner = field(kind, "json_schema")
     schema = field(kind if inner is None else inner, "schema")
     if not isinstance(schema, dict):
@@ -62,7 +63,7 @@ def _read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | No
     kind = choice if isinstance(choice, str) else field(choice, "type")
     if not tools or kind == "none":
         return None
-    schemas = dict(map(_signature, tools))
+    schemas = dict(map(_name_and_schema, tools))
     parallel = body.get("parallel_tool_calls") is not False and not field(choice, "disable_parallel_tool_use")
     if kind in (None, "auto"):
         return ToolUse(schemas, required=False, parallel=parallel)
@@ -76,7 +77,7 @@ def _read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | No
     return ToolUse({name: schemas[name]}, required=True, parallel=False)
 
 
-def _signature(tool: JsonObject) -> tuple[str, JsonObject]:
+def _name_and_schema(tool: JsonObject) -> tuple[str, JsonObject]:
     function = field(tool, "function")
     name, schema = field(function, "name"), field(function, "parameters")
     if tool.get("type") != "function" or not isinstance(name, str) or not name:

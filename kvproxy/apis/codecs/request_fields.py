@@ -87,7 +87,7 @@ def texts(body: JsonMap, name: str) -> tuple[str, ...]:
 
 
 def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the fields that all APIs share. `sampling` adds parameters; None selects the default."""
+    """Decode the fields that all APIs share. `sampling` has further sampling parameters; None uses `defaults`."""
     given = {"temperature": number(body, "temperature"), "top_p": number(body, "top_p")} | sampling
     params = replace(defaults, **{name: value for name, value in given.items() if value is not None})
     salt = body.get("cache_salt")

@@ -1,4 +1,4 @@
-"""Access rules for web pages and for the operator. A check returns the error to send, or None."""
+"""Access rules for web pages and for the operator. A check returns the error to send, or None to allow the request."""
 
 import hmac
 import logging
@@ -23,11 +23,11 @@ class AccessRules:
         self._behind_proxy = False
 
     def check_page(self, request: Request) -> KvproxyError | None:
-        """Refuse web pages of other origins, and unknown public host names.
+        """Reject requests of web pages from other origins, and requests to unknown public host names.
 
-        By DNS rebinding, a page could point its host name at this proxy and have the same origin.
+        Unknown names indicate DNS rebinding: a page's host name resolves to the proxy, so that both have the same origin.
         """
-        self._notice_proxy(request)
+        self._detect_reverse_proxy(request)
         headers, allowed = request.headers, self._settings.access
         host = headers.get("host", "")
         name = host_of(host)
@@ -47,10 +47,10 @@ class AccessRules:
         return None
 
     def check_operator(self, request: Request) -> KvproxyError | None:
-        """Require the admin token; without the setting, require a direct request from this machine."""
+        """Require the admin token. If `admin_token` is not set, require a direct request from this machine."""
         settings = self._settings
         if settings.admin_token is not None:
-            tokens = _tokens(request)
+            tokens = _given_tokens(request)
             if any(_equal_tokens(given, settings.admin_token) for given in tokens):
                 return None
             if tokens:
@@ -62,7 +62,7 @@ class AccessRules:
             return Unauthorized(
                 "admin routes are closed beyond loopback: set admin_token and send it as a bearer token"
             )
-        self._notice_proxy(request)
+        self._detect_reverse_proxy(request)
         if self._behind_proxy:
             return Forbidden(
                 "admin routes are closed behind a reverse proxy: set admin_token and send it as a bearer token"
@@ -73,7 +73,7 @@ class AccessRules:
             )
         return None
 
-    def _notice_proxy(self, request: Request) -> None:
+    def _detect_reverse_proxy(self, request: Request) -> None:
         if not self._behind_proxy and _is_forwarded(request):
             self._behind_proxy = True
             if self._settings.admin_token is None:
@@ -97,7 +97,7 @@ def _same_origin(origin: str, host: str) -> bool:
     return urlsplit(origin).netloc.lower() == host.lower() and origin != "null"
 
 
-def _tokens(request: Request) -> list[str]:
+def _given_tokens(request: Request) -> list[str]:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     own = request.headers.get(ADMIN_TOKEN_HEADER)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []

@@ -11,7 +11,7 @@ from kvproxy.index.pending_writes import PendingWrites
 
 _READ_ONLY = "/admin/explain"  # A POST route that changes nothing.
 _WAIT_SECONDS = 5.0
-"""Timeout for pending writes, so that a blocked store does not block the operator."""
+"""Maximum wait for pending writes, so that a blocked store does not block admin routes."""
 _log = logging.getLogger("kvproxy.admin")
 
 
@@ -30,7 +30,7 @@ class PageGuard:
 class AdminGuard:
     """Enforces `AccessRules.check_operator`, and logs changes.
 
-    It waits for pending writes, so that routes list every response that a client has received.
+    It waits for pending writes of responses, so that admin routes list every response that a client has received.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites) -> None:

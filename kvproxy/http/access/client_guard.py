@@ -31,12 +31,12 @@ class Clients:
         self._shares = is_url(settings.store_location)
         self._changed = 0, *self._file_version()
         self._checked = time.monotonic()
-        self._known = _by_digest(all_clients(settings))
+        self._known = _index_by_digest(all_clients(settings))
         self._closed = bool(self._known) or requires_client_key(settings)
 
     @property
     def requires_key(self) -> bool:
-        """Whether requests require a key, which stays true after the last client's removal."""
+        """See `requires_client_key`."""
         now = time.monotonic()
         # With PostgreSQL, the heartbeat reads them in a thread.
         if not self._shares and now - self._checked >= _CHECK_SECONDS:
@@ -45,12 +45,15 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if their file or `change`, the number of the last change in PostgreSQL, differs."""
+        """Reload the clients if their file has changed, or `change` differs from the previous call.
+
+        `change` is the number of the last change in PostgreSQL.
+        """
         stamp = change, *self._file_version()
         if stamp == self._changed:
             return
         try:
-            self._known = _by_digest(all_clients(self._settings))
+            self._known = _index_by_digest(all_clients(self._settings))
             self._changed = stamp
             if self._closed and not self._known:
                 _log.warning(
@@ -68,23 +71,23 @@ class Clients:
         return status.st_mtime_ns, status.st_ino
 
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
-        """Return the client whose valid key is in a header."""
+        """Return the client whose valid key is in a header, or None."""
         for name, value in headers:
-            given = key_digest(_key(value)) if name in KEY_HEADERS else ""
+            given = key_digest(_without_bearer(value)) if name in KEY_HEADERS else ""
             client = self._known.get(given)
             if client is not None and client.accepts(given, time.time()):
                 return client
         return None
 
     def stored_bytes_limit(self, tenant: str) -> int | None:
-        """Return the setting `stored_bytes` of a tenant's client; None without a limit."""
+        """Return the setting `stored_bytes` of the client with this tenant; None if there is no limit."""
         if not tenant.startswith(CLIENT_PREFIX):
             return None
         name = tenant.removeprefix(CLIENT_PREFIX)
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
 
 
-def _refusal(headers: Mapping[str, str]) -> Unauthorized:
+def _key_error(headers: Mapping[str, str]) -> Unauthorized:
     if any(headers.get(name) for name in KEY_HEADERS):
         return Unauthorized(
             "this proxy does not know the given API key, or it expired after a rotation: check it, or ask the operator for"
@@ -95,11 +98,11 @@ def _refusal(headers: Mapping[str, str]) -> Unauthorized:
     )
 
 
-def _by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
+def _index_by_digest(clients: Iterable[ClientSettings]) -> dict[str, ClientSettings]:
     return {each: client for client in clients for each in client.digests}
 
 
-def _key(value: str) -> str:
+def _without_bearer(value: str) -> str:
     scheme, _, token = value.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else value
 
@@ -126,7 +129,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            await error_response(_refusal(headers), scope["path"])(scope, receive, send)
+            await error_response(_key_error(headers), scope["path"])(scope, receive, send)
             return
         _authenticate(scope, client)
         quota = self._quotas.get(client)
@@ -154,5 +157,5 @@ def _authenticate(scope: Scope, client: ClientSettings) -> None:
     scope["headers"] = [
         (name, value)
         for name, value in scope["headers"]
-        if name not in own or key_digest(_key(value.decode("latin-1"))) not in client.digests
+        if name not in own or key_digest(_without_bearer(value.decode("latin-1"))) not in client.digests
     ]

@@ -13,21 +13,21 @@ from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
 _MAX_BRANCHES = 50
-"""An upstream may have to decode the text of each branch."""
+"""Maximum branches in a response, because an upstream may have to decode the text of each branch."""
 
 
 async def blocks(request: Request) -> Response:
     """List the blocks of the prefix cache."""
-    return await _rows(await services(request).prefix.blocks())
+    return await _reply_rows(await services(request).prefix.blocks())
 
 
 async def queue(request: Request) -> Response:
     """List the idle blocks in eviction order."""
-    return await _rows(await services(request).prefix.eviction_queue())
+    return await _reply_rows(await services(request).prefix.eviction_queue())
 
 
-async def _rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
-    """Convert rows in a thread, because the rows of a large pool would block the event loop."""
+async def _reply_rows(rows: Sequence[BlockRow | ChainRow]) -> Response:
+    # The rows of a large pool would block the event loop.
     return await asyncio.to_thread(lambda: reply([flat_fields(row) for row in rows]))
 
 
@@ -38,9 +38,9 @@ async def stats(request: Request) -> Response:
 
 
 async def what_if(request: Request) -> Response:
-    """Forecast each engine's hit rate with other pool sizes, and with a `tier` of a size such as 64GiB.
+    """Forecast each engine's hit rate for other pool sizes, and for a `tier` of a size such as 64GiB.
 
-    `bytes_per_token` is the size of a token's keys and values; the embedded engine knows it.
+    `bytes_per_token` is the size of a token's keys and values; the embedded engine's size is known.
     """
     query = request.query_params
     token_bytes = query.get("bytes_per_token")
@@ -53,12 +53,12 @@ async def what_if(request: Request) -> Response:
 
 
 async def chains(request: Request) -> Response:
-    """List the chains of cached blocks, each from its first block to a block without a successor."""
-    return await _rows(await services(request).prefix.chains())
+    """List the chains of cached blocks. A chain leads from the first block of a prefix to a block without a successor."""
+    return await _reply_rows(await services(request).prefix.chains())
 
 
-async def map(request: Request) -> Response:
-    """Return all blocks, as one list per field."""
+async def pool_map(request: Request) -> Response:
+    """Return all blocks of the pool, as one list per field."""
     return reply(await services(request).prefix.pool_map())
 
 
@@ -92,9 +92,9 @@ async def pins(request: Request) -> Response:
 
 
 async def pin(request: Request) -> Response:
-    """Keep the cached blocks of a prompt, or of the chain that ends in `leaf`, from eviction for `ttl`.
+    """Protect the cached blocks of a prompt, or of the chain that ends in block `leaf`, from eviction for `ttl`.
 
-    The body is a request with the prompt, to the API `api` (default: chat).
+    The body is a request with the prompt, in the format of the API `api` (default: chat).
     """
     app, query = services(request), request.query_params
     name, leaf = query.get("name"), query.get("leaf")
@@ -124,7 +124,7 @@ async def tiers(request: Request) -> Response:
     return reply(await services(request).prefix.tiers())
 
 
-async def clear(request: Request) -> Response:
+async def clear_tier(request: Request) -> Response:
     """Delete chunks of a tier: of the running model (`own`, default), of other models (`others`), or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
@@ -138,14 +138,14 @@ async def clear(request: Request) -> Response:
 
 ROUTES = [
     Route("/blocks/tiers", tiers, methods=["GET"]),
-    Route("/blocks/tiers/{name}", clear, methods=["DELETE"]),
+    Route("/blocks/tiers/{name}", clear_tier, methods=["DELETE"]),
     Route("/blocks/pins", pins, methods=["GET"]),
     Route("/blocks/pins", pin, methods=["POST"]),
     Route("/blocks/pins/{name:path}", unpin, methods=["DELETE"]),
     Route("/blocks", blocks, methods=["GET"]),
     Route("/blocks/queue", queue, methods=["GET"]),
     Route("/blocks/chains", chains, methods=["GET"]),
-    Route("/blocks/map", map, methods=["GET"]),
+    Route("/blocks/map", pool_map, methods=["GET"]),
     Route("/blocks/tree", tree, methods=["GET"]),
     Route("/blocks/what-if", what_if, methods=["GET"]),
     Route("/blocks/stats", stats, methods=["GET"]),

@@ -22,7 +22,7 @@ _USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
 _TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
 
 
-def _filter(query: QueryParams) -> EntryFilter:
+def _parse_filter(query: QueryParams) -> EntryFilter:
     texts = {name: query.get(name) or None for name in _TEXT_FILTERS}
     oldest = query.get("older_than")
     return EntryFilter(**texts, older_than=parse_duration(oldest, "older_than") if oldest else None)
@@ -32,7 +32,7 @@ async def list_entries(request: Request) -> Response:
     """List matching responses, newest first; `x-total-count` has the total. A limit of 0 lists all."""
     query, store = request.query_params, services(request).answerer.store
     limit, offset = parse_page(query, "100")
-    where = _filter(query)
+    where = _parse_filter(query)
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
     if offset or (limit and total == limit):
@@ -46,10 +46,10 @@ async def stats(request: Request) -> Response:
     """Return statistics of the stored responses."""
     app = services(request)
     figures = await asyncio.to_thread(app.answerer.store.stats)
-    return reply({**figures, "semantic": await asyncio.to_thread(_semantic, app)})
+    return reply({**figures, "semantic": await asyncio.to_thread(_semantic_stats, app)})
 
 
-def _semantic(app: Services) -> dict[str, object]:
+def _semantic_stats(app: Services) -> dict[str, object]:
     answerer = app.answerer
     if answerer.semantic is None:
         return {"policy": None}
@@ -90,7 +90,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """Find an entry by the beginning of its id. Raises NotFound, or InvalidRequest if several entries match."""
+    """Return the stored response whose id begins with `prefix`. Raises NotFound, or InvalidRequest for several matches."""
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
     ids = await asyncio.to_thread(store.ids_with_prefix, prefix)
@@ -119,7 +119,7 @@ async def _remove_entries(request: Request, ids: list[str], what: str) -> Respon
 async def delete_many(request: Request) -> Response:
     """Remove all matching responses, or expire them if `soft`."""
     app, query = services(request), request.query_params
-    where = _filter(query)
+    where = _parse_filter(query)
     if where == ALL_ENTRIES and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of older_than, {', '.join(_TEXT_FILTERS)}")
     # A purged response must not appear afterwards.
@@ -150,7 +150,7 @@ async def import_(request: Request) -> Response:
 
 
 async def feedback(request: Request) -> Response:
-    """Report whether a response is right. If the body has the `question` of a semantic hit, the policy learns from it."""
+    """Report whether a response is right. If the body has the `question` of a hit, the policy `learned` learns from it."""
     app = services(request)
     body = await asyncio.to_thread(parse_body, await read_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")

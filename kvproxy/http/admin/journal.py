@@ -31,7 +31,7 @@ from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 
 _MOST = 1_000
 _MAX_LIVE = 200
-"""Most records in an event; its field `more` reports dropped records."""
+"""Maximum records in an event of the live log. The event's field `more` is true if further records were dropped."""
 _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
@@ -39,7 +39,7 @@ _TIME = "%Y-%m-%d %H:%M:%S UTC"
 T = TypeVar("T")
 
 
-def _query(query: QueryParams) -> Query:
+def _parse_query(query: QueryParams) -> Query:
     layer = query.get("layer") or None
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
@@ -64,7 +64,7 @@ def _end_time(query: QueryParams) -> float:
     return parse_number(text, "until") if text else time.time()
 
 
-async def _read(app: Services, work: Callable[[JournalReader], T]) -> T:
+async def _read_journal(app: Services, work: Callable[[JournalReader], T]) -> T:
     def read() -> T:
         with contextlib.closing(app.answerer.journal.reader()) as reader:
             return work(reader)
@@ -72,7 +72,7 @@ async def _read(app: Services, work: Callable[[JournalReader], T]) -> T:
     return await asyncio.to_thread(read)
 
 
-def _rows(app: Services, records: list[Record]) -> list[RecordWithQuestions]:
+def _add_questions(app: Services, records: list[Record]) -> list[RecordWithQuestions]:
     ids, prompts = entry_ids(records), {}
     # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
@@ -80,24 +80,24 @@ def _rows(app: Services, records: list[Record]) -> list[RecordWithQuestions]:
     return with_questions(records, prompts, app.answerer.journal.recent_question)
 
 
-def _flat(row: RecordWithQuestions) -> dict[str, object]:
+def _row_fields(row: RecordWithQuestions) -> dict[str, object]:
     return {**fields_of(row.record), "question": row.question, "stored_question": row.stored_question}
 
 
 async def log(request: Request) -> Response:
     """List matching records, newest first, with record numbers below `before`."""
-    app, query = services(request), _query(request.query_params)
-    rows = await _read(app, lambda reader: _rows(app, reader.records(query)))
-    return reply([_flat(row) for row in rows])
+    app, query = services(request), _parse_query(request.query_params)
+    rows = await _read_journal(app, lambda reader: _add_questions(app, reader.records(query)))
+    return reply([_row_fields(row) for row in rows])
 
 
 async def live(request: Request) -> Response:
-    """Stream new records as events, after the record number `after`, or from now on.
+    """Stream new records as events, beginning after the record number `after`, or with the next record.
 
-    The first event, `hello`, has the number of the newest record; `records` events follow until the proxy stops.
+    The first event, `hello`, has the number of the newest record. Events `records` follow until the proxy stops.
     """
-    app, query = services(request), replace(_query(request.query_params), limit=_MAX_LIVE)
-    newest = await _read(app, lambda reader: reader.newest_number())
+    app, query = services(request), replace(_parse_query(request.query_params), limit=_MAX_LIVE)
+    newest = await _read_journal(app, lambda reader: reader.newest_number())
     last = newest if query.after is None else min(query.after, newest)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
@@ -111,12 +111,12 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
         def new(reader: JournalReader, last: int = last) -> tuple[list[RecordWithQuestions], int]:
             newest = reader.newest_number()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
-            return _rows(app, fresh), newest
+            return _add_questions(app, fresh), newest
 
-        rows, last = await _read(app, new)
+        rows, last = await _read_journal(app, new)
         if rows:
             last_sent = time.monotonic()
-            event = {"records": [_flat(row) for row in rows], "more": len(rows) == _MAX_LIVE}
+            event = {"records": [_row_fields(row) for row in rows], "more": len(rows) == _MAX_LIVE}
             yield b"event: records\nid: %d\ndata: %b\n\n" % (last, orjson.dumps(event))
         elif time.monotonic() - last_sent > _KEEPALIVE_SECONDS:
             last_sent = time.monotonic()
@@ -125,7 +125,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """Count requests and prompt tokens in intervals of `step`, during the time `since` before `until`."""
+    """Count requests and prompt tokens in intervals of length `step`, for a time of length `since` that ends at `until`."""
     query = request.query_params
     step = parse_duration(query.get("step", "60"), "step")
     since = parse_duration(query.get("since", "3600"), "since")
@@ -135,7 +135,7 @@ async def series(request: Request) -> Response:
     # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(since / step))
     start = (math.ceil(_end_time(query) / step) - spans) * step
-    return reply(await _read(services(request), lambda reader: reader.series(by, start, step, spans)))
+    return reply(await _read_journal(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 
 async def reasons(request: Request) -> Response:
@@ -150,7 +150,7 @@ async def explain(request: Request) -> Response:
     def read_explanation(reader: JournalReader) -> dict[str, object]:
         record = reader.find(name)
         found = explain_record(reader, record, prompt_contents(reader, app.answerer.store))
-        (row,) = _rows(app, [record])
+        (row,) = _add_questions(app, [record])
         return {
             "explained": found,
             "question": row.question,
@@ -159,10 +159,10 @@ async def explain(request: Request) -> Response:
             "sentences": explain_in_sentences(found, lambda time: f"{datetime.fromtimestamp(time, UTC):{_TIME}}"),
         }
 
-    return reply(await _read(app, read_explanation))
+    return reply(await _read_journal(app, read_explanation))
 
 
-async def saved(request: Request) -> Response:
+async def report_savings(request: Request) -> Response:
     """Report savings by layer, tenant, model, tag, or day."""
     app, query = services(request), request.query_params
     by: SavingsGroup | None = next((each for each in get_args(SavingsGroup) if each == query.get("by", "layer")), None)
@@ -172,7 +172,7 @@ async def saved(request: Request) -> Response:
     age = parse_duration(since, "since") if since else None
     counts = await asyncio.to_thread(app.answerer.store.observations.summary)
     journal, cache = app.settings.journal, app.settings.cache
-    return reply(await _read(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
+    return reply(await _read_journal(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
 
 
 async def sessions(request: Request) -> Response:
@@ -185,13 +185,13 @@ async def sessions(request: Request) -> Response:
 
 
 async def turns(request: Request) -> Response:
-    """List the turns of a session and its sub-agents as a tree, given its id, its name, or the id of a request."""
+    """List the turns of a session and its sub-agents as a tree, given the session's id or name, or a request's id."""
     name = request.path_params["id"]
     return reply(await _read_sessions(request, lambda found: turn_tree(found.turns(name))))
 
 
 async def ledger(request: Request) -> Response:
-    """Sum prompt tokens by result: reused, or the reason to compute them."""
+    """Sum prompt tokens by result: reused, or the cause for which they were computed."""
     since = request.query_params.get("since")
     day = first_day(parse_duration(since, "since") if since else None)
     currency = services(request).settings.journal.currency
@@ -200,7 +200,7 @@ async def ledger(request: Request) -> Response:
 
 async def _read_sessions(request: Request, work: Callable[[SessionReader], T]) -> T:
     app = services(request)
-    return await _read(app, lambda reader: work(SessionReader(reader, app.settings.journal.prices)))
+    return await _read_journal(app, lambda reader: work(SessionReader(reader, app.settings.journal.prices)))
 
 
 ROUTES = [
@@ -209,7 +209,7 @@ ROUTES = [
     Route("/log/series", series, methods=["GET"]),
     Route("/log/reasons", reasons, methods=["GET"]),
     Route("/log/{id}", explain, methods=["GET"]),
-    Route("/savings", saved, methods=["GET"]),
+    Route("/savings", report_savings, methods=["GET"]),
     Route("/savings/ledger", ledger, methods=["GET"]),
     Route("/sessions", sessions, methods=["GET"]),
     Route("/sessions/{id}", turns, methods=["GET"]),

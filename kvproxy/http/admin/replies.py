@@ -31,19 +31,19 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def fields_of(row: Row) -> dict[str, object]:
-    """Return the fields of a row by name, without copies as by `asdict`, which is slow for a large pool."""
+    """Return the fields of a row by name. `asdict` copies values, and is too slow for a large pool."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
-    """Return the fields of a row and of its `place` in one dict."""
+    """Return the fields of a row and of its location (`place`) in one dict."""
     found = fields_of(row)
     del found["place"]
     return found if row.place is None else found | fields_of(row.place)
 
 
 async def read_request(request: Request) -> ApiRequest:
-    """Read a request to the API that the query names (default: chat), with its credentials. Raises InvalidRequest."""
+    """Read a request in the format of the API that the query parameter `api` names. Raises InvalidRequest."""
     name = request.query_params.get("api", "chat")
     api = APIS.get(name)
     if api is None:

@@ -1,1 +1,1 @@
-"""Client connections: `client_connection.py` handles one connection, `proxy_server.py` checks all."""
+"""Client connections: `client_connection.py` handles one connection, `proxy_server.py` all connections."""

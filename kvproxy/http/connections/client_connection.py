@@ -1,6 +1,6 @@
 """One client's connection: uvicorn's protocol, with limits for slow or large heads and for clients that do not read.
 
-`ProxyServer` calls `check` of all connections periodically, instead of a timer for each.
+`ProxyServer` periodically calls `check` of all connections, so that a connection requires no timer.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.settings.limits import LimitSettings
 
 MOST_PIPELINED = 32
-"""Requests that may wait for a response in progress on one connection."""
+"""Maximum pipelined requests that wait for the response in progress on a connection."""
 _MOST_REFUSED = 256
 """Connections beyond the limit that receive an error; further connections are closed immediately."""
 _NO_CONTENT = 204
@@ -31,9 +31,9 @@ _LINGER_SECONDS = 2.0
 
 
 class _LingeringTransport:
-    """A transport that can write a head together with its body, and can read for two seconds after its last write.
+    """A transport that can write a head together with its body, and can delay closing for two seconds after a response.
 
-    Closing a socket with unread bytes resets the connection, which could destroy the last response before the client reads it.
+    Closing a socket with unread bytes resets the connection, which could destroy the response before the client reads it.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -42,7 +42,7 @@ class _LingeringTransport:
         self._head = b""
         self.linger = False
         self.joins_next = False
-        """Whether the next `write` is delayed until the one after it."""
+        """Whether the next `write` is a head, to be sent together with the following `write`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -68,7 +68,7 @@ class _LingeringTransport:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A client's connection with limits. If there are too many connections, `refuse` replaces the app."""
+    """A client's connection with limits. The app `refuse` answers requests on connections beyond the limit."""
 
     def __init__(
         self, *args: Any, limits: LimitSettings, on_limit: Callable[[str], None], refuse: ASGIApp, **kwargs: Any
@@ -109,7 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         steps = self._steps
         self._unset_keepalive_if_required()
-        self._feed(data)
+        self._feed_parser(data)
         if self.transport.is_closing():
             return
         if self._in_head or not self._is_answering:
@@ -118,9 +118,9 @@ class LimitedProtocol(HttpToolsProtocol):
         # The parser buffers incomplete headers, trailers, and chunk sizes.
         self._raw = self._raw + len(data) if steps == self._steps else 0
         if self._raw > self._limits.header_bytes:
-            self._refuse(self._too_large())
+            self._refuse(self._headers_too_large())
 
-    def _feed(self, data: bytes) -> None:
+    def _feed_parser(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
             while rest:
@@ -166,7 +166,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._head_since = False, None
         self._steps += 1
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
-            self._refusal = self._too_large()
+            self._refusal = self._headers_too_large()
         elif len(self.headers) > self._limits.headers:
             message = f"more than {self._limits.headers} headers: see the setting limits.headers"
             self._refusal = HeadersTooLarge(message, limit="headers")
@@ -188,7 +188,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, partial(_close_after_incomplete, app, cycle, self._lingering))
 
-    def _too_large(self) -> HeadersTooLarge:
+    def _headers_too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
         return HeadersTooLarge(f"URL and headers have more than {most:,} bytes: see the setting limits.header_bytes")
 

@@ -16,16 +16,16 @@ from kvproxy.http.connections.request_deadlines import Deadline
 T = TypeVar("T")
 BODILESS = (204, 304)
 JOINS_BODY = "kvproxy.joins_body"
-"""Key in an ASGI start message: write the head together with the body, in one system call."""
+"""Key in an ASGI message `http.response.start`: if true, head and body are written in one system call."""
 _log = logging.getLogger("kvproxy")
 
 
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, T], deadline: Deadline, upload_done: asyncio.Event | None = None
 ) -> T:
-    """Await `work`, or cancel it when the client disconnects or the deadline passes, and raise the error.
+    """Await `work`, and cancel it when the client disconnects or the deadline passes. Raises the reason as an error.
 
-    `upload_done` is set when `work` has read the request's body; until then, nothing else may read from the client.
+    `upload_done` is set when `work` has received the request's body. Before, only `work` may call `receive`.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
@@ -51,8 +51,8 @@ async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | No
 class RelayResponse(Response):
     """Sends the chunks of a body.
 
-    If the upstream's response breaks off, the client's connection closes before the end of the body. Another error becomes the
-    last event of a stream, or closes the connection.
+    If the upstream's response breaks off, the connection is closed before the end of the body. Another error is sent as the
+    last event of a stream; without a stream, it closes the connection.
 
     Args:
         close: called once, also after an error.

@@ -20,11 +20,11 @@ from kvproxy.http.connections.request_deadlines import Deadlines
 from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
-"""Interval of the checks of all connections; short time limits shorten it."""
+"""Maximum interval between two checks of all connections. It is shorter if a time limit is less than four seconds."""
 _ERROR_SECONDS = 1.0
-"""Time for clients to read the error that ended their requests."""
+"""Time between the error that ends a request at the shutdown and the abort of its connection."""
 _UNSENT_BYTES = 128 * 1024
-"""Most unsent bytes per client in the kernel's buffer."""
+"""Maximum unsent bytes per client in the kernel's buffer."""
 _log = logging.getLogger("kvproxy")
 # Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
 # requests that end at the shutdown.
@@ -41,7 +41,7 @@ class ProxyServer(uvicorn.Server):
 
     Args:
         deadlines: ends requests in flight after the drain time.
-        on_limit: called with the setting of each limit that is reached.
+        on_limit: called with the name of each limit that is reached.
         refuse: app for connections beyond the limit.
         reload: called on SIGHUP.
     """
@@ -108,7 +108,7 @@ class ProxyServer(uvicorn.Server):
         return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for requests in flight during the drain time, then end them with an error, and abort the connections."""
+        """Wait for requests in flight for `drain_seconds`, then end them with an error, and abort their connections."""
         self._deadlines.stopping = True
         _log.info("stopping; requests in flight: %d", len(self.server_state.tasks))
         loop = asyncio.get_running_loop()
@@ -117,12 +117,12 @@ class ProxyServer(uvicorn.Server):
         try:
             await super().shutdown(sockets)
             if self.force_exit:
-                await self._stop_at_once()
+                await self._stop_immediately()
         finally:
             ends.cancel()
             cuts.cancel()
 
-    async def _stop_at_once(self) -> None:
+    async def _stop_immediately(self) -> None:
         self._abort_connections()
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_ERROR_SECONDS)

@@ -32,7 +32,7 @@ class Deadlines:
 
     @contextmanager
     def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future that receives `error` when the event loop's clock reaches `time`, or the error of `end_all`."""
+        """Yield a future that receives `error` at `time` of the event loop's clock, or the error of `end_all`."""
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[KvproxyError] = loop.create_future()
         if self._final_error is not None:
@@ -68,7 +68,7 @@ class Deadline:
 
     @contextmanager
     def watch(self) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future that receives an error at the deadline, or when the proxy stops."""
+        """Yield a future that receives an error at the deadline, or when the proxy ends all requests."""
         error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
         with self._deadlines.schedule(self._began + self._seconds, error) as expired:
             yield expired

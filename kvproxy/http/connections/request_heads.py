@@ -13,9 +13,9 @@ _UPGRADE = (b"upgrade", b"http2-settings")
 
 
 def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> KvproxyError | None:
-    """Return an error if a head is not supported, or if two servers could parse it differently.
+    """Return an error if a head is not supported, or if proxy and upstream could parse it differently; else None.
 
-    The HTTP parser rejects a repeated Content-Length, a Content-Length beside a Transfer-Encoding, and bad line ends.
+    The HTTP parser already rejects a repeated Content-Length, a Content-Length with a Transfer-Encoding, and bad line ends.
     """
     if version not in ("1.0", "1.1"):
         return InvalidRequest("the request line names no version of HTTP that is served: HTTP/1.1 or HTTP/1.0")
@@ -44,7 +44,7 @@ def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> 
 
 
 def head_without_upgrade(method: bytes, version: str, target: bytes, headers: Headers) -> bytes:
-    """Return a head without its `Upgrade` header, which a server may ignore (RFC 9110, section 7.8)."""
+    """Return a head without an offer to upgrade the protocol, which a server may ignore (RFC 9110, section 7.8)."""
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":

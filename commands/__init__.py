@@ -1,7 +1,4 @@
-"""The command line: each module has the options of a command.
-
-Commands import heavy modules in their functions, so that `kvproxy --help` is fast.
-"""
+"""The command line, with one module per command. Heavy modules are imported in functions, so that `--help` is fast."""
 
 import os
 import sys
@@ -81,7 +78,6 @@ def root(
 
 
 def main() -> None:
-    """Run a command. Print an error as one line, and exit with its code."""
     disable_usage_reports()
     try:
         sys.exit(app(standalone_mode=False))

@@ -26,7 +26,7 @@ def backup(
     """Save responses, journal, clients and settings to a file.
 
     The proxy may run: each database is copied in one transaction. The archive contains prompts, and its settings may contain
-    secrets. Keys of encryption, tiers, and responses in PostgreSQL are not included.
+    secrets. Encryption keys, tiers, and responses in PostgreSQL are not included.
 
     Example: kvproxy backup kvproxy.tar.gz
     """

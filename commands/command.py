@@ -14,10 +14,10 @@ from kvproxy.commands.output import Output, print_json
 
 
 def command(function: Callable[..., Output | None]) -> Callable[..., None]:
-    """Return a function for Typer that prints the output of a command.
+    """Return a function for Typer that calls `function` and prints its output.
 
     A dataclass parameter becomes one option per field. The option `--json` is added, unless there is a parameter `as_json`.
-    The command of a group runs only without a subcommand.
+    For a group of commands, `function` is called only if no subcommand is given.
     """
     given = inspect.signature(function).parameters
     groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}

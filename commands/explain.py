@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.blocks.engine_lines import group_name
+from kvproxy.commands.blocks.engine_lines import layer_group_name
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time
 from kvproxy.commands.options import ApiKey, JournalOptions
@@ -172,7 +172,7 @@ def _print_prefix(prefix: dict[str, Any]) -> None:
         f"prefix     {cached:,} of {prefix['prompt_tokens']:,} tokens are cached{_block_names(prefix['blocks'])}"
     )
     for group in prefix["groups"]:
-        print_text(f"  {group_name(group)}: {group['tokens']:,} tokens on its own")
+        print_text(f"  {layer_group_name(group)}: {group['tokens']:,} tokens on its own")
     for name, tokens in prefix["tiers"].items():
         origin = "of them restored from a file" if prefix["slots"] else "more"
         print_text(f"  {name:8} {tokens:,} tokens {origin}")

@@ -31,12 +31,12 @@ def read_bytes(file: Path) -> bytes:
 
 
 def input_path(file: Path) -> Path:
-    """Return the path to open; for `-`, that of stdin, which can be opened only once."""
+    """Return the path to open: for `-` the path of stdin, which can be read only once."""
     return Path("/dev/stdin") if str(file) == "-" else file
 
 
 def read_text(file: Path) -> str:
-    """Read UTF-8; errors as in `read_bytes`."""
+    """Read UTF-8 text. Raises the errors of `read_bytes`."""
     try:
         content = read_bytes(file)
         return content.decode("utf-8-sig")
@@ -51,8 +51,8 @@ def read_text(file: Path) -> str:
 def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
     """Replace a file atomically. Raises KvproxyError.
 
-    Links are followed. An existing file keeps its mode; a new file is private to its owner. Pipes receive the chunks as they
-    arrive.
+    Links are followed. An existing file keeps its mode; only the owner can read a new file. Chunks are written to a pipe as
+    they arrive.
     """
     with explain_write_errors(file):
         with contextlib.suppress(FileNotFoundError):
@@ -69,7 +69,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     """Check before long work that a file can be written.
 
     Args:
-        file: None returns at once.
+        file: None is not checked.
         suffixes: allowed suffixes; empty allows all.
 
     Raises:

@@ -11,12 +11,12 @@ _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
 def age(created: float) -> str:
-    """Format the time since `created`, in seconds since the epoch."""
+    """Format the time that has passed since `created`, a time in seconds since the epoch."""
     return format_seconds(round(time.time() - created))
 
 
 def local_time(seconds: float) -> str:
-    """Format seconds since the epoch in local time; a time outside the calendar stays a number."""
+    """Format seconds since the epoch as local time, or as a number if the time is outside the calendar."""
     try:
         return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -24,13 +24,12 @@ def local_time(seconds: float) -> str:
 
 
 def short_local_time(seconds: float) -> str:
-    """Format seconds since the epoch in local time, without the date if it is today."""
+    """Format seconds since the epoch as local time, without the date if it is today."""
     day, _, time_of_day = local_time(seconds).partition(" ")
     return time_of_day if day == local_time(time.time()).partition(" ")[0] else f"{day} {time_of_day}"
 
 
 def percent(share: float) -> str:
-    """Format a share of 1, such as `48.3%`."""
     return f"{100 * share:.1f}%"
 
 
@@ -43,12 +42,11 @@ def milliseconds(value: float | None) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """Escape control characters, including line ends and tabs."""
     return text.translate(_CONTROLS)
 
 
 def one_line(value: object) -> str:
-    """Format a value on one line; integers get thousands separators, and None and an empty text become `-`."""
+    """Format a value on one line: integers with thousands separators, None and the empty text as `-`."""
     if value is None or value == "":
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Options of several commands. `command` turns each field of a group into an option."""
+"""Options of several commands. The decorator `command` adds an option for each field of an option group."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -64,7 +64,7 @@ LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number o
 
 
 def settings_section(**values: Any) -> dict[str, Any] | None:
-    """Return a section of the settings with the values that are not None; None if it is empty."""
+    """Return the values that are not None, as a section for `load_settings`; None if all values are None."""
     return {name: value for name, value in values.items() if value is not None} or None
 
 
@@ -93,8 +93,6 @@ class ProxyOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options that select a running proxy, or a store."""
-
     url: Url = DEFAULT_URL
     token: Token = None
     store: Store = None
@@ -106,8 +104,6 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """Options that select the journal of a running proxy, or of a data folder."""
-
     url: Url = DEFAULT_URL
     token: Token = None
     data: Data = None

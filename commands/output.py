@@ -31,7 +31,6 @@ class Output:
 
 
 def text_output(document: Any, text: str) -> Output:
-    """Return an output that is `text` for people, and `document` with `--json`."""
     return Output(document, lambda: print_text(text))
 
 
@@ -47,7 +46,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_text(text: str, *, err: bool = False) -> None:
-    """Print text on stdout, or on stderr; a terminal wraps lines between words, below the last column."""
+    """Print text on stdout, or on stderr if `err` is set. At a terminal, wrap long lines between words."""
     from rich.console import Console
 
     console = Console(stderr=True) if err else Console(file=sys.stdout)
@@ -70,7 +69,7 @@ def print_note(sentence: str) -> None:
 
 
 def print_rest(shown: int, total: int, noun: str) -> None:
-    """Print a note on stderr if rows are not shown."""
+    """Print on stderr how many rows are not shown, if any."""
     if total > shown:
         print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
 

@@ -45,7 +45,7 @@ class RequestChanges:
 
 
 def read_body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
-    """Return a chat request with a prompt, or the request in a file.
+    """Return the body of a chat request with a prompt, or the body in a file.
 
     Raises:
         BadParameter: both a prompt and a file are given, or neither.

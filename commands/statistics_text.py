@@ -6,7 +6,7 @@ from kvproxy.commands.formatting import one_line, percent
 from kvproxy.units import format_bytes, format_seconds, plural
 
 BOUND_VALID_FROM = 500
-"""Served semantic hits from which the error bound limits their wrong share; before, it limits their wrong number."""
+"""Minimum semantic hits for a bound on the fraction of wrong hits. With fewer hits, only their number is bounded."""
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",
@@ -64,7 +64,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield labels and formatted values; `group` is `cache` or `blocks`, and lists are skipped."""
+    """Yield labels and formatted values of the statistics of a `group`, `cache` or `blocks`. Lists are skipped."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
@@ -92,7 +92,7 @@ def _format_value(name: str, value: object) -> str:
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:
-    """Describe the comparisons, the hits, and the error bound of the policy `learned`."""
+    """Describe in sentences what the policy `learned` has compared and served, and its error bound."""
     compared, served = int(learned["observations"]), int(learned["served"])
     return [
         "1 stored response was compared with a fresh one."

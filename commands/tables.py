@@ -1,4 +1,4 @@
-"""Prints tables: fitted to a terminal, or separated by tabs in a pipe."""
+"""Prints tables: fitted to a terminal, or with columns separated by tabs in a pipe."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,10 +23,10 @@ class Column:
     """Format of a column.
 
     Attributes:
-        is_number: align to the right.
-        digits: characters shown at a terminal; None shows all.
-        is_text: truncate in a narrow terminal.
-        is_optional: leave out in a narrow terminal.
+        is_number: align values to the right.
+        digits: number of characters shown at a terminal; None shows all.
+        is_text: truncate values in a narrow terminal.
+        is_optional: omit the column in a narrow terminal.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a table; by default all that fit the terminal."""
+    """Options that select the columns of a table; by default, all columns that fit the terminal."""
 
     wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
         False
@@ -83,11 +83,11 @@ def print_table(
     """
     from rich.console import Console
 
-    columns, cells = _parse(rows)
+    columns, cells = _parse_rows(rows)
     if not cells:
         typer.echo(empty, err=True)
         return
-    chosen, cells = _select(columns, cells, layout)
+    chosen, cells = _select_columns(columns, cells, layout)
     if title is not None:
         typer.echo(title)
     console = Console(file=sys.stdout)
@@ -114,22 +114,25 @@ def table_output(
 
 
 def build_table(rows: Iterable[Row], width: int) -> "Table":
-    """Build a table that fits into `width` cells of a terminal."""
-    return _build(*_parse(rows), width)[0]
+    return _build(*_parse_rows(rows), width)[0]
 
 
-def _parse(rows: Iterable[Row]) -> tuple[list[Column], list[list[str]]]:
+def _parse_rows(rows: Iterable[Row]) -> tuple[list[Column], list[list[str]]]:
     given = list(rows)
-    columns = [_column(column) if isinstance(column, str) else column for column in (given[0] if given else ())]
+    columns = [
+        _parse_column_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())
+    ]
     return columns, [[one_line(value) for value in row.values()] for row in given]
 
 
-def _column(name: str) -> Column:
+def _parse_column_name(name: str) -> Column:
     kept = name.removesuffix("?")
     return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
 
 
-def _select(columns: list[Column], cells: list[list[str]], layout: Layout) -> tuple[list[Column], list[list[str]]]:
+def _select_columns(
+    columns: list[Column], cells: list[list[str]], layout: Layout
+) -> tuple[list[Column], list[list[str]]]:
     if layout.columns is None:
         return columns, cells
     places = {_normalize(column.name): index for index, column in enumerate(columns)}
@@ -146,25 +149,25 @@ def _normalize(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
-def _columns_to_hide(columns: list[Column], cells: list[list[str]], room: int) -> list[Column]:
+def _columns_to_hide(columns: list[Column], cells: list[list[str]], width: int) -> list[Column]:
     hidden: list[Column] = []
     shown = list(range(len(columns)))
     for column in reversed([column for column in columns if column.is_optional]):
         used = [columns[index] for index in shown]
         digits = [[row[index][: columns[index].digits] for index in shown] for row in cells]
-        if sum(_widths(used, digits, room)) + _GAP * (len(used) - 1) <= room:
+        if sum(_widths(used, digits, width)) + _GAP * (len(used) - 1) <= width:
             break
         hidden.insert(0, column)
         shown.remove(columns.index(column))
     return hidden
 
 
-def _build(columns: list[Column], cells: list[list[str]], room: int) -> "tuple[Table, int]":
+def _build(columns: list[Column], cells: list[list[str]], width: int) -> "tuple[Table, int]":
     from rich.table import Table
     from rich.text import Text
 
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
-    widths = _widths(columns, cells, room)
+    widths = _widths(columns, cells, width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         side: Literal["right", "left"] = "right" if column.is_number else "left"
@@ -174,13 +177,13 @@ def _build(columns: list[Column], cells: list[list[str]], room: int) -> "tuple[T
     return table, sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _widths(columns: list[Column], cells: list[list[str]], room: int) -> list[int]:
+def _widths(columns: list[Column], cells: list[list[str]], width: int) -> list[int]:
     from rich.cells import cell_len
 
     names = [column.name for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for index, column in enumerate(columns):
         if column.is_text:
-            excess = sum(widths) + _GAP * (len(widths) - 1) - room
+            excess = sum(widths) + _GAP * (len(widths) - 1) - width
             widths[index] -= max(0, min(excess, widths[index] - _LEAST_WIDTH))
     return widths

@@ -91,7 +91,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Show requests by layer and both caches; `figures` is a result of `proxy_statistics.rates`."""
+    """Return a page with the requests by layer and both caches. `figures` is a result of `proxy_statistics.rates`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -110,13 +110,13 @@ def live_page(
     requests: Sequence[Mapping[str, Any]],
     width: int,
 ) -> "Group":
-    """Show the live page.
+    """Return `summary_page` with a table of upstreams and a table of the last requests.
 
     Args:
         figures: result of `proxy_statistics.rates`.
         upstreams: rows of `/admin/upstreams`.
         requests: rows of `/admin/log`, newest first.
-        width: columns of the terminal.
+        width: width of the terminal in characters.
     """
     from rich.console import Group
 

@@ -48,7 +48,7 @@ def undrain(name: Name, proxy: ProxyOptions) -> Output:
 
 def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
     def show() -> None:
-        columns = _columns(upstreams)
+        columns = _upstream_columns(upstreams)
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         print_table(rows, empty="there is no upstream", layout=layout)
         for each in upstreams:
@@ -59,7 +59,7 @@ def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()
     return Output(upstreams, show)
 
 
-def _columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
+def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, list[Any]]:
     columns: dict[Column | str, list[Any]] = {
         "Upstream": [each["url"] for each in upstreams],
         "State": [each["state"] for each in upstreams],

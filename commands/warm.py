@@ -53,9 +53,9 @@ def warm(
 ) -> Output:
     """Fill both caches from prompts, logs or another cache.
 
-    It sends each request once; --url may be any OpenAI-compatible server. A client finds a stored response only with the same
-    tenant and fields, which the last line lists. Stored responses are not recomputed, so an interrupted run can be continued.
-    With --prefix-only each prompt is computed up to its first token.
+    It sends each request once; --url may be any OpenAI-compatible server. A client finds a stored response only with the
+    tenant and the fields that the last line lists. Stored responses are not recomputed, so an interrupted run can be
+    continued. With --prefix-only each prompt is computed up to its first token.
 
     The exit code is 0 if every request was answered, 1 if a request or a pin failed or nothing was stored, 130 after Ctrl-C.
 
@@ -110,7 +110,7 @@ def warm(
         print_note(f"skipped {plural(found.skipped, 'line')} without a request")
     document = report.document()
     if file is not None and report.has_cache and report.cached:
-        document["required"] = _requirements(target, requests[0], api_key, headers)
+        document["required"] = _required_for_hits(target, requests[0], api_key, headers)
 
     def show() -> None:
         _print(report)
@@ -124,10 +124,9 @@ def warm(
     return Output(document, show, code or int(bool(report.errors)))
 
 
-def _requirements(
+def _required_for_hits(
     client: "ProxyClient", request: "WarmRequest", api_key: str | None, headers: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the tenant and the fields that a client's request needs for a hit; a value of None means without the field."""
     from kvproxy.apis import APIS
     from kvproxy.errors import KvproxyError
     from kvproxy.proxy_client.api_paths import API_NAMES, credentials

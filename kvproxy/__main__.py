@@ -4,7 +4,6 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C exits with code 130, even during the imports."""
     try:
         from kvproxy.commands import main as run
 

@@ -61,7 +61,6 @@ class Chart:
 
 
 def draw(charts: Sequence[Chart], width: int, *, with_colours: bool = True) -> str:
-    """Return charts as text; `width` is in characters."""
     return "\n".join(_draw_chart(chart, width, with_colours) for chart in charts)
 
 

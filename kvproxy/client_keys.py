@@ -141,7 +141,6 @@ def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
 
 
 def key_digest(key: str) -> str:
-    """Return the SHA-256 of a key. Keys are random, so no slow password hash is needed."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 

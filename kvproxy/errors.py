@@ -23,7 +23,6 @@ class KvproxyError(Exception):
     limit: str | None = None
 
     def __init_subclass__(cls, **attributes: str | float) -> None:
-        """Set attributes of the class, as in `class NotFound(KvproxyError, status=404)`."""
         for name, value in attributes.items():
             assert hasattr(cls, name)
             setattr(cls, name, value)
@@ -39,7 +38,6 @@ class KvproxyError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed later."""
         return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
 
 
@@ -60,7 +58,7 @@ class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limi
 
 
 class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"):
-    """The header Expect is not 100-continue."""
+    pass
 
 
 class NotSupported(InvalidRequest, status=501, code="not_supported"):
@@ -68,7 +66,7 @@ class NotSupported(InvalidRequest, status=501, code="not_supported"):
 
 
 class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
-    """The request did not arrive in time."""
+    pass
 
 
 class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
@@ -84,11 +82,11 @@ class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidd
 
 
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3):
-    """An entry, block, or route does not exist."""
+    pass
 
 
 class ModelNotFound(NotFound, code="model_not_found"):
-    """The backend does not serve the model."""
+    pass
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
@@ -114,7 +112,7 @@ class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
 
 
 class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
-    """A client exceeded its quota."""
+    pass
 
 
 class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"):
@@ -148,7 +146,7 @@ class ModelUnsupported(KvproxyError, code="model_unsupported"):
 
 
 class SettingsError(KvproxyError, exit_code=2):
-    """A setting is invalid or cannot be used."""
+    pass
 
 
 class ProxyUnreachable(KvproxyError, exit_code=4):

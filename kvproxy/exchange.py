@@ -182,12 +182,10 @@ class Exchange:
 
     @property
     def api_request(self) -> ApiRequest:
-        """Return `request`, which must be set."""
         assert self.request is not None
         return self.request
 
     @property
     def cache_key(self) -> CacheKey:
-        """Return `key`, which must be set."""
         assert self.key is not None
         return self.key

@@ -107,8 +107,6 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call with arguments as JSON."""
-
     name: str
     arguments: str
 

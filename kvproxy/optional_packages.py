@@ -41,6 +41,5 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
 
 
 def require(package: str) -> None:
-    """Raise a SettingsError if a package is not installed."""
     if find_spec(package) is None:
         raise missing_extra_error(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

@@ -96,7 +96,6 @@ class Quota:
         return None if per_minute is None else _Bucket(self.client.name, unit, per_minute, self._shared)
 
     def update(self, client: ClientSettings) -> None:
-        """Change the limits, and keep the usage."""
         before, self.client = self.client, client
         if before.requests_per_minute != client.requests_per_minute:
             self._requests = self._bucket("requests", client.requests_per_minute)
@@ -142,7 +141,6 @@ class Account:
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int) -> None:
-        """Replace the reserved tokens with the actual tokens."""
         if self._reserved is not None:
             self._quota.on_spent(self._quota.client.name, tokens)
             if self._quota.tokens is not None:
@@ -150,7 +148,6 @@ class Account:
         self._reserved = None
 
     async def charge_cached_response(self, tokens: int) -> None:
-        """Charge for a cached response, if `charge_cached` is set. Raises the errors of `reserve`."""
         if self._quota.charge_cached:
             await self._charge(tokens)
 
@@ -175,7 +172,6 @@ class Quotas:
         self._quotas: dict[str, Quota] = {}
 
     def get(self, client: ClientSettings) -> Quota:
-        """Return a client's quota, updated to its current limits."""
         quota = self._quotas.get(client.name)
         if quota is None:
             quota = self._quotas[client.name] = self._make(client)

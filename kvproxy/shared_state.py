@@ -120,7 +120,6 @@ class SharedState:
         await asyncio.to_thread(self.on_heartbeat, row["change"])
 
     async def send_heartbeats(self) -> None:
-        """Send heartbeats until the task is cancelled."""
         while True:
             try:
                 await self.send_heartbeat()
@@ -131,7 +130,6 @@ class SharedState:
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def unregister(self) -> None:
-        """Remove this proxy from the running proxies, and end its leases."""
         self._database.query("delete from proxies where id = :me", {"me": self._id})
 
     def clients(self) -> list[str | None]:
@@ -153,5 +151,4 @@ class SharedState:
 
 
 def operator_name() -> str:
-    """Return `user@host` of this process."""
     return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"

@@ -34,11 +34,9 @@ class TokenBucket:
         self.level -= units
 
     def seconds_until(self, units: float) -> float:
-        """Return the seconds until the units are available."""
         return max(0.0, units - self.level) * 60 / (self.share * self.per_minute)
 
     def headers(self, unit: str) -> dict[str, str]:
-        """Return OpenAI's rate limit headers for a unit."""
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
             f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),

@@ -47,7 +47,6 @@ def _rounded(value: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Format a rounded size, such as `1.2GiB`."""
     for unit, size in reversed(_BINARY.items()):
         if count >= size:
             return f"{_rounded(count / size)}{unit}"
@@ -55,5 +54,4 @@ def format_bytes(count: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Format a count, such as `2 responses`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

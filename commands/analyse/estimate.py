@@ -14,7 +14,7 @@ from kvproxy.commands.analyse.options import (
     parse_sizes,
     print_unread_lines,
 )
-from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_report
+from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot
@@ -51,8 +51,8 @@ def estimate(
     The log is replayed through the proxy with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
-    For transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), it reports the cost of the input: as
-    sent, without each cause of lost reuse, and with other treatments of pauses.
+    For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports the cost of the input:
+    as sent, without each cause of lost reuse, and with other ways to keep prefixes cached during pauses.
 
     Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10 --plot estimate.svg
 
@@ -66,7 +66,7 @@ def estimate(
     from kvproxy.offline.request_log import read_log
     from kvproxy.settings import load_settings
 
-    report = read_report(log, sessions, model, data)
+    report = read_session_report(log, sessions, model, data)
     if report is not None:
         return Output(asdict(report), lambda: print_costs(report))
     check_writable(plot, PLOT_SUFFIXES)

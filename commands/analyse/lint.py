@@ -14,7 +14,7 @@ from kvproxy.commands.analyse.options import (
     load_tokenizer,
     print_unread_lines,
 )
-from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_report
+from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data
@@ -43,9 +43,9 @@ def lint(
     """Find text that prevents prompts from sharing blocks.
 
     Typical causes are a date, an id or a counter near the beginning. Requests with the same beginning form a family. For each
-    family, lint reports the first changing spans, the recomputed tokens, and the savings of removing or moving each span.
+    family, lint reports the first texts that differ, the recomputed tokens, and the savings of removing or moving each text.
 
-    For transcripts (Claude Code, Codex, or agent traces of WEKA; a file or a folder), it reports where the sessions lost
+    For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports where the sessions lost
     cached tokens.
 
     Example: kvproxy lint requests.jsonl --tokenizer ./model --edits kvproxy.toml
@@ -59,7 +59,7 @@ def lint(
     from kvproxy.offline.request_log import read_log
     from kvproxy.settings import load_settings
 
-    report = read_report(log, sessions, model, data)
+    report = read_session_report(log, sessions, model, data)
     if report is not None:
         return Output(asdict(report), lambda: print_losses(report, top))
     check_writable(edits)

@@ -27,7 +27,7 @@ DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give 
 
 
 def load_tokenizer(name: str | None) -> "LocalTokenizer":
-    """Load a tokenizer by name or path; None loads the demo model's tokenizer."""
+    """Load the tokenizer of a model, given its id or folder; None loads the demo model's tokenizer."""
     from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     return LocalTokenizer(name or "demo")
@@ -41,12 +41,11 @@ def print_unread_lines(log: "RequestLog") -> None:
 
 
 def format_pool_size(blocks: int, block_size: int) -> str:
-    """Format a number of blocks, such as `1,024 tokens (64 blocks)`."""
     return f"{blocks * block_size:,} tokens ({blocks:,} blocks)"
 
 
 def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
-    """Parse pool sizes such as `1000,5000`. Raises BadParameter for a size below `least`."""
+    """Parse pool sizes in blocks, such as `1000,5000`. Raises BadParameter for a size below `least`."""
     if blocks is None:
         return None
     try:

@@ -22,11 +22,10 @@ SessionsOption = Annotated[
 _SHOWN_CHANGES = 5
 
 
-def read_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
-    """Report the sessions of transcripts, or of a log if `sessions` is set; else return None.
+def read_session_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
+    """Read the sessions in transcripts, or in a log if `sessions` is set. Return None for any other log.
 
-    Raises:
-        KvproxyError: a file cannot be read, or has no requests.
+    Raises a KvproxyError if a file cannot be read, or has no requests.
     """
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.request_log import read_log

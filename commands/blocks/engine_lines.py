@@ -9,12 +9,11 @@ def tier_line(tier: dict[str, Any]) -> str:
     return line if tier["available"] else f"{line}, paused after a failure"
 
 
-def group_lines(groups: list[dict[str, Any]]) -> list[str]:
-    """Format the usage by group of attention layers, for a model with sliding windows."""
-    return [f"{group_name(group)}: {group['used']:,} blocks used, {group['cached']:,} cached" for group in groups]
+def layer_group_lines(groups: list[dict[str, Any]]) -> list[str]:
+    return [f"{layer_group_name(group)}: {group['used']:,} blocks used, {group['cached']:,} cached" for group in groups]
 
 
-def group_name(group: dict[str, Any]) -> str:
+def layer_group_name(group: dict[str, Any]) -> str:
     reach = f" of {group['reach']:,} tokens" if group["reach"] else ""
     return f"group {group['number']}, {group['kind'].replace('_', ' ')}{reach}"
 

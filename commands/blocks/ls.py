@@ -3,7 +3,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.blocks.engine_lines import engine_line, group_lines
+from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_rest, print_text
@@ -94,7 +94,7 @@ def _print_stats(found: dict[str, Any]) -> None:
     if not shown.get("residency", {}).get("evicted"):
         shown.pop("residency", None)
     print_facts(label_statistics(shown, "blocks"))
-    for line in [*map(engine_line, found["reported"]), *group_lines(found["groups"])]:
+    for line in [*map(engine_line, found["reported"]), *layer_group_lines(found["groups"])]:
         print_text(line)
 
 

@@ -1,6 +1,6 @@
 from typing import TYPE_CHECKING, Any
 
-from kvproxy.commands.blocks.engine_lines import engine_line, group_lines, tier_line
+from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines, tier_line
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
@@ -95,7 +95,7 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
         f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
         f" {stats['evictions']:,} evictions, {stats['block_size']} tokens per block"
     )
-    for group in group_lines(stats["groups"]):
+    for group in layer_group_lines(stats["groups"]):
         print_text(f" {group}")
 
 

@@ -23,8 +23,8 @@ def what_if(
 ) -> Output:
     """Forecast the hit rates of other pool sizes.
 
-    The proxy computes them from its own prompts since its start, for each engine. Changes of the mean time to the first token
-    use the measured prefill time.
+    The proxy computes them for each engine, from the prompts since its start. It estimates changes of the mean time to the
+    first token from the measured prefill time.
 
     Example: kvproxy blocks what-if --tier 128GiB
     """

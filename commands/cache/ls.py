@@ -109,9 +109,9 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
-    """Print entries as a table, or the sentence `empty` without entries.
+    """Print stored responses as a table, or the sentence `empty` if there are none.
 
-    The columns of tenants and pins appear only if entries differ in them.
+    The table has a column of tenants or pins only if the responses differ in it.
     """
     has_tenants = any(entry["tenant"] != "public" for entry in entries)
     has_pins = any(entry["pinned"] for entry in entries)

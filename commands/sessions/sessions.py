@@ -47,8 +47,8 @@ def show(
 ) -> Output:
     """Show the tree of a session with one row per turn.
 
-    Branches and sub-agents are marked with dots. Tokens that were not reused have their cause, and the first change
-    of the prompt.
+    Branches and sub-agents are marked with dots. For tokens that were not reused, the row has the cause, and the first
+    change of the prompt.
 
     Example: kvproxy sessions show 42
     """

@@ -60,8 +60,6 @@ class ChoiceAssembler:
 
 
 class ChoicesApi(Api):
-    """Base class of APIs whose responses have `choices`."""
-
     assembler = ChoiceAssembler
     chunk_fields: ClassVar[JsonObject] = {}
     """Fields that have another value in a chunk than in a response, such as `object`."""
@@ -99,7 +97,6 @@ class ChoicesApi(Api):
         return True
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        """Encode a stored response as chunks and [DONE]."""
         head: JsonObject = {name: value for name, value in response.items() if name not in ("choices", "usage")}
         head |= self.chunk_fields
         has_usage = includes_usage(body)
@@ -147,7 +144,6 @@ def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
 
 
 def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
-    """Append the log-probabilities of a chunk to `merged`."""
     for name, values in logprobs.items():
         before = merged.get(name)
         if isinstance(values, list):

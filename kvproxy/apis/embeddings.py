@@ -5,8 +5,6 @@ from kvproxy.errors import InvalidRequest
 
 
 class Embeddings(Api):
-    """`/v1/embeddings`, an API without streams."""
-
     name: ApiName = "embeddings"
     path = "/v1/embeddings"
     ignored_fields = frozenset({"user"})

@@ -40,7 +40,6 @@ def allows_semantic(body: JsonMap) -> bool:
 
 
 def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
-    """Check the fields of all APIs that generate text."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model is required: a name from /v1/models", param="model")

@@ -29,7 +29,6 @@ def loads(data: bytes) -> Json:
 
 
 def dumps(value: Json) -> bytes:
-    """Serialise a value to JSON; integers may exceed 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -55,7 +54,6 @@ def as_text(value: Json) -> str:
 
 
 def as_index(value: Json) -> int:
-    """Return the value. Raises ValueError unless it is an integer of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"expected an index, not {value!r}")
     return value

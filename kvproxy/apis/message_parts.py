@@ -49,7 +49,6 @@ def answer_message(response: JsonMap) -> JsonObject | None:
 
 
 def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
-    """Return `part_digests` of the assistant's message in a response; None if `answer_message` is None."""
     message = answer_message(response)
     return None if message is None else part_digests(message)
 

@@ -65,7 +65,6 @@ class ReuseReader:
         self._timings: JsonObject = {}
 
     def push(self, event: Event) -> None:
-        """Read an event. Invalid events are ignored."""
         if not any(mark in event.data for mark in _MARKS):
             return
         try:

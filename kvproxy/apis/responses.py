@@ -122,7 +122,6 @@ def _item_text(item: JsonObject) -> str | None:
 
 
 def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
-    """Return the events that stream an output item, without sequence numbers."""
     empty: JsonObject = {"message": {"content": []}, "function_call": {"arguments": ""}}
     start: JsonObject = {**item, **as_object(empty.get(str(item.get("type"))) or {})}
     if "status" in item:

@@ -29,8 +29,6 @@ def split_words(text: str) -> list[str]:
 
 
 class EventReader:
-    """Splits the bytes of a stream into its events."""
-
     def __init__(self) -> None:
         self._rest = bytearray()
 

@@ -63,7 +63,6 @@ def _judge_request(request: ApiRequest, prompt: str) -> ApiRequest:
 
 
 def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
-    """Return the text of a stored response; None if it has no text or several choices."""
     api = APIS.get(endpoint)
     try:
         whole = loads(response)
@@ -98,7 +97,6 @@ class ResponseComparer:
         await self._queue.join()
 
     async def close(self) -> None:
-        """Cancel all comparisons."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

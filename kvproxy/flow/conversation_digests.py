@@ -88,7 +88,6 @@ def _plain_blocks(blocks: Iterable[JsonObject]) -> list[JsonObject]:
 
 
 def joined_text(blocks: Iterable[JsonObject]) -> str:
-    """Concatenate the texts of all text blocks."""
     return "".join(str(block.get("text") or "") for block in _plain_blocks(blocks) if block.get("type") == "text")
 
 

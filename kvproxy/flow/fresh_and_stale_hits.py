@@ -135,7 +135,6 @@ class CacheLookup:
     async def replay(
         self, exchange: Exchange, entry: Entry, match: MatchScores | None = None, stale: Stale | None = None
     ) -> Answer:
-        """Serve a stored response, and record the hit in the exchange."""
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
             headers = [EVENTS, ("cache-control", "no-cache")]

@@ -65,7 +65,6 @@ class _Session:
 
     @property
     def tenant_and_hour(self) -> tuple[str, int]:
-        """Arguments of `PauseTimes`: the tenant, and the local hour of the day in which the pause began."""
         return self.request.tenant, datetime.fromtimestamp(self.ended).hour
 
 
@@ -133,7 +132,6 @@ class KeepWarm:
         return session.last_hour_message if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
-        """Begin the pause of a session after a response."""
         # In any case, so that a failed request leaves nothing behind.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
@@ -195,7 +193,6 @@ class KeepWarm:
         self._remove(session)
 
     async def _pin_prompt(self, session: _Session) -> None:
-        """Pin the prompt's blocks in the embedded engine for the likely length of the pause."""
         if self.pin is None:
             return
         raw = session.request.raw

@@ -84,7 +84,6 @@ class UnparsedRequestCharge:
         self._size = 0
 
     async def reserve(self) -> None:
-        """Charge the estimated tokens of the request's body. Raises a KvproxyError if the quota is exhausted."""
         await self._account.reserve(self._reserved)
 
     def charge_upload(self, body: Body) -> Body:

@@ -33,8 +33,6 @@ _END_SECONDS = 0.25
 
 
 class SharedRequest:
-    """One request to the backend, and the clients that wait for its response."""
-
     def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: ResponseRecorder) -> None:
         self._open = open
         self._recorder = recorder
@@ -58,12 +56,10 @@ class SharedRequest:
 
     @property
     def is_joinable(self) -> bool:
-        """Whether another client can still receive the whole response."""
         return not (self.ended or self._dropped or self.task.cancelling())
 
     @property
     def entry_id(self) -> str | None:
-        """Return the id of the response's entry; None before it is written."""
         return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
@@ -91,7 +87,6 @@ class SharedRequest:
                 await response.close()
 
     async def _relay(self, response: BackendResponse) -> None:
-        """Pass chunks to the clients. Begin to store the response before the last chunk, after which clients disconnect."""
         recorded = False
         chunks = aiter(response.chunks)
         following: asyncio.Future[bytes | None] | None = None
@@ -161,7 +156,6 @@ class SharedRequest:
             self.task.cancel()
 
     async def wait_for_head(self) -> BackendResponse:
-        """Wait until the response begins. Raises the backend's error."""
         while self.response is None and not self.ended:
             await self._changed.wait()
         if self.response is None:

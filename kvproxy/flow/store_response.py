@@ -153,13 +153,11 @@ class ResponseRecorder:
         self._stores = stores
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        """Read a chunk; return whether it completes the response."""
         complete = response.status == 200 and response.reader.push(chunk)
         response.prefix = response.reader.prefix or response.prefix
         return complete
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
-        """Begin to store the complete response. Return None if it is incomplete, or must not be stored."""
         try:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None

@@ -25,7 +25,6 @@ class ResponseDirectives:
 
 
 def read_response_directives(headers: Headers) -> ResponseDirectives:
-    """Parse the headers of a response. Invalid numbers are ignored."""
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     tags: set[str] = set()
     for name, value in headers:

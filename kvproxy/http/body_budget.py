@@ -40,7 +40,6 @@ class Reservation:
         self.items = 0
 
     def add_bytes(self, size: int) -> None:
-        """Reserve bytes as they arrive. Raises Overloaded."""
         self._size += size
         more = max(0, self._size - FREE_BYTES) - self.bytes
         if more <= 0:

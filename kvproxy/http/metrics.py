@@ -67,8 +67,6 @@ class _MetricGroup(Collector):
 
 
 class Metrics:
-    """The metrics of a proxy, with their descriptions in `descriptions`."""
-
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.descriptions: list[MetricDescription] = []

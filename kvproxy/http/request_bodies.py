@@ -87,13 +87,11 @@ def joined_headers(request: Request) -> dict[str, str]:
 
 
 def query_of(request: Request) -> str:
-    """Return the query without its question mark."""
     query: bytes = request.scope["query_string"]
     return query.decode("latin-1")
 
 
 def check_choices(body: JsonMap, most: int) -> None:
-    """Raise InvalidRequest if a request asks for more than `most` choices."""
     for name in ("n", "best_of"):
         asked = body.get(name)
         if isinstance(asked, int | float) and asked > most:

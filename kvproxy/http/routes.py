@@ -33,8 +33,6 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class CachedApi:
-    """ASGI app of one cached API."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 

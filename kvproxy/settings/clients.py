@@ -25,7 +25,6 @@ class ClientSettings(Section):
     )
 
     def accepts(self, digest: str, now: float) -> bool:
-        """Whether a key with this digest is valid at `now`, in seconds since the epoch."""
         if digest == self.previous_key_sha256:
             return self.previous_key_expires is not None and now < self.previous_key_expires
         return digest == self.key_sha256
@@ -37,5 +36,4 @@ class ClientSettings(Section):
 
     @property
     def tenant(self) -> str:
-        """Return the tenant that owns the client's responses and KV blocks."""
         return f"{CLIENT_PREFIX}{self.name}"

@@ -20,15 +20,11 @@ _SECTIONS_IN_FLAGS = ("tiers", "log")
 
 
 class SettingConflict(NamedTuple):
-    """A setting that contradicts another setting."""
-
     message: str
     path: SettingPath
 
 
 class SettingConflicts(ValueError):
-    """All conflicts of the settings."""
-
     def __init__(self, conflicts: Sequence[SettingConflict]) -> None:
         super().__init__("; ".join(conflict.message for conflict in conflicts))
         self.conflicts = conflicts

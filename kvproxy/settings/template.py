@@ -18,7 +18,6 @@ _WIDTH = 110
 
 
 def template() -> str:
-    """Return the content of a kvproxy.toml with all settings as comments."""
     lines = ["# Settings of kvproxy. Uncomment a line to change a setting; see docs/configuration.md."]
     sections = []
     for name, field in Settings.model_fields.items():

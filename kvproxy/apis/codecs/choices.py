@@ -13,8 +13,6 @@ from kvproxy.generation import TokenLogprob
 
 
 class ChoicesEncoder:
-    """Base class of encoders of responses with `choices`."""
-
     def __init__(self, request: ApiRequest, model: str, id: str, kind: str, chunk_kind: str) -> None:
         self._output = CollectedOutput()
         self._prompt_logprobs = fields.integer(request.body, "prompt_logprobs")
@@ -49,7 +47,6 @@ def usage_of(output: CollectedOutput) -> JsonObject:
 
 
 def prompt_logprobs(output: CollectedOutput, count: int) -> list[Json]:
-    """Return vLLM's field `prompt_logprobs`, with `count` alternatives per token."""
     return [None, *(_encode_prompt_logprob(item, count) for item in output.prompt_logprobs)]
 
 

@@ -18,7 +18,6 @@ class Conversation:
     tools: tuple[JsonObject, ...] = ()
 
     def chat_fields(self) -> JsonObject:
-        """Return the fields `messages` and `tools` of a chat completions request."""
         messages: JsonObject = {"messages": list[Json](self.messages)}
         return {**messages, "tools": list[Json](self.tools)} if self.tools else messages
 

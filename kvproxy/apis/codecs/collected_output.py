@@ -7,8 +7,6 @@ from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall
 
 @dataclass(slots=True)
 class CollectedChoice:
-    """One completion of a prompt."""
-
     text: str = ""
     reasoning: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)

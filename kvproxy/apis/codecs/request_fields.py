@@ -42,7 +42,6 @@ _UNSUPPORTED: dict[str, tuple[Json, ...]] = {
 
 
 def check_supported(body: JsonMap) -> None:
-    """Reject unsupported fields, and values out of range. Raises InvalidRequest."""
     for name, disabled in _UNSUPPORTED.items():
         if body.get(name) is not None and body[name] not in disabled:
             raise _unsupported(name)
@@ -97,7 +96,6 @@ def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, *
 
 
 def choices_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the fields that chat completions and completions share; see `base_request`."""
     common = {name: integer(body, name) for name in ("top_k", "seed", "n")}
     stop, ignore_eos = texts(body, "stop"), bool(body.get("ignore_eos"))
     return base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)

@@ -16,8 +16,6 @@ _log = logging.getLogger("kvproxy.admin")
 
 
 class PageGuard:
-    """Enforces `AccessRules.check_page`."""
-
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access

@@ -36,7 +36,6 @@ class Clients:
 
     @property
     def requires_key(self) -> bool:
-        """See `requires_client_key`."""
         now = time.monotonic()
         # With PostgreSQL, the heartbeat reads them in a thread.
         if not self._shares and now - self._checked >= _CHECK_SECONDS:
@@ -71,7 +70,6 @@ class Clients:
         return status.st_mtime_ns, status.st_ino
 
     def identify(self, headers: Iterable[tuple[str, str]]) -> ClientSettings | None:
-        """Return the client whose valid key is in a header, or None."""
         for name, value in headers:
             given = key_digest(_without_bearer(value)) if name in KEY_HEADERS else ""
             client = self._known.get(given)
@@ -80,7 +78,6 @@ class Clients:
         return None
 
     def stored_bytes_limit(self, tenant: str) -> int | None:
-        """Return the setting `stored_bytes` of the client with this tenant; None if there is no limit."""
         if not tenant.startswith(CLIENT_PREFIX):
             return None
         name = tenant.removeprefix(CLIENT_PREFIX)

@@ -24,7 +24,6 @@ def is_public_name(host: str) -> bool:
 
 
 def host_of(authority: str) -> str:
-    """Return the host of `host:port` or `[address]:port`."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0].lower()

@@ -309,7 +309,6 @@ async def _close_after_incomplete(
 
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI app for connections beyond the limit."""
     message = "too many connections are open: try again, or raise the setting limits.connections"
     response = error_response(Overloaded(message, retry_after=1.0), scope["path"])
     response.headers["connection"] = "close"

@@ -122,8 +122,6 @@ class RelayResponse(Response):
 
 
 class WholeResponse(Response):
-    """Sends a complete body together with the head."""
-
     def __init__(self, body: bytes, status: int, headers: Headers) -> None:
         super().__init__(body, status)
         self.raw_headers = _encode(headers)

@@ -25,7 +25,6 @@ class Deadlines:
         self._final_error: KvproxyError | None = None
 
     def end_all(self, error: KvproxyError) -> None:
-        """End all present and future requests with an error."""
         self._final_error = error
         for expired in self._pending:
             self._expire(expired, error, "drain_seconds")
@@ -61,7 +60,6 @@ class Deadline:
         self._began = asyncio.get_running_loop().time()
 
     def shorten(self, seconds: float | None) -> None:
-        """Use the request's own timeout if it is shorter."""
         if seconds is not None and seconds < self._seconds:
             self._seconds = seconds
             self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"

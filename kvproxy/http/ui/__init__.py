@@ -23,8 +23,6 @@ _HEADERS = {
 
 
 class _PageFiles(StaticFiles):
-    """Static files with security headers."""
-
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)

@@ -99,7 +99,7 @@ def summary_page(figures: Mapping[str, Any]) -> "Group":
     facts = Table.grid(padding=(0, 2))
     facts.add_column(width=14)
     facts.add_column(overflow="fold")
-    for name, value in _facts(figures):
+    for name, value in _summary_facts(figures):
         facts.add_row(Text(name), Text(escape_controls(value)))
     return Group(_layer_table(figures), facts)
 
@@ -151,7 +151,7 @@ def _layer_table(figures: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _summary_facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     learned = policy_sentences(figures["learned"]) if figures["learned"] else []
     return [
         *_count_facts("Lookups", figures["lookups"]),

@@ -121,7 +121,7 @@ class Exchange:
         predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
         is_engine: the backend is a self-hosted engine, not a provider's API.
         block_size: tokens per KV block of the backend; 0 if it is unknown.
-        answer_digests: see `apis.message_parts.answer_digests`.
+        answer_digests: see `apis.message_parts.part_digests`; None if the response has several choices.
         backend_seconds: duration from the call of the backend until its last chunk.
         failure: code of the error that ended the request, from `journal/reasons.py`.
         started: arrival.

@@ -26,7 +26,7 @@ _ENDPOINT = "library"
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer. `similarity` is the cosine similarity of its question to the requested one; None if equal."""
+    """A stored answer. `similarity`: cosine of the stored and the requested question; None if the questions are equal."""
 
     answer: str
     question: str

@@ -17,7 +17,7 @@ _MOST_REQUESTS = 12
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _LIKELY = 0.95
 _PRIOR_PAUSES = 500.0
-"""Weight of a prior distribution in `PauseTimes`, in pauses."""
+"""Number of pauses as which a prior distribution counts in `PauseTimes`."""
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
 """Numbers of pauses between `PAUSE_BOUNDS` in 60 Claude Code sessions (callanjfox/kv-cache-tester).
 
@@ -27,7 +27,7 @@ The last number counts the sessions that ended.
 
 @dataclass(frozen=True, slots=True)
 class CachePrices:
-    """Prices of cached prompt tokens, relative to uncached tokens. The defaults are Anthropic's."""
+    """Prices of cached prompt tokens, as multiples of the price of uncached tokens. The defaults are Anthropic's."""
 
     read: float = 0.1
     write_5m: float = 1.25

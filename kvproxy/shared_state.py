@@ -145,7 +145,7 @@ class SharedState:
         self._database.query(_CHANGE, {"operator": operator, "change": change})
 
     def changes(self, limit: int) -> list[Row]:
-        """Return the last changes, newest first: seconds since the epoch, operator, and change."""
+        """Return the last changes by operators, newest first: `changed` (seconds since the epoch), `operator`, `change`."""
         sql = "select changed, operator, change from changes order by number desc limit :limit"
         return self._database.query(sql, {"limit": limit})
 

@@ -101,8 +101,8 @@ def _print(
             {
                 "Request#": pair.number,
                 "At token#": at,
-                names[0].capitalize(): _tokens_from(pair.cold.tokens, at),
-                names[1].capitalize(): _tokens_from(pair.warm.tokens, at),
+                names[0].capitalize(): _differing_text(pair.cold.tokens, at),
+                names[1].capitalize(): _differing_text(pair.warm.tokens, at),
             }
             for pair in different[:_LISTED_PAIRS]
             if (at := pair.differs_at) is not None
@@ -132,7 +132,7 @@ def _reused_share(responses: "list[AuditedResponse]") -> str:
     return percent(sum(each.cached_tokens or 0 for each in responses) / prompt_tokens) if prompt_tokens else "none"
 
 
-def _tokens_from(tokens: tuple[str, ...], at: int) -> str:
+def _differing_text(tokens: tuple[str, ...], at: int) -> str:
     return "".join(tokens[at : at + 5]) or "(ended)"
 
 

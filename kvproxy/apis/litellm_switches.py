@@ -14,8 +14,8 @@ _DURATIONS = {"ttl": "ttl", "s-maxage": "max_age", "s-max-age": "max_age"}
 _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
 
 
-def apply_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
-    """Move the cache switches from the body to `control`, whose directives from headers take precedence."""
+def apply_litellm_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
+    """Move LiteLLM's switches from the field `cache` to `control`, whose directives from headers take precedence."""
     given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
         return body, control

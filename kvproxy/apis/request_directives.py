@@ -68,13 +68,13 @@ def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
         only_if_cached="only-if-cached" in directives,
         confirm="confirm" in directives,
         warming="warming" in directives,
-        max_age=_seconds(directives, "max-age", _CACHE_CONTROL),
-        stale_if_error=_seconds(directives, "stale-if-error", _CACHE_CONTROL),
-        limits=Limits(*(_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),
-        tags=_tags(headers.get(TAGS_HEADER, "")),
-        ttl=_seconds(headers, TTL_HEADER),
-        priority=_priority(headers.get(PRIORITY_HEADER, "0")),
-        timeout=_seconds(headers, TIMEOUT_HEADER),
+        max_age=_parse_seconds(directives, "max-age", _CACHE_CONTROL),
+        stale_if_error=_parse_seconds(directives, "stale-if-error", _CACHE_CONTROL),
+        limits=Limits(*(_parse_score(directives, name) for name in ("min-similarity", "min-probability", "max-error"))),
+        tags=_parse_tags(headers.get(TAGS_HEADER, "")),
+        ttl=_parse_seconds(headers, TTL_HEADER),
+        priority=_parse_priority(headers.get(PRIORITY_HEADER, "0")),
+        timeout=_parse_seconds(headers, TIMEOUT_HEADER),
         namespace=check_namespace(headers.get(NAMESPACE_HEADER, ""), NAMESPACE_HEADER),
     )
 
@@ -95,7 +95,7 @@ def _unknown_header(name: str) -> InvalidRequest:
     return InvalidRequest(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
 
 
-def _score(directives: Mapping[str, str], name: str) -> float | None:
+def _parse_score(directives: Mapping[str, str], name: str) -> float | None:
     if name not in directives:
         return None
     try:
@@ -108,7 +108,7 @@ def _score(directives: Mapping[str, str], name: str) -> float | None:
     return number
 
 
-def _seconds(values: Mapping[str, str], name: str, header: str = "") -> float | None:
+def _parse_seconds(values: Mapping[str, str], name: str, header: str = "") -> float | None:
     """Parse the duration `values[name]`; None if it is missing. If `name` is a directive, errors name its `header`."""
     if name not in values:
         return None
@@ -126,7 +126,7 @@ def check_namespace(text: str, param: str) -> str:
     return name
 
 
-def _tags(text: str) -> tuple[str, ...]:
+def _parse_tags(text: str) -> tuple[str, ...]:
     tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
     if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
         raise InvalidRequest(
@@ -135,7 +135,7 @@ def _tags(text: str) -> tuple[str, ...]:
     return tags
 
 
-def _priority(text: str) -> int:
+def _parse_priority(text: str) -> int:
     digit = text.strip()
     if len(digit) != 1 or digit not in "0123456789":
         raise InvalidRequest(

@@ -65,7 +65,8 @@ class BackendResponse:
         prefix: prefix reuse; None until the backend reports it.
         served_by: the upstream; None for the embedded engine.
         usage: numbers of prompt and completion tokens; None until the response is complete.
-        answer_digests, block_size: see `Exchange`.
+        answer_digests: see `apis.message_parts.part_digests`.
+        block_size: tokens per KV block; 0 if it is unknown.
         entry: the stored response, if another proxy with the same store computed it.
         started: start of the response, a value of `time.perf_counter`.
     """
@@ -92,7 +93,7 @@ def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendRespo
     """Convert a backend's reply to bytes. A response with more than `limit` bytes is relayed, but not stored."""
     match reply:
         case GeneratedResponse():
-            return _generated(request, reply, limit)
+            return _open_generated(request, reply, limit)
         case RelayedResponse():
             return BackendResponse(
                 reply.status,
@@ -139,7 +140,7 @@ async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> J
         await response.close()
 
 
-def _generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> BackendResponse:
+def _open_generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> BackendResponse:
     reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
     prefix = PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)

@@ -46,26 +46,27 @@ class _BlockPosition:
     is_marked: bool
 
 
-def with_breakpoints(request: ApiRequest, last_hour_message: int = -1) -> ApiRequest:
+def with_breakpoints(request: ApiRequest, one_hour_end: int = -1) -> ApiRequest:
     """Set breakpoints as the request's rule requires.
 
-    With `breakpoints = "auto"`, the provider keeps the prefix up to the message with index `last_hour_message` for one hour.
+    With `breakpoints = "auto"`, the provider keeps the prefix for one hour up to the message with index `one_hour_end`; -1
+    for no message.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
         return request
     positions = list(_find_positions(request.body))
     minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
-    chosen = _choose_positions(request.body, positions, minimum * BYTES_PER_TOKEN, last_hour_message)
+    chosen = _choose_positions(request.body, positions, minimum * BYTES_PER_TOKEN, one_hour_end)
     if lifetime != "auto":
-        last_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
-    body = _set_breakpoints(request.body, chosen, last_hour_message)
+        one_hour_end = _EVERY_MESSAGE if lifetime == "1h" else -1
+    body = _set_breakpoints(request.body, chosen, one_hour_end)
     if body == request.body:
         return request
     # For listings, the journal, and savings.
     sections = [position.section for position in positions if position in chosen]
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
-    long = sum(_block_lifetime(position.section, position.item, last_hour_message) == "1h" for position in chosen)
+    long = sum(_block_lifetime(position.section, position.item, one_hour_end) == "1h" for position in chosen)
     counts += [f"{long} for 1h"] if long else []
     tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
@@ -95,7 +96,7 @@ def _accepts_breakpoint(block: JsonObject) -> bool:
 
 
 def _choose_positions(
-    body: JsonObject, positions: list[_BlockPosition], minimum: int, last_hour_message: int
+    body: JsonObject, positions: list[_BlockPosition], minimum: int, one_hour_end: int
 ) -> set[_BlockPosition]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
     messages, system, tools = (
@@ -103,7 +104,7 @@ def _choose_positions(
     )
     wanted = [
         *messages[-1:],
-        *[position for position in messages if position.item <= last_hour_message][-1:],
+        *[position for position in messages if position.item <= one_hour_end][-1:],
         *[position for position in messages if answers and position.item < answers[-1]][-1:],
         *[position for position in reversed(positions) if position.is_marked],
         *system[-1:],
@@ -115,27 +116,25 @@ def _choose_positions(
     return set(list(long_enough)[:most])
 
 
-def _block_lifetime(section: str, item: int, last_hour_message: int) -> Lifetime:
-    return "1h" if last_hour_message >= (item if section == "messages" else 0) else "5m"
+def _block_lifetime(section: str, item: int, one_hour_end: int) -> Lifetime:
+    return "1h" if one_hour_end >= (item if section == "messages" else 0) else "5m"
 
 
-def _set_breakpoints(body: JsonObject, chosen: set[_BlockPosition], last_hour_message: int) -> JsonObject:
+def _set_breakpoints(body: JsonObject, chosen: set[_BlockPosition], one_hour_end: int) -> JsonObject:
     at = {(position.section, position.item, position.part) for position in chosen}
     marked = dict(body)
     if isinstance(body.get(BREAKPOINT_FIELD), dict):
         marked[BREAKPOINT_FIELD] = _breakpoint(
-            body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, last_hour_message)
+            body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, one_hour_end)
         )
     for section in ("tools", "system"):
         if section in body:
             parts = {item for name, item, _ in at if name == section}
-            marked[section] = _set_block_breakpoints(
-                body[section], parts, _block_lifetime(section, 0, last_hour_message)
-            )
+            marked[section] = _set_block_breakpoints(body[section], parts, _block_lifetime(section, 0, one_hour_end))
     messages: list[Json] = []
     for item, message in enumerate(objects(body.get("messages"))):
         parts = {part for name, number, part in at if (name, number) == ("messages", item)}
-        lifetime = _block_lifetime("messages", item, last_hour_message)
+        lifetime = _block_lifetime("messages", item, one_hour_end)
         messages.append({**message, "content": _set_block_breakpoints(message.get("content"), parts, lifetime)})
     return {**marked, "messages": messages}
 
@@ -159,7 +158,7 @@ def _breakpoint(holder: JsonObject, lifetime: Lifetime) -> Json:
     return {"type": "ephemeral"} if lifetime == "5m" else {"type": "ephemeral", "ttl": lifetime}
 
 
-def find_last_hour_message(body: JsonObject) -> int:
+def find_one_hour_end(body: JsonObject) -> int:
     """Return the index of the last message with a breakpoint for one hour; -1 if no message has such a breakpoint."""
     for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
         markers = [field(block, BREAKPOINT_FIELD) for block in objects(message.get("content"))]

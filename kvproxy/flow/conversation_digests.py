@@ -20,6 +20,7 @@ _THINK_TAGS = re.compile(r"(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
 
 
 def conversation_scope(request: ApiRequest) -> bytes:
+    """Return tenant, API, and model as bytes; conversations of different scopes have different digests."""
     return dumps([request.tenant, request.api.name, request.model])
 
 

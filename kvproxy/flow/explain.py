@@ -26,7 +26,7 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
-"""Maximum number of stored responses to the same prompt in the search for a response of another tenant."""
+"""Maximum number of stored responses to the same prompt that are checked for a hit of another tenant."""
 
 
 def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:

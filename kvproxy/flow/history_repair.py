@@ -49,7 +49,7 @@ class HistoryRepair:
         self._keep(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Restore answers and the order of tools. Tag the request with each kind of change."""
+        """Restore earlier answers and the order of tools. Add a tag to the request for each kind of change."""
         if not _has_whole_conversation(request):
             return request
         repairs: list[str] = []

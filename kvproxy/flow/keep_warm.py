@@ -16,7 +16,7 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_l
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange
-from kvproxy.flow.breakpoints import find_last_hour_message
+from kvproxy.flow.breakpoints import find_one_hour_end
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
 from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
@@ -48,8 +48,8 @@ class _Session:
         used: time of the last request or keep-warm request.
         ended: end of the last response to the client.
         tokens: tokens of the prompt.
-        last_hour_message: index of the last message with a breakpoint for one hour; -1 if no message has one.
-        hour_tokens: tokens of the prefix that the provider keeps for one hour.
+        one_hour_end: index of the last message in the prefix that the provider keeps for one hour; -1 for no message.
+        one_hour_tokens: tokens of this prefix.
         pin: name under which the engine pins the prompt's blocks, the same for all turns.
     """
 
@@ -58,8 +58,8 @@ class _Session:
     used: float
     ended: float
     tokens: int
-    last_hour_message: int
-    hour_tokens: int
+    one_hour_end: int
+    one_hour_tokens: int
     pin: str
     task: "asyncio.Task[None] | None" = None
 
@@ -111,7 +111,7 @@ class KeepWarm:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def on_request(self, request: ApiRequest) -> int:
-        """Stop the keep-warm requests of the session, and return `last_hour_message` for `with_breakpoints`."""
+        """Stop the keep-warm requests of the session, and return `one_hour_end` for `with_breakpoints`."""
         if not _is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
@@ -125,11 +125,11 @@ class KeepWarm:
             return -1
         tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
         is_alive = self._clock() - session.used < self.interval
-        kept = session.hour_tokens if self._clock() - session.used < HOUR else 0
+        kept = session.one_hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
         if should_cache_for_an_hour(new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), self._prices):
             return len(digests) - 1
-        return session.last_hour_message if kept else -1
+        return session.one_hour_end if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
         # In any case, so that a failed request leaves nothing behind.
@@ -139,16 +139,16 @@ class KeepWarm:
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return
         before = self._find_session(digests)
-        until = find_last_hour_message(request.body)
+        until = find_one_hour_end(request.body)
         if before is not None:
             self._remove(before)
             self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.tenant_and_hour)
             is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
-            if is_rewritten and until != before.last_hour_message and request.model not in self._fixed_models:
+            if is_rewritten and until != before.one_hour_end and request.model not in self._fixed_models:
                 self._fixed_models.add(request.model)
                 _log.warning("%s: the provider writes prefixes again if their lifetime changes", request.model)
-        is_same = before is not None and until == before.last_hour_message
-        hour_tokens = before.hour_tokens if before is not None and is_same else prefix.prompt_tokens
+        is_same = before is not None and until == before.one_hour_end
+        one_hour_tokens = before.one_hour_tokens if before is not None and is_same else prefix.prompt_tokens
         session = _Session(
             replace(request, body={}),
             request.model,
@@ -156,7 +156,7 @@ class KeepWarm:
             self._clock(),
             prefix.prompt_tokens,
             until,
-            hour_tokens if until >= 0 else 0,
+            one_hour_tokens if until >= 0 else 0,
             f"session-{request.request_id}" if before is None else before.pin,
         )
         self._sessions[digests[-1]] = session
@@ -179,7 +179,7 @@ class KeepWarm:
     async def _keep_prefix(self, session: _Session) -> None:
         if session.request.control.rule.pin_sessions:
             await self._pin_prompt(session)
-        kept = session.hour_tokens / session.tokens if session.tokens else 0.0
+        kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
         try:
             for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), self._prices, kept)):
                 await asyncio.sleep(session.used + self.interval - self._clock())

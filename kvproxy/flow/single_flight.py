@@ -131,14 +131,14 @@ class SharedRequest:
             is_large = self._size > self._recorder.limit
             if is_large:
                 self._drop_read_chunks()
-            if self._size - self._bytes_read_by(min if is_large else max) <= MAX_UNSENT_BYTES:
+            if self._size - self._aggregate_bytes_read(min if is_large else max) <= MAX_UNSENT_BYTES:
                 return
             self._client_moved.clear()
             await self._client_moved.wait()
 
-    def _bytes_read_by(self, choose: Callable[[list[int]], int]) -> int:
+    def _aggregate_bytes_read(self, aggregate: Callable[[list[int]], int]) -> int:
         not_started = [0] * (self.num_clients - len(self._bytes_read))
-        return choose([*self._bytes_read.values(), *not_started] or [self._size])
+        return aggregate([*self._bytes_read.values(), *not_started] or [self._size])
 
     def _drop_read_chunks(self) -> None:
         if len(self._chunks_read) < self.num_clients:
@@ -266,16 +266,16 @@ class SingleFlight:
 
     def requires_own_response(self, exchange: Exchange) -> bool:
         """Whether the request must not share a response: it has `no-cache`, or its response is not stored."""
-        return exchange.api_request.control.no_cache or not self._stores(exchange)
+        return exchange.api_request.control.no_cache or not self._allows_storing(exchange)
 
-    def _stores(self, exchange: Exchange) -> bool:
+    def _allows_storing(self, exchange: Exchange) -> bool:
         request = exchange.api_request
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
         """Return the response's TTL in seconds; None if the request sets no TTL, or the response is not stored."""
         request = exchange.api_request
-        is_set = request.control.ttl is not None and self._stores(exchange)
+        is_set = request.control.ttl is not None and self._allows_storing(exchange)
         return self._writer.lifetime(request, read_response_directives(headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
@@ -283,7 +283,7 @@ class SingleFlight:
 
         Tenants share no requests in flight, because they must not share errors and cookies.
         """
-        request, stores = exchange.api_request, self._stores(exchange)
+        request, stores = exchange.api_request, self._allows_storing(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
         unique = object() if self.requires_own_response(exchange) else None
         return self.requests.join(

@@ -75,9 +75,9 @@ class ResponseWriter:
     async def start_write(
         self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives
     ) -> PendingWrite | None:
-        """Begin to store a response, after redaction; return None if it is not storable.
+        """Redact a response and begin to store it, or return None if it is not storable.
 
-        Wait while too many writes are pending.
+        Wait until the number of pending writes is below the limit.
         """
         entry = self._build_entry(exchange, body, directives)
         if entry is None:

@@ -33,17 +33,20 @@ def read_response_directives(headers: Headers) -> ResponseDirectives:
         elif name == _SURROGATE_KEY:
             tags |= set(value.split())
     # For a shared cache, s-maxage takes precedence.
-    whole = _seconds(directives.get("s-maxage"))
-    max_age = _seconds(directives.get("max-age")) if whole is None else whole
+    whole = _parse_seconds(directives.get("s-maxage"))
+    max_age = _parse_seconds(directives.get("max-age")) if whole is None else whole
     fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
     if any(name in directives for name in _NEVER_STALE):
         return ResponseDirectives(max_age, 0.0, 0.0, fit)
     return ResponseDirectives(
-        max_age, _seconds(directives.get("stale-while-revalidate")), _seconds(directives.get("stale-if-error")), fit
+        max_age,
+        _parse_seconds(directives.get("stale-while-revalidate")),
+        _parse_seconds(directives.get("stale-if-error")),
+        fit,
     )
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_seconds(text: str | None) -> float | None:
     try:
         seconds = math.nan if text is None else float(text)
     except ValueError:

@@ -12,7 +12,7 @@ _SEPARATORS = (b",", b"{", b"[")
 
 
 class BodyBudget:
-    """Counts the bytes and JSON items of all request bodies in flight."""
+    """Counts the bytes and JSON items of all request bodies in flight, and enforces their limits."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
-from kvproxy.apis.litellm_switches import CACHE_FIELD, apply_switches
+from kvproxy.apis.litellm_switches import CACHE_FIELD, apply_litellm_switches
 from kvproxy.apis.request_directives import read_directives
 from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
@@ -66,7 +66,7 @@ async def read_api_request(request: Request, api: Api, raw: bytes, settings: Set
     control = read_directives(headers)
     if CACHE_FIELD in body:
         given = body
-        body, control = apply_switches(given, control)
+        body, control = apply_litellm_switches(given, control)
         raw = raw if body is given else dumps(body)
     return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
 

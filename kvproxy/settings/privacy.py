@@ -7,7 +7,7 @@ from kvproxy.settings.section import Section, compile_pattern
 
 
 class EncryptionSettings(Section):
-    """Encryption of stored texts and of chunks on disk and in Redis."""
+    """Encryption of stored texts, and of KV chunks on disk and in Redis."""
 
     key_file: Path | None = Field(
         None,

@@ -56,8 +56,8 @@ class ChatEncoder(ChoicesEncoder):
         if piece.calls:
             first = len(self._output.choices[piece.index].calls) - len(piece.calls)
             numbered: list[Json] = [
-                {"index": at, **_encode_call(self._id, piece.index, at, call)}
-                for at, call in enumerate(piece.calls, first)
+                {"index": call_index, **_encode_call(self._id, piece.index, call_index, call)}
+                for call_index, call in enumerate(piece.calls, first)
             ]
             yield self._chunk(_encode_choice(piece.index, {"tool_calls": numbered}))
         if piece.finish_reason:
@@ -83,7 +83,7 @@ def _complete_choice(id: str, index: int, choice: CollectedChoice) -> JsonObject
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
-        calls: list[Json] = [_encode_call(id, index, at, call) for at, call in enumerate(choice.calls)]
+        calls: list[Json] = [_encode_call(id, index, call_index, call) for call_index, call in enumerate(choice.calls)]
         message |= {"content": choice.text or None, "tool_calls": calls}
     complete: JsonObject = {"index": index, "message": message, "finish_reason": _finish_reason(choice)}
     if choice.logprobs:
@@ -95,9 +95,9 @@ def _finish_reason(choice: CollectedChoice) -> str | None:
     return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 
-def _encode_call(id: str, index: int, at: int, call: ToolCall) -> JsonObject:
+def _encode_call(id: str, index: int, call_index: int, call: ToolCall) -> JsonObject:
     function: JsonObject = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{id}-{index}-{at}", "type": "function", "function": function}
+    return {"id": f"call_{id}-{index}-{call_index}", "type": "function", "function": function}
 
 
 def _encode_logprob(item: TokenLogprob) -> JsonObject:

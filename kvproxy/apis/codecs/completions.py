@@ -58,9 +58,9 @@ class CompletionsEncoder(ChoicesEncoder):
             yield self._chunk(_encode_choice(piece.index, self._echo.text, self._echo_logprobs(self._echo)))
         logprobs: Json = None
         if piece.logprobs:
-            at = self._offsets.get(piece.index, 0)
-            logprobs = _encode_logprobs(piece.logprobs, at, self._logprobs)
-            self._offsets[piece.index] = at + sum(len(item.text) for item in piece.logprobs)
+            offset = self._offsets.get(piece.index, 0)
+            logprobs = _encode_logprobs(piece.logprobs, offset, self._logprobs)
+            self._offsets[piece.index] = offset + sum(len(item.text) for item in piece.logprobs)
         if piece.text or piece.finish_reason or logprobs:
             yield self._chunk(_encode_choice(piece.index, piece.text, logprobs, piece.finish_reason))
 
@@ -99,11 +99,11 @@ def _encode_choice(index: int, text: str, logprobs: Json, finish_reason: str | N
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _encode_logprobs(items: Sequence[TokenLogprob], at: int, count: int | None) -> JsonObject:
+def _encode_logprobs(items: Sequence[TokenLogprob], offset: int, count: int | None) -> JsonObject:
     offsets: list[Json] = []
     for item in items:
-        offsets.append(at)
-        at += len(item.text)
+        offsets.append(offset)
+        offset += len(item.text)
     return {
         "tokens": [item.text for item in items],
         "token_logprobs": [item.logprob for item in items],

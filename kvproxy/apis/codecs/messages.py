@@ -42,7 +42,7 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
             "the embedded engine does not limit thinking: use the type adaptive, or use --upstream", param="thinking"
         )
     numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
-    request = fields.base_request(body, prompt, defaults, stop=fields.texts(body, "stop_sequences"), **numbers)
+    request = fields.base_request(body, prompt, defaults, stop=fields.strings(body, "stop_sequences"), **numbers)
     return replace(request, grammar=grammar, tools=tools)
 
 
@@ -101,13 +101,13 @@ class MessagesEncoder:
         if output.reasoning:
             text.insert(0, {"type": "thinking", "thinking": output.reasoning, "signature": ""})
         calls: list[Json] = [
-            {**self._encode_call(at, call), "input": loads(call.arguments.encode())}
-            for at, call in enumerate(output.calls)
+            {**self._encode_call(index, call), "input": loads(call.arguments.encode())}
+            for index, call in enumerate(output.calls)
         ]
         return {**self._head, "content": [*text, *calls], **self._stop_fields(), "usage": self._usage()}
 
-    def _encode_call(self, at: int, call: ToolCall) -> JsonObject:
-        return {"type": "tool_use", "id": f"toolu_{self._head['id']}-{at}", "name": call.name}
+    def _encode_call(self, index: int, call: ToolCall) -> JsonObject:
+        return {"type": "tool_use", "id": f"toolu_{self._head['id']}-{index}", "name": call.name}
 
     def _stop_fields(self) -> JsonObject:
         output = self._output.first_choice

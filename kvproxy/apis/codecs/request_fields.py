@@ -78,7 +78,7 @@ def number(body: JsonMap, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def texts(body: JsonMap, name: str) -> tuple[str, ...]:
+def strings(body: JsonMap, name: str) -> tuple[str, ...]:
     value = body.get(name)
     if isinstance(value, str):
         return (value,)
@@ -97,7 +97,7 @@ def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, *
 
 def choices_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
     common = {name: integer(body, name) for name in ("top_k", "seed", "n")}
-    stop, ignore_eos = texts(body, "stop"), bool(body.get("ignore_eos"))
+    stop, ignore_eos = strings(body, "stop"), bool(body.get("ignore_eos"))
     return base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)
 
 

@@ -22,7 +22,7 @@ def decode_prompt(body: JsonMap) -> Conversation:
     items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
     first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
     tools = [_decode_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
-    return Conversation((*first, *_messages(items)), tuple(tools))
+    return Conversation((*first, *_decode_items(items)), tuple(tools))
 
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
@@ -60,8 +60,8 @@ class ResponsesEncoder:
                 yield from self._start_text()
             yield self._encode_event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
         first = len(self._output.first_choice.calls) - len(piece.calls)
-        for place, call in enumerate(piece.calls, first):
-            for data in item_events(place, self._encode_call(place, call)):
+        for index, call in enumerate(piece.calls, first):
+            for data in item_events(index, self._encode_call(index, call)):
                 yield self._encode_event(str(data["type"]), data)
 
     @property
@@ -104,7 +104,7 @@ class ResponsesEncoder:
         output = self._output.first_choice
         status = "incomplete" if output.finish_reason == "length" else "completed"
         details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        calls: list[Json] = [self._encode_call(place, call) for place, call in enumerate(output.calls)]
+        calls: list[Json] = [self._encode_call(index, call) for index, call in enumerate(output.calls)]
         reasoning: list[Json] = [self._reasoning_item([_reasoning_part(output.reasoning)])] if output.reasoning else []
         end: JsonObject = {
             "status": status,
@@ -114,8 +114,8 @@ class ResponsesEncoder:
         }
         return {**self._start, **end}
 
-    def _encode_call(self, place: int, call: ToolCall) -> JsonObject:
-        names: JsonObject = {"id": f"fc_{self._item_id}-{place}", "call_id": f"call_{self._item_id}-{place}"}
+    def _encode_call(self, index: int, call: ToolCall) -> JsonObject:
+        names: JsonObject = {"id": f"fc_{self._item_id}-{index}", "call_id": f"call_{self._item_id}-{index}"}
         return {
             **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
         }  # fmt: skip
@@ -147,7 +147,7 @@ def _decode_tool(tool: JsonObject) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def _messages(items: list[JsonObject]) -> Iterator[JsonObject]:
+def _decode_items(items: list[JsonObject]) -> Iterator[JsonObject]:
     reasoning = ""
     for item in items:
         if item.get("type") == "reasoning":

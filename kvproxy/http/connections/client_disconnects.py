@@ -29,7 +29,7 @@ async def cancel_on_disconnect(
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
-    with deadline.watch() as expired:
+    with deadline.expiration() as expired:
         try:
             await asyncio.wait((working, disconnected, expired), return_when=asyncio.FIRST_COMPLETED)
             if working.done():

@@ -51,7 +51,7 @@ class Deadlines:
 
 
 class Deadline:
-    """The deadline of a request that begins now."""
+    """The deadline of one request, measured from the creation of this object."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -65,7 +65,7 @@ class Deadline:
             self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
 
     @contextmanager
-    def watch(self) -> Iterator[asyncio.Future[KvproxyError]]:
+    def expiration(self) -> Iterator[asyncio.Future[KvproxyError]]:
         """Yield a future that receives an error at the deadline, or when the proxy ends all requests."""
         error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
         with self._deadlines.schedule(self._began + self._seconds, error) as expired:

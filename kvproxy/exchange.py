@@ -108,7 +108,7 @@ class Exchange:
         arrived: seconds since the epoch.
         method, path: empty for the proxy's own routes and for background requests. `path` has no query.
         account: charges the tokens to the client's quota; None if the proxy has no clients.
-        trace: None without telemetry.
+        trace: ids of the trace and its spans; None without telemetry.
         cacheable: an equal request may get the same response.
         bypass_reason: reason to skip the lookups, a code of `journal/reasons.py`.
         stale_entry: the expired response to an equal request, which may still be served (see `Stale`).

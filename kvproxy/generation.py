@@ -50,7 +50,7 @@ class GenerationRequest:
     Attributes:
         salt: requests with different salts share no KV blocks.
         priority: KV blocks of a higher priority are evicted later.
-        tenant: requests of equal queue priority share the engine equally between tenants; empty if unknown.
+        tenant: owner of the request; tenants whose requests have equal queue priority get equal shares of the engine.
         queue_priority: requests with a lower value run first, across all tenants.
         tenant_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.
@@ -74,7 +74,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens. `cached_tokens` of the prompt came from the prefix cache, and of these `tier_tokens` from tiers."""
+    """Numbers of tokens.
+
+    Attributes:
+        cached_tokens: prompt tokens that came from the prefix cache.
+        tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
+    """
 
     prompt_tokens: int
     completion_tokens: int

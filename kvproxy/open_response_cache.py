@@ -43,7 +43,7 @@ def open_response_cache(
     `library.open_async_cache` describes the remaining arguments, and the errors.
 
     Args:
-        data: data folder, which may contain the embedder; None for the default folder.
+        data: folder for files of the embedder if the user's cache folder is not writable.
         clock: returns seconds since the epoch.
         tenant_limit: returns the maximum stored bytes of a tenant, or None for no limit.
         random_number: returns random numbers from 0 to 1, for exploration by the policy `learned`.

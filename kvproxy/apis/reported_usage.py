@@ -25,7 +25,7 @@ class PrefixReuse(NamedTuple):
 
 
 def reported_reuse(response: JsonMap) -> PrefixReuse | None:
-    """Return the reuse that a complete response reports; None if it reports no reuse.
+    """Return the prefix reuse that a complete response reports; None if it has no report.
 
     OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
     llama.cpp `timings.cache_n`, DeepSeek `prompt_cache_hit_tokens`. Anthropic counts `cache_read_input_tokens` and
@@ -52,10 +52,10 @@ def reported_reuse(response: JsonMap) -> PrefixReuse | None:
 
 
 class ReuseReader:
-    """Reads the reuse from the events of a stream.
+    """Reads the prefix reuse and the prefill time from the events of a stream.
 
-    OpenAI's streams report it in the last chunk (with `stream_options.include_usage`), Responses in `response.completed`,
-    Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
+    OpenAI's streams report the reuse in the last chunk (with `stream_options.include_usage`), Responses in
+    `response.completed`, Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
     """
 
     def __init__(self) -> None:

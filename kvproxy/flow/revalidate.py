@@ -23,7 +23,7 @@ _log = logging.getLogger("kvproxy")
 
 
 Join = Callable[[Exchange], tuple[SharedRequest, bool]]
-"""The method `SingleFlight.join`."""
+"""Type of the method `SingleFlight.join`."""
 
 
 class Revalidator:

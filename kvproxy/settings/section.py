@@ -21,7 +21,7 @@ def _share_or_bytes(value: Any) -> float:
 
 
 ShareOrBytes = Annotated[float, BeforeValidator(_share_or_bytes)]
-"""A fraction up to 1, or a size in bytes, as a number or as text such as `2GiB`."""
+"""A fraction of a total (at most 1), or a size in bytes, as a number or as text such as `2GiB`."""
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:

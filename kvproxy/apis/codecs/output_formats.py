@@ -26,7 +26,7 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of a JSON response or the tools that the response may call; None for the missing ones.
+    """Return the grammar of a JSON response, and the tools that the response may call. One of them, or both, are None.
 
     `param` is the name of the field with `json_format`, for errors. Raises InvalidRequest for a JSON format with tools.
     """

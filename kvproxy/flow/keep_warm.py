@@ -73,10 +73,10 @@ class KeepWarm:
 
     Attributes:
         pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None if the backend has no pins.
+        interval: seconds between two keep-warm requests.
 
     Args:
         prices: prices by model, for rules that limit the costs of keep-warm requests.
-        interval: seconds between two keep-warm requests.
     """
 
     def __init__(
@@ -86,14 +86,13 @@ class KeepWarm:
         finish: Callable[[Exchange], None],
         clock: Callable[[], float],
         prices: Mapping[str, PriceSettings],
-        interval: float = KEEP_WARM_SECONDS,
     ) -> None:
         self._join = join
         self._key = key
         self._finish = finish
         self._clock = clock
         self._model_prices = prices
-        self.interval = interval
+        self.interval = KEEP_WARM_SECONDS
         self.pauses = PauseTimes()
         self._prices = CachePrices()
         self.pin: Pin | None = None

@@ -28,7 +28,7 @@ from kvproxy.index.entry import Entry
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-# These headers change a response's form or audience, or they are part of the key.
+# Request headers that change only the encoding of a response or the access to it, or that are part of the key.
 _IRRELEVANT_VARY = frozenset(
     "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
     " access-control-request-method access-control-request-headers openai-organization openai-project".split()

@@ -131,7 +131,7 @@ class KeepWarm:
         return session.one_hour_end if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
-        # In any case, so that a failed request leaves nothing behind.
+        # Also after a failure, so that no digests remain.
         digests = self._digests.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None

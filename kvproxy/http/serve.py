@@ -59,7 +59,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 
 def make_server(services: Services) -> ProxyServer:
     limits, on_limit = services.settings.limits, services.metrics.count_reached_limit
-    # Requests refused there have a record, too.
+    # Requests on connections beyond the limit are recorded, too.
     labelled = ExchangeMiddleware(refuse_connection, services.finish, services.settings.access.tenant_headers)
     return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, partial(_reload, services))
 

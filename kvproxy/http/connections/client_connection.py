@@ -202,7 +202,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._end_after_complete_requests(running)
                 return
             if running.response_started:
-                # A second response inside of another would be taken for a part of it.
+                # The client would read the error as a part of the response in progress.
                 self.transport.abort()
                 return
             running.disconnected = True

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Only our own scripts and styles, no frames around us, and no text that becomes HTML.
+# Allow own scripts and styles only, and forbid frames and the injection of HTML.
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -17,7 +17,7 @@ _HEADERS = {
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # After an upgrade the browser asks again.
+    # Browsers must revalidate files, because an upgrade may change them.
     "cache-control": "no-cache",
 }
 

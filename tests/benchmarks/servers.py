@@ -92,10 +92,11 @@ def run_process(app: Callable[[], Starlette] = constant_app) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def kvproxy(data: Path, *flags: str, **variables: str) -> Iterator[Serving]:
-    """Run `kvproxy serve` with a data folder, flags, and environment variables."""
+def kvproxy(data: Path, *flags: str, core: int | None = None, **variables: str) -> Iterator[Serving]:
+    """Run `kvproxy serve` with a data folder, flags, and environment variables, on all cores or on one."""
     port = free_port()
-    command = [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--data", str(data), *flags]
+    command = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    command += [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--data", str(data), *flags]
     with serve(command, port, data / "server.log", env=os.environ | {"HF_HUB_OFFLINE": "1"} | variables) as server:
         yield server
 
@@ -147,10 +148,15 @@ def litellm(command: Path, upstream: str, *, cache: bool) -> Iterator[str]:
             yield server.url
 
 
-def cpu_seconds(process: int) -> float:
-    """Return the user and system time of a process."""
+def cpu_seconds(process: int, *, children: bool = False) -> float:
+    """Return the user and system time of a process, and on request of its running and ended children."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    seconds = sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
+    if children:
+        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                seconds += cpu_seconds(int(child))
+    return seconds
 
 
 def resident_mib(process: int | str = "self") -> float:

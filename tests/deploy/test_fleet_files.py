@@ -1,4 +1,7 @@
-"""The files for several proxies: valid for docker-compose, nginx, and kubectl. Images cannot be pulled everywhere."""
+"""The files for several proxies are valid for docker-compose, kubectl, and the API of Kubernetes.
+
+`tests/fleet/test_behind_nginx.py` runs the site of nginx. Images cannot be pulled everywhere.
+"""
 
 import shutil
 import subprocess
@@ -17,7 +20,7 @@ def output(*command: object) -> str:
     if shutil.which(str(command[0])) is None:
         pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -35,6 +38,21 @@ def test_compose_starts_three_proxies_behind_nginx(tmp_path: Path) -> None:
     ]
     (mount,) = (volume.split(":")[0] for volume in services["nginx"]["volumes"])
     assert Path(mount).is_file()
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_the_files_of_kubernetes_match_its_schemas(version: str, tmp_path: Path) -> None:
+    command = ("kubernetes-validate", "--strict", "--kubernetes-version", version)
+    yaml = pytest.importorskip("yaml")
+    folder = DEPLOY / "kubernetes"
+    files = [folder / name for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]]
+    output(*command, *files)
+    (tmp_path / "wrong.yaml").write_text((folder / "deployment.yaml").read_text().replace("maxSurge", "maximalSurge"))
+    with pytest.raises(AssertionError, match="maximalSurge"):
+        output(*command, tmp_path / "wrong.yaml")
+    # What `kubectl apply --kustomize` sends.
+    (tmp_path / "rendered.yaml").write_text(output("kubectl", "kustomize", folder))
+    output(*command, tmp_path / "rendered.yaml")
 
 
 def test_kustomize_renders_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tests.processes import answers
 from tests.servers import run_upstream
 
 ROOT = Path(__file__).resolve().parents[2]
+ADMIN = "a-long-token-of-the-operator"
 pytestmark = needs_nginx
 
 
@@ -57,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         proxies = []
         for name in "abc":
             flags = ("--store", store, "--no-semantic")
-            process = proxy_process(upstream, folder / name, folder / f"{name}.log", *flags)
+            process = proxy_process(upstream, folder / name, folder / f"{name}.log", *flags, admin_token=ADMIN)
             proxies.append(stack.enter_context(process).url)
         stack.enter_context(run_nginx(folder, _configuration(proxies, port)))
         url = f"http://127.0.0.1:{port}"
@@ -126,3 +127,18 @@ def test_fifty_identical_requests_are_one_upstream_call(site: Site) -> None:
     assert Counter(answer.status_code for answer in answers) == {200: 50}
     assert {answer.json()["choices"][0]["message"]["content"] for answer in answers} == {"Hi"}
     assert sum(b"Which of the fifty" in body for body in site.received) == 1
+
+
+def test_the_dashboard_of_each_proxy_shows_all_requests(site: Site) -> None:
+    key = _added(site, "shown")
+    answers = asyncio.run(_ask_all(site.url, key, 30, 8, "Who sees this request?"))
+    sent = {answer.headers["x-request-id"] for answer in answers}
+    assert len(sent) == 30
+
+    def shown(url: str) -> set[str]:
+        headers, query = {"authorization": f"Bearer {ADMIN}"}, {"tenant": "client:shown", "limit": 100}
+        rows = httpx.get(f"{url}/admin/log", headers=headers, params=query).raise_for_status().json()
+        return {row["request_id"] for row in rows}
+
+    for url in site.proxies:
+        until(lambda url=url: shown(url) == sent)

@@ -6,7 +6,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Limits active and waiting requests; a request waits at most `timeout` seconds."""
+    """Admits at most `limit` requests at once. At most `max_waiting` others wait, each for at most `timeout` seconds."""
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)

@@ -22,8 +22,8 @@ class EmbeddedBackend:
     """Serves requests from the embedded engine.
 
     Args:
-        shared_blocks: tenants reuse each other's blocks; the response time reveals whether a prompt is cached.
-        global_priorities: compare priorities of requests across tenants, not only within a tenant.
+        shared_blocks: tenants share cached blocks. The response time then reveals whether a prompt is cached.
+        global_priorities: compare priorities across tenants. By default, they order the requests of one tenant only.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class EmbeddedBackend:
         return {"object": "list", "data": [{"id": self.worker.name, **model}, *adapters]}
 
     async def send(self, request: ApiRequest) -> GeneratedResponse:
-        """Return when the first token is generated. Raises a KvproxyError."""
         await self.admission.enter()
         try:
             return await self._generate(request)
@@ -119,7 +118,7 @@ class EmbeddedBackend:
         return codec.decode(request.body, self.worker.default_sampling_params)
 
     async def generation_request(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        """Tokenize a request for the engine. Raises InvalidRequest for unsupported fields."""
+        """Tokenize a request for the engine; `decoded` avoids decoding it again. Raises InvalidRequest."""
         decoded = decoded or self._decode(request)
         salt = self._salt(request, decoded)
         tokens = await self._tokens(decoded.prompt, salt or "")
@@ -158,7 +157,7 @@ class EmbeddedBackend:
         if generation.grammar is not None or not isinstance(decoded.prompt, Conversation):
             return None
         reasoning = self.worker.tokenizer.reasoning_format
-        return None if reasoning is None else ReasoningParser(reasoning, reasoning.begins_in(generation.tokens))
+        return None if reasoning is None else ReasoningParser(reasoning, reasoning.is_open_after(generation.tokens))
 
     async def _grammar(self, decoded: DecodedRequest) -> Grammar | None:
         form = await self._tool_call_format(decoded)
@@ -167,10 +166,10 @@ class EmbeddedBackend:
         tools = decoded.tools
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
-    def cache_request(self, id: str, generation: GenerationRequest, *more: int) -> CacheRequest:
-        """Return the request for block lookups, with `more` tokens after its prompt."""
+    def cache_request(self, id: str, generation: GenerationRequest, *extra_tokens: int) -> CacheRequest:
+        """Return a request that looks up the blocks of the prompt and of `extra_tokens` after it."""
         lora = self.worker.adapters.get(generation.adapter or "")
-        return CacheRequest(id, [*generation.tokens, *more], salt=generation.salt, lora=lora)
+        return CacheRequest(id, [*generation.tokens, *extra_tokens], salt=generation.salt, lora=lora)
 
     def _salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
         if self._shared_blocks or request.tenant == PUBLIC_TENANT:

@@ -77,7 +77,7 @@ class EmbeddedPrefixCache(PrefixCache):
         )
 
     async def pins(self) -> list[PinRow]:
-        return await self._worker.pins(Pins.list)
+        return await self._worker.access_pins(Pins.list)
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
         chain = await self._chain(request, leaf_hash)
@@ -91,7 +91,7 @@ class EmbeddedPrefixCache(PrefixCache):
             except PinLimitExceeded as error:
                 raise InvalidRequest(f"{error}: remove a pin, or start with more blocks (--num-blocks)") from None
 
-        return await self._worker.pins(pin)
+        return await self._worker.access_pins(pin)
 
     async def _chain(self, request: ApiRequest | None, leaf_hash: str | None) -> CacheRequest:
         if request is not None:
@@ -106,7 +106,7 @@ class EmbeddedPrefixCache(PrefixCache):
         return found
 
     async def unpin(self, name: str) -> bool:
-        return await self._worker.pins(lambda pins: pins.unpin(name))
+        return await self._worker.access_pins(lambda pins: pins.unpin(name))
 
     async def tiers(self) -> list[TierStats]:
         return self._worker.tier_stats()

@@ -28,8 +28,9 @@ class EngineMetrics:
     """Prometheus metrics of one engine; a metric is None if the engine does not report it.
 
     Attributes:
-        usage: fraction of the KV cache in use.
-        queries, hits: prompt tokens looked up and found in the prefix cache since the engine's start.
+        usage: share of the KV cache in use, 0 to 1.
+        running, waiting: number of requests.
+        queries, hits: prompt tokens looked up, and found, in the prefix cache since the engine's start.
         age: seconds since the proxy read the metrics.
         engine: URL of the upstream.
     """
@@ -53,11 +54,12 @@ class PrefixCacheStats:
     """Statistics of a prefix cache.
 
     Attributes:
-        pool: the block pool, or the sum over all upstreams.
-        complete: the mirrors missed no event; None without mirrors.
-        streams: the event streams of the mirrors.
+        pool: statistics of the block pool, or sums over all upstreams.
+        complete: whether the mirrors missed no event; None without mirrors.
+        streams: status of each KV event stream.
         engines: URLs of the upstreams.
-        slots: the blocks are slots of llama.cpp.
+        reported: metrics of the engines that report any.
+        slots: whether some blocks are slots of llama.cpp.
     """
 
     pool: PoolReport
@@ -70,12 +72,12 @@ class PrefixCacheStats:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceText:
-    """The first difference between a prompt and cached tokens.
+    """A `Divergence` as text.
 
     Attributes:
         position: index of the first different token.
-        cached, prompt: the texts from this token on.
-        context: the common text before it.
+        cached, prompt: text of the chain and of the prompt, from this token on.
+        context: the last common text before this token.
     """
 
     position: int
@@ -90,14 +92,14 @@ class PrefixReport:
 
     Attributes:
         matched_tokens: length of the cached prefix in the block pool or slot.
-        blocks: numbers of the matched blocks, or their hashes in a mirrored engine.
-        tiers: cached tokens after this prefix, by tier.
-        reason: cause of unknown values, or a note.
+        blocks: numbers of the prefix's blocks, or their hashes in a mirrored engine.
+        tiers: number of further cached tokens after this prefix in each tier, by the tier's name.
+        reason: why values are unknown, or another note for the reader.
         engine, rank: URL and data-parallel rank of the engine with the longest prefix.
-        engines: cached tokens by URL.
-        complete: all cached tokens of the engine are known.
-        groups: reuse by KV cache group; empty if all layers have full attention.
-        slots: the engine is llama.cpp.
+        engines: reusable tokens of each engine, by URL.
+        complete: whether the proxy knows all cached tokens of the engine.
+        groups: the prefix in each KV cache group; empty if all layers have full attention.
+        slots: whether the engine is llama.cpp.
     """
 
     prompt_tokens: int | None = None
@@ -115,7 +117,7 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Return the cached tokens in the pool and all tiers."""
+        """Number of prompt tokens that the pool (or slot) and the tiers contain."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
@@ -128,7 +130,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """The result of a reset. `pinned` and `used` are the numbers of blocks that prevent it."""
+    """The result of a reset, which pinned or used blocks prevent. `pinned` and `used` are their numbers."""
 
     reset: bool
     pinned: int | None = None
@@ -143,14 +145,14 @@ class PrefixCache:
         raise no_events_error()
 
     async def eviction_queue(self) -> list[BlockRow]:
-        """List the blocks that may be evicted, the first candidate first."""
+        """List the free blocks in eviction order."""
         raise no_events_error()
 
     async def pool_map(self) -> PoolMap:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """Return `limit` branches from index `start` below the block `parent` (None: the roots), and the number of all."""
+        """Return a page of branches with texts; see `list_branches`."""
         found, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
         contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in found))
         texts = ["" if content is None else content.text for content in contents]
@@ -163,7 +165,7 @@ class PrefixCache:
         raise no_events_error()
 
     async def find_block(self, name: str) -> BlockContent | None:
-        """Find a block by its number or the first digits of its hash."""
+        """Find a block by its number or by the first digits of its hash."""
         raise no_events_error()
 
     async def stats(self) -> PrefixCacheStats:
@@ -176,24 +178,25 @@ class PrefixCache:
         return None
 
     async def pins(self) -> list[PinRow]:
-        """List the pinned prompts, whose blocks are never evicted."""
         raise _no_blocks_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
-        """Pin the request's prompt, or the chain whose last hash begins with `leaf_hash`; return the number of tokens."""
+        """Pin the request's prompt for `ttl` seconds; return the number of pinned tokens.
+
+        Without a request, pin the chain whose last hash begins with `leaf_hash`.
+        """
         raise _no_blocks_error()
 
     async def unpin(self, name: str) -> bool:
         raise _no_blocks_error()
 
     async def tiers(self) -> list[TierStats]:
-        """List the chunk stores behind the pool, the fastest first."""
         raise _no_blocks_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete a tier's chunks of the running model (`own`), of `others`, or of `all`; return their number.
+        """Delete the chunks in a tier; return their number, or None for an unknown tier.
 
-        Returns None for an unknown tier.
+        `models` limits this to the running model (`own`) or to the other models (`others`); `all` does not.
         """
         raise _no_blocks_error()
 
@@ -209,7 +212,7 @@ def _no_blocks_error() -> NoPrefixCache:
 
 
 Detokenize = Callable[[Sequence[int] | None], Awaitable[str]]
-"""Detokenizes; returns "" for None."""
+"""Returns the text of tokens; None has the text ""."""
 
 
 async def decode_divergence(divergence: Divergence | None, detokenize: Detokenize) -> DivergenceText | None:

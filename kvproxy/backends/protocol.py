@@ -24,9 +24,9 @@ class GeneratedResponse:
     """A response that the embedded engine generates.
 
     Attributes:
-        pieces: the output; the iterator raises a KvproxyError if the engine fails.
-        usage: token counts, including the prompt's reused tokens.
-        echo: the prompt, if the completion must begin with it.
+        pieces: the output. The iterator raises a KvproxyError if the engine fails.
+        usage: token counts at the first token, including the prompt's reused tokens.
+        echo: the prompt, if the response must begin with it (a completion with `echo`).
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.
     """
@@ -44,11 +44,11 @@ class ServingUpstream:
     """The upstream that serves a request.
 
     Attributes:
-        predicted_tokens: prompt tokens that it should reuse; None without a prediction.
-        report_reuse: called once with the model, the prompt tokens, and the reused tokens.
-        is_engine: a self-hosted engine, not a provider's API.
-        has_generated_tokens: earlier answers were sent as the tokens that the engine had generated.
-        block_size: tokens in a block of its prefix cache; 0 if it is unknown.
+        predicted_tokens: number of prompt tokens that it should reuse; None without a prediction.
+        report_reuse: to be called with the response's model, number of prompt tokens, and number of reused tokens.
+        is_engine: whether it is a self-hosted engine, not a provider's API.
+        has_generated_tokens: whether the request contained generated tokens, see `TokenRestorer`.
+        block_size: tokens in a block of its prefix cache; 0 if unknown.
     """
 
     url: str
@@ -64,11 +64,12 @@ class RelayedResponse:
     """A response that an upstream sends.
 
     Attributes:
-        headers: names in lower case, possibly repeated.
-        chunks: the body; the iterator raises a KvproxyError if the upstream breaks off.
-        close: closes the connection; idempotent.
-        on_end: callbacks, called once at the end of the body, its failure, or `close`.
-        served_by: None for a forwarded request of an uncached API.
+        headers: pairs of a name in lower case and a value; names may be repeated.
+        chunks: the body. The iterator raises a KvproxyError if the upstream ends it early.
+        close: ends the response; idempotent.
+        on_first_chunk: callbacks, called once.
+        on_end: callbacks, called once when the body ends or fails, or in `close`.
+        served_by: the upstream; None if it served a request of an uncached API.
     """
 
     status: int
@@ -86,7 +87,7 @@ class RelayedResponse:
     async def wait_for_first_chunk(self) -> None:
         """Wait for the first chunk. On failure, close the response and raise a KvproxyError.
 
-        The response's head is no success yet: an engine sends it before the prefill.
+        An engine sends the status and the headers before the prefill, so they do not show its success.
         """
         chunks = self.chunks
         try:
@@ -97,7 +98,7 @@ class RelayedResponse:
         self.chunks = _prepend(first, chunks)
 
     async def body(self) -> bytes:
-        """Read the whole body, then close."""
+        """Read the whole body, then close the response."""
         try:
             return b"".join([chunk async for chunk in self.chunks])
         finally:
@@ -116,14 +117,14 @@ Reply: TypeAlias = GeneratedResponse | RelayedResponse
 
 class Forwarder(Protocol):
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API unchanged; `path` includes the query."""
+        """Forward a request of an uncached API unchanged. `path` includes the query."""
 
 
 class Backend(Protocol):
     name: str
-    """Part of the cache key, so that backends never share responses."""
+    """Part of the cache key, so that backends share no responses."""
     forwarder: Forwarder | None
-    """None for the embedded engine, which serves cached APIs only."""
+    """Serves requests of uncached APIs; None for the embedded engine, which has none."""
 
     async def start(self) -> None: ...
 

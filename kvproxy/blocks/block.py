@@ -9,12 +9,12 @@ class KVCacheBlock:
 
     Attributes:
         ref_count: number of block tables and pins that contain the block.
-        hash: None if the block is not cached.
+        hash: the block hash; None if the block is not cached.
         parent: hash of the previous block of the prompt; None for the first block.
         group: index of its KV cache group; None if the model has one group.
         priority: highest priority of the requests that used the block since it was cached.
         last_accessed: value of the pool's operation counter at the last use.
-        source: the request that cached the block, and the position of its first token.
+        source: the request that cached the block, and the position of the block's first token in its prompt.
         prev, next: neighbours in the free queue.
     """
 

@@ -20,7 +20,6 @@ _CBOR_NULL = b"\xf6"
 
 
 def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Encode each block as the CBOR array of its tokens and a null for the missing extra keys."""
     head = _cbor_head(0x80, block_size)
     if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
@@ -79,8 +78,8 @@ _DEFAULT_SEED = "vllm-none-hash"
 class BlockHasher:
     """Computes block hashes.
 
-    `seed` determines `none_hash`, the parent hash of first blocks. Its default is `PYTHONHASHSEED`, as in vLLM. If that
-    is not set, sha256 uses vLLM's fixed string, and xxhash uses random bytes.
+    `seed` determines `none_hash`, the parent hash of each prompt's first block. The default is `PYTHONHASHSEED`, as in
+    vLLM. If that is not set, sha256 uses vLLM's fixed string, and xxhash uses random bytes.
     """
 
     def __init__(self, algorithm: HashAlgorithm = "sha256_cbor", seed: str | None = None) -> None:
@@ -111,8 +110,8 @@ class BlockHasher:
         """Return the hashes of the full blocks in `tokens[start:]`.
 
         Args:
-            parent: hash of the block that ends at `start`; None for the start of a prompt.
-            extra_keys: returns the extra keys of the block that starts at a position.
+            parent: hash of the block before `start`; None if `start` is 0.
+            extra_keys: returns the extra keys of a block, given the position of its first token.
         """
         parent = self.none_hash if parent is None else parent
         starts = range(start, len(tokens) - block_size + 1, block_size)

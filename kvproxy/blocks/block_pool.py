@@ -40,12 +40,11 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Count the free blocks, including cached blocks that no request uses."""
+        """Number of blocks that no request or pin uses, cached or not."""
         return self.free_queue.num_free_blocks
 
     @property
     def usage(self) -> float:
-        """Return the share of blocks in use, from 0 to 1."""
         return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
 
     def get_cached_block(self, key: BlockKey) -> KVCacheBlock | None:
@@ -78,7 +77,7 @@ class BlockPool:
         return blocks
 
     def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Decrement the blocks' reference counts. Blocks that become free are evicted in the order of `blocks`."""
+        """Decrement the blocks' reference counts. LRU evicts the blocks that become free in the order of `blocks`."""
         uncached: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         for block in blocks:
@@ -103,7 +102,9 @@ class BlockPool:
     ) -> None:
         """Cache full blocks of a request; skip null blocks and blocks that are cached already.
 
-        `blocks[i]` is the request's block `first + i`; `hashes[i]` is the hash of its block `i`.
+        Args:
+            hashes: hashes of all full blocks of the request.
+            blocks: blocks of the request, from its block number `first` on.
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
@@ -149,7 +150,7 @@ class BlockPool:
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove cached blocks from the cache, but not from block tables."""
+        """Remove blocks from the cache. A block in use stays in its block tables."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)

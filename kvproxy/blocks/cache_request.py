@@ -6,7 +6,10 @@ from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys
 
 @dataclass(frozen=True, slots=True)
 class MMItem:
-    """An image or other item with `length` placeholder tokens from position `offset` on. `identifier` is its hash."""
+    """An image or other multimodal item, with `length` placeholder tokens from position `offset` on.
+
+    `identifier` is the hash of its content.
+    """
 
     identifier: str
     offset: int
@@ -20,12 +23,13 @@ class CacheRequest:
         salt: part of the first block's hash, so that tenants share no blocks.
         lora: name and digest of the LoRA adapter; part of every block's hash.
         mm: multimodal items; part of the hashes of blocks with their placeholders.
-        skip_read: use no cached blocks, because prompt log-probabilities need every position.
+        skip_read: use no cached blocks, because prompt log-probabilities need the logits of every token.
         client: name of the client, for the eviction policy `sessions`; None if unknown.
 
     Attributes:
-        num_computed_tokens: leading tokens whose keys and values are computed, or scheduled in this step.
-        shared_prefix_end: length of a cached prefix whose last sliding window is not cached; 0 if there is none.
+        num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
+        shared_prefix_end: length of a longer prefix that only full-attention groups cache, or 0. The window before
+            this position will be cached too.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class CacheRequest:
         return bool(self.mm or self.salt or self.lora)
 
     def extra_keys(self, start: int, end: int) -> ExtraKeys:
-        """Return the extra hash keys of the block `tokens[start:end]` in vLLM's order, or None."""
+        """Return the extra hash keys of the block `tokens[start:end]` in vLLM's order; None without extra keys."""
         keys: list[tuple[object, ...]] = []
         if self.lora is not None:
             keys.append(("lora", *self.lora))

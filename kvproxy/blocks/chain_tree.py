@@ -11,7 +11,7 @@ _MAX_NAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A cached block. Its name is its number in the pool, or its hash in a mirror."""
+    """A cached block. `name` is its number in the pool, or its hash in a mirror."""
 
     name: str
     hash: str
@@ -26,9 +26,9 @@ class Branch:
     Attributes:
         end: hash of the last block.
         names: `TreeNode.name` of the first 64 blocks.
-        below: number of blocks in the branches that follow this one.
+        below: number of blocks after this branch, in all chains that continue it.
         leaves: number of chains that contain this branch.
-        in_use: number of blocks in use, in this branch and those that follow.
+        in_use: number of blocks in use, in this branch and after it.
     """
 
     end: str
@@ -50,13 +50,15 @@ def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
 
 
 def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
-    """Return one node for each block hash of a mirror."""
     by_hash = {row.hash: row for row in rows if row.hash is not None}
     return [TreeNode(hash, hash, row.parent) for hash, row in by_hash.items()]
 
 
 def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-    """Return a page of the branches after a block (None: at the start of prompts), and their total number."""
+    """Return `limit` of the branches that follow a block, from index `start` on, and the number of all.
+
+    `parent` is the block's hash; None lists the branches with which prompts begin.
+    """
     children: dict[str | None, list[TreeNode]] = {}
     by_hash = {node.hash: node for node in nodes}
     for node in by_hash.values():

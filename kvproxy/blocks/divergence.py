@@ -5,8 +5,7 @@ from kvproxy.blocks.row_types import Divergence
 _NUM_CONTEXT_TOKENS = 12
 
 
-def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
+def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
@@ -14,7 +13,7 @@ def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
 def find_divergence(
     tokens: Sequence[int], start: int, block_size: int, children: Iterable[Sequence[int]]
 ) -> Divergence | None:
-    """Find the first token that differs from the most similar cached chain.
+    """Return the first difference between a prompt and the most similar cached chain; None without a difference.
 
     Args:
         start: length of the prompt's cached prefix in tokens.
@@ -24,7 +23,7 @@ def find_divergence(
     closest: Sequence[int] = ()
     longest = -1
     for child in children:
-        common = common_prefix(child, block)
+        common = common_prefix_length(child, block)
         if common > longest and len(child) > common:
             closest, longest = child, common
     if longest < 0 or longest == len(block):

@@ -17,6 +17,7 @@ class BlockStored:
         extra_keys: extra hash keys of each block: adapter, salt, and (multimodal item, offset).
         group: index of the KV cache group; None if the model has one group.
         kind: vLLM's name of the attention type; None for a model with full attention only.
+        window: size of the sliding window in tokens; None for other attention types.
     """
 
     hashes: tuple[bytes, ...]
@@ -42,7 +43,7 @@ class BlockStored:
         extra, end = None, first + len(hashes)
         if request.has_extra_keys:
             starts = range(first * block_size, end * block_size, block_size)
-            extra = tuple(_untagged(request.extra_keys(start, start + block_size)) for start in starts)
+            extra = tuple(_published_keys(request.extra_keys(start, start + block_size)) for start in starts)
         return cls(
             hashes=tuple(hashes),
             parent=parent,
@@ -54,7 +55,6 @@ class BlockStored:
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """Return the event as vLLM publishes it, without unset optional fields."""
         wire: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [event_hash(digest) for digest in self.hashes],
@@ -97,5 +97,5 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-def _untagged(keys: ExtraKeys) -> tuple[Any, ...] | None:
+def _published_keys(keys: ExtraKeys) -> tuple[Any, ...] | None:
     return keys and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in keys)

@@ -13,7 +13,7 @@ class SearchableGroup(Protocol[Hash, Block]):
     def block_size(self) -> int: ...
 
     def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
-        """Return the hashes of this group's blocks, which may be larger than the blocks of `hashes`."""
+        """Select the hashes of this group's blocks. A block that spans several of `hashes` has the last of them."""
 
     def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]: ...
 
@@ -21,9 +21,9 @@ class SearchableGroup(Protocol[Hash, Block]):
 def find_longest_cache_hit(
     groups: Sequence[SearchableGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
 ) -> tuple[tuple[Sequence[Block], ...], int]:
-    """Return each group's blocks of the longest prefix that all groups cache, and its length in tokens.
+    """Return each group's blocks of the longest prefix that all groups cache, and the prefix's length in tokens.
 
-    The length is a multiple of `alignment_tokens` and of all block sizes.
+    The length is at most `max_tokens`, and a multiple of `alignment_tokens` and of all block sizes.
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:

@@ -22,7 +22,7 @@ from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKV
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """The longest cached prefix of a prompt; `groups` has its blocks in each KV cache group."""
+    """The longest cached prefix of a prompt. `groups` has the prefix's blocks in each KV cache group."""
 
     groups: tuple[Sequence[KVCacheBlock], ...]
     num_tokens: int
@@ -42,7 +42,7 @@ class KVCacheManager:
         alignment_tokens: the length of a hit is a multiple of this and of all block sizes.
         clock: returns seconds, for the eviction policy `sessions`.
 
-    `main` is the first group with full attention, if any. Admin routes show its chains.
+    `main` is the first group with full attention, or else the first group. Admin routes show its chains.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class KVCacheManager:
             )
             for index, spec in enumerate(specs)
         )
-        # Full attention limits what the other groups must search, so it is searched first.
+        # The other groups search only the prefix that is cached with full attention.
         self._search_order = sorted(range(len(specs)), key=lambda index: specs[index].kind != "full")
         self.main = self.groups[self._search_order[0]]
         self._full_groups = [group for group in self.groups if group.spec == self.main.spec]
@@ -95,7 +95,7 @@ class KVCacheManager:
         self._copies: dict[int, int] = {}  # source block by destination block
 
     def get_computed_blocks(self, request: CacheRequest) -> ComputedBlocks:
-        """Find the longest cached prefix. It excludes the last token, whose logits must be computed."""
+        """Find the longest cached prefix. It excludes the prompt's last token, whose logits must be computed."""
         if request.skip_read:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
@@ -127,8 +127,8 @@ class KVCacheManager:
 
         Args:
             computed: result of `get_computed_blocks`, for a new request.
-            num_lookahead_tokens: further slots, for draft tokens, which are not cached.
-            delay_cache_blocks: the caller calls `cache_blocks` later.
+            num_lookahead_tokens: number of further slots, for draft tokens, which are not cached.
+            delay_cache_blocks: do not cache the new full blocks; the caller calls `cache_blocks` later.
 
         Returns:
             The new blocks; None, without any change, if too few blocks are free.
@@ -235,7 +235,7 @@ class KVCacheManager:
             self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return each group's block table; 0, the null block, replaces freed blocks."""
+        """Return each group's block table. Block 0, the null block, replaces blocks that were freed."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -248,7 +248,10 @@ class KVCacheManager:
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.max_blocks_in_use(tokens, max_step_tokens))
 
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
-        """Whether enough blocks are free for all tokens of a request; reserves none."""
+        """Whether enough blocks are free for all tokens of a request. No block is reserved.
+
+        `max_step_tokens` limits the tokens of a step; a sliding window requires blocks for one window and one step.
+        """
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]
         num_idle = sum(1 for block in hits if block.ref_count == 0)
@@ -266,7 +269,7 @@ class KVCacheManager:
         ]
 
     def snapshot(self) -> list[BlockStored]:
-        """Return the cached blocks as events, parents first."""
+        """Return a `BlockStored` event for each cached block, parents first."""
         events: list[tuple[int, BlockStored]] = []
         for block in self.pool.blocks:
             if block.hash is None or block.source is None:

@@ -14,14 +14,13 @@ class PinnedChain:
     expires: float | None
 
 
-class PinLimitExceeded(Exception):
-    """All pins together would exceed `max_blocks`."""
+class PinLimitExceeded(Exception): ...
 
 
 class Pins:
     """Named pins: cached prefixes that are not evicted. The cache cannot be reset while a pin exists.
 
-    The caller must call `expire` before it allocates blocks or reads statistics.
+    Pins expire only in `expire`. Call it before you allocate blocks or read statistics.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Pins:
             self.unpin(name)
 
     def expire(self) -> int:
-        """Remove expired pins; return their number."""
         now = self._clock()
         expired = [name for name, pin in self._pins.items() if pin.expires is not None and pin.expires <= now]
         for name in expired:

@@ -78,7 +78,7 @@ def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
 
 
 def list_chains(manager: KVCacheManager) -> list[ChainRow]:
-    """Return the cached chains of the main group, the most recently used first."""
+    """Return the cached chains of `manager.main`, the most recently used first."""
     group = manager.main.group_id
     by_hash = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
     parents = {block.parent for block in by_hash.values()}
@@ -117,7 +117,6 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
-    """Return the state of each block. This must be fast, because it blocks the engine's thread."""
     blocks, null = manager.pool.blocks, manager.pool.null_block
     in_tables = _blocks_in_tables(manager)
     tenants: dict[str, int] = {}
@@ -146,7 +145,10 @@ def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
 
 
 def find_cached_prompt(manager: KVCacheManager, hash_prefix: str) -> CacheRequest | None:
-    """Return a request with the tokens up to the cached block whose hash starts with `hash_prefix`."""
+    """Return a request whose cached prefix ends with the block whose hash starts with `hash_prefix`.
+
+    Returns None if no such block is cached.
+    """
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(hash_prefix):
             request, start = block.source

@@ -9,9 +9,10 @@ from kvproxy.blocks.block import KVCacheBlock
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """Statistics of the latest evictions and hits. A value is None without data.
+    """Statistics of the last 4,096 evicted blocks and the last 4,096 hits; None before the first one.
 
     Attributes:
+        evicted: number of evictions since the start.
         lifetime: median seconds from caching to eviction.
         idle: median seconds from the last use to eviction.
         never_hit: share of evicted blocks without a hit, 0 to 1.

@@ -1,7 +1,8 @@
 """Hits of LRU pools of all sizes, computed in one pass (stack distances; Mattson et al., 1970).
 
-A stack orders all blocks by their last use. A prompt moves to the top with its first block first, because requests free
-their last blocks first. If requests run one at a time, a pool of n blocks contains the top n blocks.
+The stack orders the blocks of all prompts by their last use, the latest at the top. A prompt's first block is above its
+last block, because a request frees its last block first. If requests run one at a time, an LRU pool of n blocks contains
+the top n blocks.
 """
 
 import math
@@ -13,16 +14,16 @@ from typing import NamedTuple
 
 _LEAST_SEGMENTS = 1 << 10
 _GRID = [2 ** (step / 16) for step in range(160, 704)]
-"""Pool sizes of `LiveHitCurve` in units, from 2^10 to 2^44."""
+"""Pool sizes for which `LiveHitCurve` counts hits, in units of `ReusedRun`: from 2^10 to 2^44."""
 _MAX_LIVE_IDS = 100_000
 
 
 class ReusedRun(NamedTuple):
-    """Consecutive units (blocks, or bytes) of a prompt that one earlier request was the last to use.
+    """Consecutive units (blocks, or bytes) of a prompt that have the same last user, an earlier request.
 
     Attributes:
         start, stop: range in the prompt, in units.
-        distance: number of units above its first unit in the stack. Larger pools still contain this unit.
+        distance: number of units in the stack above the run's first unit. Larger pools still contain this unit.
     """
 
     start: int
@@ -31,10 +32,10 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts, in segments. A segment has the units that one request was the last to use.
+    """The stack of all prompts. It stores one segment per request, for the units that the request used last.
 
     Args:
-        max_ids: forget the least recently used ids beyond this number; None keeps all.
+        max_ids: maximum number of ids; the least recently used ones are forgotten. None keeps all.
     """
 
     def __init__(self, max_ids: int | None = None) -> None:
@@ -49,7 +50,7 @@ class LRUStack:
         """Move a prompt to the top, and return the runs of its leading units that were in the stack.
 
         Args:
-            ids: hashes of the prompt's parts, each of which covers all previous parts, as block hashes do.
+            ids: a hash for each part of the prompt, which also covers all previous parts, like a block hash.
             ends: end of each part in units; by default each part is one unit.
         """
         if self._newest == len(self._sizes) - 1 or (self._max_ids and len(self._segments) > self._max_ids):
@@ -60,7 +61,7 @@ class LRUStack:
             index = self._end_of_run(ids, index, segment)
             stop = index if ends is None else ends[index - 1]
             # The units before `start` were above this run, and have left the tree.
-            runs.append(ReusedRun(start, stop, start + self.num_units - self._sum_to(segment)))
+            runs.append(ReusedRun(start, stop, start + self.num_units - self._num_units_to(segment)))
             self._resize(segment, start - stop)
             start = stop
         if ids:
@@ -75,7 +76,7 @@ class LRUStack:
             return len(ids)
         return bisect_left(range(len(ids)), True, lo=index + 1, key=lambda place: found(ids[place]) != segment)
 
-    def _sum_to(self, segment: int) -> int:
+    def _num_units_to(self, segment: int) -> int:
         total = 0
         while segment:
             total += self._tree[segment]
@@ -109,7 +110,7 @@ class HitCurve:
     """Counts the block hits of LRU pools of all sizes.
 
     Attributes:
-        min_blocks: size of the longest prompt. Smaller pools refuse it, so their hits are not computed.
+        min_blocks: number of blocks of the longest prompt. Smaller pools cannot compute it, so their hits are unknown.
     """
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class HitCurve:
         self._largest_full = math.inf
 
     def add(self, blocks: Sequence[Hashable], reusable: int, partial: bool) -> None:
-        """Add a prompt. Its first `reusable` blocks may be hits; `partial`: it ends with an incomplete block."""
+        """Add a prompt. Its first `reusable` blocks may be hits. `partial`: an incomplete block follows `blocks`."""
         runs = self._stack.add(blocks)
         self.min_blocks = max(self.min_blocks, len(blocks) + partial)
         for run in runs:
@@ -138,19 +139,16 @@ class HitCurve:
             self._largest_full = max(self._largest_full, last)
 
     def hits(self) -> list[int]:
-        """Return the hits of pools with 0, 1, 2, ... blocks. Pools beyond the list have as many hits as its last one."""
+        """Return the hits of pools with 0, 1, 2, ... blocks. Larger pools have as many hits as the last one."""
         first_hits = accumulate(self._changes.get(size, 0) for size in range(max(self._changes, default=0) + 1))
         return list(accumulate(first_hits))
 
 
 class LiveHitCurve:
-    """Hit rates of pools of all sizes in bounded memory, interpolated between the sizes of a grid.
-
-    `longest` is the length of the longest prompt in tokens.
-    """
+    """Hit rates of LRU pools of all sizes in bounded memory, interpolated between the sizes of a grid."""
 
     def __init__(self) -> None:
-        self.requests = self.tokens = self.units = self.longest = 0
+        self.requests = self.tokens = self.units = self.max_prompt_tokens = 0
         self._stack = LRUStack(_MAX_LIVE_IDS)
         # Units of a size alone, units of a size and all larger ones, and requests with hits of a size and all larger ones.
         self._partial = [0.0] * (len(_GRID) + 1)
@@ -160,14 +158,15 @@ class LiveHitCurve:
 
     @property
     def measured_hit_rate(self) -> float | None:
-        """Return the share of the tokens that the engine reused; None if it reported no reuse."""
+        """Share of the prompt tokens that the engine reported as reused, 0 to 1; None without reports."""
         return self._reused / self._reported if self._reported else None
 
     def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int, reused: int | None = None) -> None:
-        """Add a prompt of `tokens` tokens; `ids` and `ends` are arguments of `LRUStack.add`.
+        """Add a prompt; see `LRUStack.add` for `ids` and `ends`.
 
         Args:
-            reused: tokens that the engine reused; None if it did not report them.
+            tokens: number of tokens of the prompt.
+            reused: number of tokens that the engine reported as reused; None without a report.
         """
         if reused is not None:
             self._reused += reused
@@ -175,7 +174,7 @@ class LiveHitCurve:
         self.requests += 1
         self.tokens += tokens
         self.units += ends[-1] if ends else 0
-        self.longest = max(self.longest, tokens)
+        self.max_prompt_tokens = max(self.max_prompt_tokens, tokens)
         runs = self._stack.add(ids, ends)
         if runs:
             self._requests[bisect_left(_GRID, runs[0].distance)] += 1
@@ -186,7 +185,10 @@ class LiveHitCurve:
             self._whole[end] += run.stop - run.start
 
     def hit_rate(self, pool_tokens: float, block_tokens: int = 1) -> float:
-        """Return the share of prompt tokens that a pool reuses. Block boundaries shorten a hit by half a block on average."""
+        """Return the share of all prompt tokens that an LRU pool of `pool_tokens` tokens would reuse, 0 to 1.
+
+        Blocks of `block_tokens` tokens shorten a hit by half a block on average.
+        """
         scale = self.units / max(1, self.tokens)
         size, lost = pool_tokens * scale, (block_tokens - 1) / 2 * scale
         place = min(bisect_left(_GRID, size), len(_GRID) - 1)

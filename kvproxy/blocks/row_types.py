@@ -22,7 +22,7 @@ class BlockRow:
 
     Attributes:
         parent: hash of the previous block of the prompt. Hashes are hexadecimal.
-        last_accessed: value of a counter; the highest is the latest use.
+        last_accessed: value of the pool's operation counter at the last use.
         group: index of the KV cache group; None if the model has one group.
         copies: number of physical blocks with this content.
     """
@@ -79,7 +79,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """A KV cache group's blocks in the pool; `cached` counts only blocks not in use.
+    """Numbers of a KV cache group's blocks in the pool; `cached` excludes blocks in use.
 
     `kind` is vLLM's name of the attention type. See `GroupSpec` for `window`.
     """
@@ -93,8 +93,6 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupMatch:
-    """The length of a prompt's cached prefix in one KV cache group, in tokens; see `GroupStats`."""
-
     number: int
     kind: str
     window: int
@@ -109,7 +107,7 @@ class PoolStats:
         num_blocks: includes the null block.
         cached: number of cached blocks that are not in use; `free` includes them.
         usage: share of the blocks in use, 0 to 1.
-        queries, hits: prompt tokens looked up and found since the start.
+        queries, hits: number of prompt tokens looked up, and of those found, since the start.
     """
 
     num_blocks: int
@@ -129,7 +127,7 @@ class PoolReport:
     """Statistics of a pool, of a mirror, or of llama.cpp slots; see `PoolStats`.
 
     Attributes:
-        distinct: number of different cached blocks; copies count once.
+        distinct: number of cached blocks with different content.
     """
 
     num_blocks: int | None = None
@@ -155,11 +153,11 @@ class PoolMap:
     """The blocks of a pool as columns, for the dashboard.
 
     Attributes:
-        names: None if a block's name is its index.
+        names: name of each block; None if it is the block's index.
         states: a letter per block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
-        refs, used: `BlockRow.ref_count` and `BlockRow.last_accessed`.
-        tenant: index in `tenants`; -1 for an uncached block.
-        queue: indexes of the idle blocks in eviction order.
+        refs, used: `BlockRow.ref_count` and `BlockRow.last_accessed` of each block.
+        tenant: index of each block's tenant in `tenants`; -1 for an uncached block.
+        queue: indexes of the free blocks in eviction order.
     """
 
     names: list[str] | None
@@ -177,8 +175,8 @@ class Divergence:
 
     Attributes:
         position: index of the first different token.
-        cached, prompt: tokens of both from `position` to the end of the block.
-        before: the equal tokens before `position`.
+        cached, prompt: tokens of the chain and of the prompt, from `position` to the end of the block.
+        before: the last common tokens before `position`.
     """
 
     position: int

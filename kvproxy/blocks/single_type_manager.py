@@ -25,7 +25,7 @@ class GroupSpec:
 
     Attributes:
         window: size of the sliding window, or of the chunk, in tokens; 0 for full attention.
-        cached_windows: `all` caches all blocks, `last` only the last window of each prompt and of each shared prefix.
+        cached_windows: `all` caches all blocks; `last` caches only the last window of each prompt and shared prefix.
     """
 
     kind: GroupKind = "full"
@@ -46,8 +46,8 @@ class SingleTypeKVCacheManager:
     `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size.
 
     Attributes:
-        tables: block table of each live request, by its id. The null block replaces freed blocks.
-        num_cached: number of leading blocks of each table that `cache_blocks` has processed.
+        tables: block table of each live request, by request id. The null block replaces freed blocks.
+        num_cached: number of leading blocks that `cache_blocks` has processed, by request id.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class SingleTypeKVCacheManager:
         return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the hashes of this group's blocks. With larger blocks, these are every n-th of `hashes`."""
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
@@ -92,7 +91,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the blocks that a request takes from the free queue: new blocks and idle cached blocks."""
+        """Count the blocks that leave the free queue for a request: new blocks, and idle blocks of `computed`."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -161,14 +160,17 @@ class SingleTypeKVCacheManager:
 
 
 def blocks_in_window(window: int, block_size: int) -> int:
-    """Count the previous blocks to which the first token of a block attends."""
+    """Return the number of previous blocks to which the first token of a block attends."""
     return -(-(window - 1) // block_size)
 
 
 def find_window_hit(
     get_block: Callable[[int], Block | None], num_blocks: int, window_blocks: int, null: Block
 ) -> list[Block]:
-    """Find the longest prefix with a cached last window. `null` replaces the blocks before this window."""
+    """Return the blocks of the longest prefix whose last `window_blocks` blocks are cached.
+
+    The blocks before this window need not be cached; `null` replaces them.
+    """
     found = [null] * num_blocks
     if window_blocks == 0:
         return found
@@ -190,8 +192,6 @@ def find_window_hit(
 
 
 class SlidingWindowManager(SingleTypeKVCacheManager):
-    """Block tables of a group in which each token attends to itself and to the `window - 1` previous tokens."""
-
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         return find_window_hit(
             lambda index: self.get_cached_block(hashes[index]),

@@ -29,8 +29,9 @@ class AsyncLLM:
 
     Attributes:
         tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
-        adapters: `CacheRequest.lora` of each LoRA adapter, by its name.
-        on_finished: receives the last delta of each sequence, on the event loop.
+        block_bytes: size of a block's keys and values.
+        adapters: `CacheRequest.lora` of each LoRA adapter, by the adapter's name.
+        on_finished: callback for the last delta of each sequence, on the event loop.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class AsyncLLM:
         self.adapters = {name: (name, adapter.digest) for name, adapter in self._engine.adapters.items()}
         self.publisher = self._thread.publisher
         self.async_tokenizer = AsyncTokenizer(
-            loaded.tokenizer, lambda num_tokens: limits.validate_length(num_tokens, 0, at_least=True)
+            loaded.tokenizer, lambda num_tokens: limits.validate_length(num_tokens, 0, is_minimum=True)
         )
         self.on_finished: Callable[[Delta], None] = lambda last: None
 
@@ -65,7 +66,6 @@ class AsyncLLM:
         tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
     ) -> "AsyncLLM":
-        """Load a model: `demo`, a folder, a `.gguf` file, or a Hugging Face id."""
         if settings.lora and settings.quantization == "int8":
             raise ModelUnsupported(
                 "LoRA adapters need plain weights: remove engine.quantization = int8 or the adapters"
@@ -94,7 +94,7 @@ class AsyncLLM:
 
     @property
     def failure(self) -> str | None:
-        """Return the cause of the engine's failure, or None. Any thread may read it."""
+        """Cause of the engine's failure; None if requests can be served. Any thread may read it."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -133,8 +133,8 @@ class AsyncLLM:
         """Return the result of `read`, which runs on the engine's thread between two steps."""
         return await self._run_between_steps(lambda: read(self._engine.manager))
 
-    async def pins(self, change: Callable[[Pins], T]) -> T:
-        return await self._run_between_steps(lambda: change(self._engine.pins))
+    async def access_pins(self, access: Callable[[Pins], T]) -> T:
+        return await self._run_between_steps(lambda: access(self._engine.pins))
 
     async def _run_between_steps(self, call: Callable[[], T]) -> T:
         result: Future[T] = Future()

@@ -37,7 +37,7 @@ class EngineCore:
     """A model with a paged prefix cache. It is not thread-safe: `EngineThread` makes all calls.
 
     Args:
-        capture: captures steps for replay; None uses CUDA graphs if settings and device allow them.
+        capture: captures steps for replay. If it is None, CUDA graphs do, if settings and device allow them.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class EngineCore:
         self._waits_for_load = False
 
     def step(self) -> bool:
-        """Run one step and send its tokens; return whether it computed a token.
+        """Run one step and send its tokens. Return False if no sequence could run.
 
         Raises:
             StepFailed: the forward pass failed, and the requests of the step were aborted.
@@ -161,7 +161,7 @@ class EngineCore:
             return False
         try:
             self._runner.pool.copy_blocks(copies)
-            outputs = self._execute_separately(scheduled) if self._strict else self._runner.execute_model(scheduled)
+            outputs = self._execute_one_by_one(scheduled) if self._strict else self._runner.execute_model(scheduled)
         except Exception as error:
             if is_device_error(error):
                 raise
@@ -172,7 +172,7 @@ class EngineCore:
         self._output_processor.process(outputs)
         return True
 
-    def _execute_separately(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
+    def _execute_one_by_one(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
         outputs = (output for part in scheduled.split() for output in self._runner.execute_model(part))
         # A captured step overwrites the logits of the previous step.
         return [replace(output, logits=output.logits.clone()) for output in outputs]
@@ -186,20 +186,22 @@ class EngineCore:
             for sequence in self._scheduler.sequences
             if not unwritten.isdisjoint(chain.from_iterable(self.manager.get_block_ids(sequence.cache_request.id)))
         }
-        self._abort_failed(failed, unwritten, error_for_client(error))
+        self._abort_requests(failed, unwritten, error_for_client(error))
 
     def _abort_failed_sequence(self, output: SequenceLogits, error: Exception) -> None:
         request_id = output.sequence.request.id
         _log.error("request %s failed and was aborted", request_id, exc_info=error)
-        self._abort_failed({request_id}, self._written_blocks(output.span), error_for_client(error))
+        self._abort_requests({request_id}, self._written_blocks(output.span), error_for_client(error))
 
     def _written_blocks(self, span: TokenSpan) -> set[int]:
         first = span.start // self.manager.block_size
         return {block for table in span.block_tables for block in table[first:]}
 
-    def _abort_failed(self, request_ids: set[str], unwritten: set[int], error: KvproxyError) -> None:
+    def _abort_requests(self, request_ids: set[str], invalid_blocks: set[int], error: KvproxyError) -> None:
         pool = self.manager.pool
-        pool.evict_blocks([pool.blocks[block] for block in sorted(unwritten) if pool.blocks[block].hash is not None])
+        pool.evict_blocks(
+            [pool.blocks[block] for block in sorted(invalid_blocks) if pool.blocks[block].hash is not None]
+        )
         for sequence in self._scheduler.sequences:
             if sequence.request.id in request_ids:
                 self._scheduler.remove(sequence)

@@ -21,7 +21,7 @@ _STALL_POLL_SECONDS = 0.1
 
 
 class EngineThread:
-    """The thread that runs the engine's steps, and all other calls of the engine between two steps."""
+    """The thread that runs the engine's steps and, between two steps, all other calls of the engine."""
 
     def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
         self.health = EngineHealth()
@@ -53,13 +53,13 @@ class EngineThread:
             self.publisher.close()
 
     def run_between_steps(self, job: Job) -> None:
-        """Enqueue a job; raises Overloaded if the thread does not run."""
+        """Enqueue a job, which must not block for long. Raises Overloaded if the thread does not run."""
         if not self._thread.is_alive():
             raise Overloaded("the engine is not running: start the server again")
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. `send` receives its deltas, then an error if it fails, and must not block."""
+        """Enqueue a request. `send`, which must not block, receives its deltas, or an error if it fails."""
         self.run_between_steps(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:

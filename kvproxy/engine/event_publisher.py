@@ -2,7 +2,7 @@
 
 A PUB socket sends a batch as `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of
 `[time, events, rank]`. A ROUTER socket responds to `[b"", first number]` with the buffered batches from that number on,
-then `[b"", b"", ff x 8, b""]`. If the first batch is no longer buffered, the publisher requests a snapshot.
+then `[b"", b"", 8 bytes 0xff, b""]`. If the first batch is no longer buffered, the publisher also sends a snapshot.
 """
 
 import queue
@@ -26,8 +26,8 @@ class KVEventPublisher:
     """Publishes events on a thread that owns the sockets.
 
     Args:
-        endpoint: PUB address, which the socket binds if its host is `*` or this machine. Otherwise, it connects.
-        replay: ROUTER address; None disables replays.
+        endpoint: address of the PUB socket, which binds if the host is `*` or this machine, and connects otherwise.
+        replay: address of the ROUTER socket; None disables replays.
         buffer: number of batches kept for replay.
         request_snapshot: makes the engine publish a snapshot: AllBlocksCleared, then all cached blocks.
     """
@@ -78,7 +78,7 @@ class KVEventPublisher:
         return socket
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Enqueue a batch. Only one thread may call this method."""
+        """Enqueue a batch of events. Only one thread may call this method."""
         self._queue.put(events)
         self._wake_sender.send(b"")
 
@@ -96,7 +96,7 @@ class KVEventPublisher:
         while True:
             ready = dict(poller.poll())
             if self._router in ready:
-                self._answer_replay()
+                self._send_replay()
             if self._wake_receiver in ready:
                 self._wake_receiver.recv()
                 events = self._queue.get()
@@ -114,7 +114,7 @@ class KVEventPublisher:
         self._pub.send_multipart([self._topic, number, payload])
         self._next_number += 1
 
-    def _answer_replay(self) -> None:
+    def _send_replay(self) -> None:
         assert self._router is not None
         frames = self._router.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:

@@ -19,7 +19,7 @@ class StepFailed(Exception):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the device failed and the process must restart. Out of memory requires no restart."""
+    """Whether the device failed and the process must restart. A lack of memory requires no restart."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 class EngineHealth:
     """The engine's failures, which any thread may read.
 
-    `fatal_error` is permanent. Consecutive failed steps are a failure until a step succeeds.
+    `fatal_error` is permanent. `FAILURE_THRESHOLD` failed steps in a row are a failure until a step succeeds.
     """
 
     def __init__(self) -> None:

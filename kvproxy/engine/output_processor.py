@@ -15,8 +15,8 @@ class OutputProcessor:
     """Samples tokens, and sends them to clients. An error in a sequence aborts only its own request.
 
     Args:
-        on_finished: receives each finished sequence before its blocks are freed.
-        on_failed: receives a sequence that raised an error, and aborts its request.
+        on_finished: called with each finished sequence, before its blocks are freed.
+        on_failed: called with the output of a sequence that raised an error; must abort the request.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class OutputProcessor:
         self._on_failed = on_failed
 
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Sample and send the next token of each sequence whose tokens are all computed."""
+        """Sample and send the next token of each sequence that has keys and values for all of its tokens."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
             with self._abort_on_error(output):
@@ -52,7 +52,7 @@ class OutputProcessor:
         sequence = output.sequence
         if sequence.needs_prompt_logprobs:
             sequence.add_prompt_logprobs(output.span.start, output.logits)
-        if sequence.num_remaining_tokens:
+        if sequence.num_uncomputed_tokens:
             return []
         family = [sequence, *self._fork(sequence)]
         if sequence.max_tokens:

@@ -28,7 +28,7 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Return the maximum length of a sequence in tokens, by the model and by the block pool."""
+        """Maximum number of tokens of a sequence, limited by the model and by the block pool."""
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:
@@ -47,17 +47,17 @@ class EngineLimits:
             raise InvalidRequest(f"the prompt has token ids outside the model's vocabulary of {self.vocab_size}")
         return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
 
-    def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, at_least: bool = False) -> None:
+    def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, is_minimum: bool = False) -> None:
         """Raise ContextTooLong if a prompt and its output exceed `capacity`.
 
         Args:
             max_tokens: length of the output; None requires space for one token.
-            at_least: the prompt may be longer than `num_prompt_tokens`.
+            is_minimum: the prompt has at least `num_prompt_tokens` tokens.
         """
         if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return
         limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
-        size = f"{'at least ' if at_least else ''}{num_prompt_tokens}"
+        size = f"{'at least ' if is_minimum else ''}{num_prompt_tokens}"
         output = f" and max_tokens {max_tokens}" if max_tokens else ""
         raise ContextTooLong(f"a prompt of {size} tokens{output} does not fit {limit}: {self.capacity} tokens in all")
 

@@ -3,7 +3,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, dumps, field
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import QUESTIONS, Regions
@@ -131,7 +131,7 @@ def _divergence(
     reader: JournalReader, record: Record, own: Regions, earlier: list[tuple[int, Regions]]
 ) -> PromptDivergence | None:
     chain = _prompt_regions(own)
-    prefixes = [(common_prefix(chain, _prompt_regions(regions)), number) for number, regions in earlier]
+    prefixes = [(common_prefix_length(chain, _prompt_regions(regions)), number) for number, regions in earlier]
     shared, number = max(prefixes, key=lambda each: each[0], default=(0, 0))
     found = reader.last_before(record.number, number) if shared else None
     if found is None:
@@ -163,8 +163,8 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
     """Return the lengths in characters of the common prefix, and of the common suffix after it."""
-    start = common_prefix(old, new)
-    return start, common_prefix(old[start:][::-1], new[start:][::-1])
+    start = common_prefix_length(old, new)
+    return start, common_prefix_length(old[start:][::-1], new[start:][::-1])
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:

@@ -89,6 +89,6 @@ def forecast(
     chart = [
         (size, curve.hit_rate(size, block_tokens))
         for step in range(_CHART_STEPS)
-        for size in (max(1, curve.longest) * 2**step,)
+        for size in (max(1, curve.max_prompt_tokens) * 2**step,)
     ]
     return PoolForecast(engine, curve.requests, curve.tokens, curve.measured_hit_rate, pool_tokens, points, chart)

@@ -1,4 +1,4 @@
-"""Decodes KV events of vLLM and SGLang from msgpack: maps, or the positional arrays of older versions.
+"""Decodes KV events of vLLM and SGLang from msgpack. Events are maps, or positional arrays in older versions.
 
 The bytes are untrusted, so every field is checked.
 """
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgpack
 
 Hash = int | bytes
-"""A published block hash: a digest, or its low 64 bits as an integer."""
-Extra = tuple[Any, ...] | None
+"""A published block hash: a digest, or the low 64 bits of a digest as an integer."""
+BlockExtraKeys = tuple[Any, ...] | None
 GPU = "GPU"
 
 # Fields after the tag, in the order of the positional encoding.
@@ -22,14 +22,13 @@ _STORED = (
 ).split()
 _REMOVED = ("block_hashes", "medium", "group_idx")
 _MAX_BLOCK_SIZE = 1 << 20
-_MAX_DEPTH = 8
-"""Maximum depth of nested lists in an extra key."""
+_MAX_KEY_DEPTH = 8
 _T = TypeVar("_T", int, str)
 _MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
 class EventDecodeError(ValueError):
-    """An invalid batch. The message does not quote the batch, which contains prompts."""
+    """An invalid batch. The message quotes no values of the batch, which contains prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +36,20 @@ class StoredEvent:
     """Consecutive blocks of one prompt were cached.
 
     Attributes:
-        parent: hash of the block before; None at the start of the prompt.
+        parent: hash of the block before the first one; None at the start of the prompt.
         tokens: token ids of all blocks; empty if they were not published.
-        extras: each block's extra keys (adapter, salt, media).
+        extra_keys: extra hash keys (adapter, salt, media) of each block; None without any.
         medium: `GPU`, or the name of an offloading tier.
-        group: index of the KV cache group; None if there is one group.
-        kind: the group's attention type, if published.
-        window: sliding window in tokens.
+        group: index of the KV cache group; None if the model has one group.
+        kind: attention type of the group; None if it was not published.
+        window: size of the sliding window in tokens; None without one.
     """
 
     hashes: list[Hash]
     parent: Hash | None
     tokens: Sequence[int]
     block_size: int
-    extras: list[Extra] | None = None
+    extra_keys: list[BlockExtraKeys] | None = None
     medium: str = GPU
     group: int | None = None
     kind: str | None = None
@@ -59,7 +58,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class RemovedEvent:
-    """One physical copy of each named block was evicted."""
+    """One physical copy of each block was evicted."""
 
     hashes: list[Hash]
     medium: str = GPU
@@ -76,7 +75,7 @@ Event = StoredEvent | RemovedEvent | ClearedEvent
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of one scheduler step. `rank` is the data-parallel rank, if there are several."""
+    """Events of one scheduler step. `rank` is the data-parallel rank; None with one rank."""
 
     timestamp: float
     events: list[Event]
@@ -88,7 +87,7 @@ class EventBatch:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode a batch in either encoding; unknown event types are ignored. Raises EventDecodeError."""
+    """Decode a batch; ignore unknown event types. Raises EventDecodeError."""
     try:
         raw = msgpack.unpackb(payload, strict_map_key=False)
     except _MSGPACK_ERRORS as error:
@@ -103,7 +102,9 @@ def decode_batch(payload: bytes) -> EventBatch:
     if not isinstance(events, list):
         raise EventDecodeError("the events are not a list")
     decoded = [event for event in map(_decode_event, events) if event is not None]
-    return EventBatch(float(timestamp), decoded, _optional(raw[2] if len(raw) > 2 else None, int, "data_parallel_rank"))
+    return EventBatch(
+        float(timestamp), decoded, _optional_field(raw[2] if len(raw) > 2 else None, int, "data_parallel_rank")
+    )
 
 
 def _decode_event(raw: object) -> Event | None:
@@ -119,12 +120,14 @@ def _decode_event(raw: object) -> Event | None:
     if tag == "BlockStored":
         return _decode_stored(fields)
     if tag == "BlockRemoved":
-        return RemovedEvent(_hashes(fields), _medium(fields), _optional(fields.get("group_idx"), int, "group_idx"))
+        return RemovedEvent(
+            _decode_hashes(fields), _decode_medium(fields), _optional_field(fields.get("group_idx"), int, "group_idx")
+        )
     return ClearedEvent() if tag == "AllBlocksCleared" else None
 
 
 def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
-    hashes = _hashes(fields)
+    hashes = _decode_hashes(fields)
     parent, block_size = fields.get("parent_block_hash"), fields.get("block_size")
     if parent is not None and type(parent) not in (int, bytes):
         raise EventDecodeError("parent_block_hash is not a hash")
@@ -133,24 +136,24 @@ def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
     return StoredEvent(
         hashes,
         parent,
-        _tokens(fields.get("token_ids")),
+        _decode_tokens(fields.get("token_ids")),
         block_size,
-        _extras(fields, len(hashes)),
-        _medium(fields),
-        _optional(fields.get("group_idx"), int, "group_idx"),
-        _optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind"),
-        _optional(fields.get("kv_cache_spec_sliding_window"), int, "kv_cache_spec_sliding_window"),
+        _decode_extra_keys(fields, len(hashes)),
+        _decode_medium(fields),
+        _optional_field(fields.get("group_idx"), int, "group_idx"),
+        _optional_field(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind"),
+        _optional_field(fields.get("kv_cache_spec_sliding_window"), int, "kv_cache_spec_sliding_window"),
     )
 
 
-def _hashes(fields: dict[Any, Any]) -> list[Hash]:
+def _decode_hashes(fields: dict[Any, Any]) -> list[Hash]:
     hashes = fields.get("block_hashes")
     if not isinstance(hashes, list) or not set(map(type, hashes)) <= {int, bytes}:
         raise EventDecodeError("block_hashes is not a list of hashes")
     return hashes
 
 
-def _tokens(value: object) -> Sequence[int]:
+def _decode_tokens(value: object) -> Sequence[int]:
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -159,10 +162,10 @@ def _tokens(value: object) -> Sequence[int]:
     return value if set(map(type, value)) == {int} and min(value) >= 0 else ()
 
 
-def _extras(fields: dict[Any, Any], count: int) -> list[Extra] | None:
+def _decode_extra_keys(fields: dict[Any, Any], count: int) -> list[BlockExtraKeys] | None:
     extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
     lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
-    lora = _optional(fields.get("lora_name"), str, "lora_name")
+    lora = _optional_field(fields.get("lora_name"), str, "lora_name")
     if extras is None and lora:
         extras = [(lora,)] * count
     if lookahead is None:
@@ -173,14 +176,14 @@ def _extras(fields: dict[Any, Any], count: int) -> list[Extra] | None:
     ]
 
 
-def _list_per_block(value: object, count: int, name: str) -> list[Extra] | None:
+def _list_per_block(value: object, count: int, name: str) -> list[BlockExtraKeys] | None:
     if not value:
         return None
     if not isinstance(value, list) or len(value) != count:
         raise EventDecodeError(f"{name} does not have an item for each block")
     if not all(item is None or isinstance(item, list) for item in value):
         raise EventDecodeError(f"{name} has an item that is not a list")
-    return [None if item is None else tuple(_hashable(key, _MAX_DEPTH) for key in item) for item in value]
+    return [None if item is None else tuple(_hashable(key, _MAX_KEY_DEPTH) for key in item) for item in value]
 
 
 def _hashable(value: object, depth: int) -> object:
@@ -191,11 +194,11 @@ def _hashable(value: object, depth: int) -> object:
     raise EventDecodeError("extra_keys has an invalid value")
 
 
-def _medium(fields: dict[Any, Any]) -> str:
-    return _optional(fields.get("medium"), str, "medium") or GPU
+def _decode_medium(fields: dict[Any, Any]) -> str:
+    return _optional_field(fields.get("medium"), str, "medium") or GPU
 
 
-def _optional(value: object, kind: type[_T], name: str) -> _T | None:
+def _optional_field(value: object, kind: type[_T], name: str) -> _T | None:
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
     raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

@@ -3,14 +3,13 @@ from collections.abc import Sequence
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored
-from kvproxy.mirror.event_decoder import Extra
+from kvproxy.mirror.event_decoder import BlockExtraKeys
 
-BlockTokens = tuple[tuple[int, ...], Extra]
-"""A block's tokens and extra keys."""
+BlockTokens = tuple[tuple[int, ...], BlockExtraKeys]
 
 
 class HashedPrompt:
-    """A tokenized prompt. It computes its block hashes once."""
+    """A tokenized prompt that caches its block hashes."""
 
     def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
         self.tokens = list(tokens)
@@ -19,7 +18,7 @@ class HashedPrompt:
         self._contents: dict[int, list[BlockTokens]] = {}
 
     def block_hashes(self, hasher: BlockHasher, block_size: int) -> tuple[list[bytes], list[int]]:
-        """Return the digests of the full blocks, and the low 64 bits of each; engines publish either form."""
+        """Return the hashes of the full blocks in both forms of `Hash`: digests, and the low 64 bits of each."""
         key = (hasher.none_hash, hasher.algorithm, block_size)
         found = self._hashes.get(key)
         if found is None:

@@ -35,8 +35,9 @@ class Mirror:
 
     Args:
         endpoint: PUB sockets of the ranks, see `expand_endpoint`.
-        replay: their replay sockets, in the same order.
-        idle: seconds without a batch before a check for lost batches.
+        replay: replay sockets of the ranks, in the same order; None without replays.
+        hasher: configured like the engine's block hashing.
+        idle: seconds without a batch after which a lost batch is suspected.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """Return the pools of all ranks that have a valid state, see `EventSubscriber.has_valid_state`."""
+        """Return the pools of the ranks whose subscribers have a valid state."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
             if not subscriber.has_valid_state:
@@ -86,24 +87,24 @@ class Mirror:
         return merged
 
     def num_resets(self) -> list[int]:
-        """Return how many resets of its prefix cache each rank has published."""
+        """Return the number of prefix cache resets that each rank has published."""
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the ranks that were reset but have not published it; `before` is `num_resets()` before the reset.
+        """Clear the pools of ranks that were reset, but have not published their reset yet.
 
-        vLLM responds to a reset before its next step publishes it.
+        vLLM publishes a reset in the step after its response. `before` is the result of `num_resets` before the reset.
         """
         for subscriber, num_resets in zip(self.subscribers, before, strict=True):
             if subscriber.state.num_resets == num_resets:
-                subscriber.state.clear()
+                subscriber.state.clear_blocks()
 
     def streams(self) -> list[StreamStatus]:
         return [subscriber.status() for subscriber in self.subscribers]
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks are connected, and all their events since their start were applied."""
+        """Whether all ranks are connected, and no event since their start or last reset is missing."""
         return all(
             one.is_connected and one.sequencer.complete and one.sequencer.replay_from is None
             for one in self.subscribers
@@ -113,7 +114,7 @@ class Mirror:
         return pool_rows.report_pools(self.state())
 
     def hashes_match(self) -> bool | None:
-        """Whether a published hash equals the hash that `hasher` computes; None if no block can be compared."""
+        """Whether the engine publishes the hashes that `hasher` computes; None if no block can be compared."""
         for pools in self.state().pools_by_rank().values():
             block = next((block for pool in pools if (block := _first_full_block(pool)) is not None), None)
             if block is not None:
@@ -122,22 +123,21 @@ class Mirror:
         return None
 
     def hash_block_sizes(self) -> list[int]:
-        """Return the numbers of tokens per block hash; ranks may differ."""
+        """Return the number of tokens per block hash, without duplicates; ranks may differ."""
         return sorted({hash_block_size(pools) for pools in self.state().pools_by_rank().values()})
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:
-        """Return the rank with the longest cached prefix, and its match; None before the first event."""
+        """Return the rank with the longest cached prefix, and this prefix; None before the first event."""
         ranks = self.state().pools_by_rank()
         found = [(rank, match_prefix(pools, prompt, self.hasher)) for rank, pools in ranks.items()]
         return max(found, key=lambda item: item[1].matched_tokens, default=None)
 
     def chains_after_prefix(self, prompt: HashedPrompt) -> CachedChains | None:
-        """Return `prefix_match.chains_after_prefix` for the rank with the longest cached prefix."""
         ranks = self.state().pools_by_rank().values()
         found = [chains for pools in ranks if (chains := chains_after_prefix(pools, prompt, self.hasher)) is not None]
         return max(found, default=None, key=lambda chains: chains.prefix_tokens)
 
 
 def _first_full_block(pool: MirroredPool) -> MirroredBlock | None:
-    blocks = (block for block in pool.children(None) if block.extra is None)
+    blocks = (block for block in pool.children(None) if block.extra_keys is None)
     return next((block for block in blocks if len(block.tokens) == pool.block_size), None)

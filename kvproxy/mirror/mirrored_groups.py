@@ -1,4 +1,4 @@
-"""KV cache groups of a mirrored engine, which `blocks.longest_prefix` searches."""
+"""KV cache groups of a mirrored engine, in which `blocks.longest_prefix` searches a prompt's prefix."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -12,13 +12,13 @@ from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
 NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
 """Placeholder for blocks before a sliding window, which need not be cached."""
 _MAMBA_WINDOW = 2
-"""A state-space group needs only the block before the next token."""
+"""Window of a Mamba group in tokens: the next token requires only the block of the previous token."""
 
 
 class PromptHashes:
-    """The block hashes of a prompt, one for every `block_size` tokens.
+    """The hashes of a prompt, one for every `block_size` tokens.
 
-    Groups may have different block sizes; `block_size` divides all of them. The hash of a block is the hash at its end.
+    `block_size` divides the block sizes of all groups. A group's block has the hash of its last `block_size` tokens.
     """
 
     def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
@@ -26,10 +26,10 @@ class PromptHashes:
         self.block_size = block_size
         self.digests, self.short_hashes = prompt.block_hashes(hasher, block_size)
         self.engine_hashes: dict[int, Hash] = {}
-        """Published hashes by index, if the engine computes them differently. Tokens identify the block."""
+        """Published hashes by index. They differ from the computed ones, so the blocks were found by their tokens."""
 
-    def find(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
-        """Return the pool's block that ends at hash `index`."""
+    def find_block(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
+        """Return the cached block with the prompt's hash number `index`; None if it is not cached."""
         block = self.find_by_computed_hash(pool, index)
         if block is None and index in self.engine_hashes:
             block = pool.blocks.get(self.engine_hashes[index])
@@ -40,7 +40,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks before its first miss."""
+    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks up to the first uncached one."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
@@ -53,7 +53,7 @@ class MirroredGroup:
         found: list[MirroredBlock] = []
         hashes = self._hashes
         for index in range(self._hashes_per_block - 1, len(hashes.digests), self._hashes_per_block):
-            block = hashes.find(self.pool, index)
+            block = hashes.find_block(self.pool, index)
             if block is None:
                 tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
                 block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
@@ -71,7 +71,7 @@ class MirroredGroup:
 
 
 class MirroredWindowGroup(MirroredGroup):
-    """A KV cache group with a sliding window, or with a state (Mamba) at the end of the prefix."""
+    """A KV cache group with a sliding window, or a Mamba group, which stores a state at the end of a block."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes, window: int) -> None:
         super().__init__(pool, hashes)
@@ -83,16 +83,17 @@ class MirroredWindowGroup(MirroredGroup):
     def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
         num_blocks = min(len(hashes), max_blocks)
         return find_window_hit(
-            lambda index: self._hashes.find(self.pool, hashes[index]), num_blocks, self._window_blocks, NULL_BLOCK
+            lambda index: self._hashes.find_block(self.pool, hashes[index]), num_blocks, self._window_blocks, NULL_BLOCK
         )
 
 
 def make_groups(
     pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
 ) -> tuple[list[MirroredGroup], PromptHashes]:
-    """Return the groups of one rank, those with full attention first.
+    """Return the groups of one rank, those with full attention first, and the prompt's hashes.
 
-    An unknown attention type counts as full attention, which requires most blocks, so the lookup never predicts too much.
+    An unknown attention type counts as full attention, which requires all blocks of a prefix. This may predict too little
+    reuse, but never too much.
     """
     hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
     windows = [(pool, attention_window(pool)) for pool in pools]
@@ -102,7 +103,7 @@ def make_groups(
 
 
 def attention_window(pool: MirroredPool) -> int | None:
-    """Return the attention window in tokens; None if unlimited."""
+    """Return the attention window in tokens; None for full attention."""
     if pool.kind == "mamba":
         return _MAMBA_WINDOW
     return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvproxy.mirror.event_decoder import GPU, EventBatch, Extra, Hash, RemovedEvent, StoredEvent
+from kvproxy.mirror.event_decoder import GPU, BlockExtraKeys, EventBatch, Hash, RemovedEvent, StoredEvent
 
 _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
 
@@ -14,27 +14,24 @@ class MirroredBlock:
     """A cached block.
 
     Attributes:
-        parent: hash of the block before; None at the start of a prompt.
+        parent: hash of the previous block of the prompt; None for the first block.
         tokens: token ids; empty if they were not published.
-        stored: sequence number; a block that was cached later has a higher one.
+        stored: number of blocks that were cached before this one.
         copies: number of physical blocks with this content.
     """
 
     hash: Hash
     parent: Hash | None
     tokens: tuple[int, ...]
-    extra: Extra
+    extra_keys: BlockExtraKeys
     stored: int
     copies: int = 0
 
 
 class MirroredPool:
-    """Blocks of one rank, medium, and KV cache group.
+    """Blocks of one rank, medium, and KV cache group; see `StoredEvent` for `kind` and `window`.
 
-    Attributes:
-        block_size: tokens in a block; 0 before the first event.
-        kind: attention type, if published.
-        window: sliding window in tokens.
+    `block_size` is 0 before the first event.
     """
 
     def __init__(self) -> None:
@@ -46,17 +43,17 @@ class MirroredPool:
         self.num_stored = 0
         self.num_removed = 0
         self._children: dict[Hash | None, dict[Hash, None]] = {}
-        self._by_content: dict[tuple[Hash | None, tuple[int, ...], Extra], Hash] = {}
+        self._by_content: dict[tuple[Hash | None, tuple[int, ...], BlockExtraKeys], Hash] = {}
 
     def store(self, event: StoredEvent) -> None:
         # The end of a prompt may be published as a smaller block.
         self.block_size = max(self.block_size, event.block_size)
         self.kind, self.window = event.kind, event.window
-        for block in self._blocks_of(event):
+        for block in self._add_blocks(event):
             block.copies += 1
             self.num_copies += 1
 
-    def _blocks_of(self, event: StoredEvent) -> Iterator[MirroredBlock]:
+    def _add_blocks(self, event: StoredEvent) -> Iterator[MirroredBlock]:
         size = event.block_size
         # A group with a window omits the hashes of blocks outside of it, but publishes all tokens.
         is_aligned = len(event.tokens) == len(event.hashes) * size
@@ -65,7 +62,7 @@ class MirroredPool:
             block = self.blocks.get(digest)
             if block is None:
                 tokens = tuple(event.tokens[index * size : (index + 1) * size]) if is_aligned else ()
-                extra = event.extras[index] if event.extras and index < len(event.extras) else None
+                extra = event.extra_keys[index] if event.extra_keys and index < len(event.extra_keys) else None
                 block = self.blocks[digest] = MirroredBlock(digest, parent, tokens, extra, self.num_stored)
                 self._children.setdefault(parent, {})[digest] = None
                 if tokens:
@@ -92,7 +89,7 @@ class MirroredPool:
         del siblings[block.hash]
         if not siblings:
             del self._children[block.parent]
-        content = (block.parent, block.tokens, block.extra)
+        content = (block.parent, block.tokens, block.extra_keys)
         if self._by_content.get(content) == block.hash:
             del self._by_content[content]
 
@@ -106,9 +103,10 @@ class MirroredPool:
         """Return the cached blocks that follow `parent` (None: the first blocks of prompts), oldest first."""
         return [self.blocks[digest] for digest in self._children.get(parent, ())]
 
-    def find_child(self, parent: Hash | None, tokens: tuple[int, ...], extra: Extra) -> MirroredBlock | None:
-        """Return the block after `parent` with these tokens and extra keys."""
-        digest = self._by_content.get((parent, tokens, extra))
+    def find_child(
+        self, parent: Hash | None, tokens: tuple[int, ...], extra_keys: BlockExtraKeys
+    ) -> MirroredBlock | None:
+        digest = self._by_content.get((parent, tokens, extra_keys))
         return None if digest is None else self.blocks[digest]
 
 
@@ -119,7 +117,7 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The pools of one publisher. Removals of unknown blocks indicate lost events."""
+    """The pools of one publisher. `unknown_removals` counts removed blocks that no pool had: events were lost."""
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}
@@ -153,19 +151,17 @@ class MirrorState:
                 self.unknown_removals += 1
 
     def pools_by_rank(self) -> dict[int | None, list[MirroredPool]]:
-        """Return the GPU pools of each rank, without KV cache groups that never reuse prefixes."""
+        """Return the GPU pools of each rank, without KV cache groups (such as cross-attention) that reuse no prefixes."""
         found: dict[int | None, list[MirroredPool]] = {}
         for key, pool in sorted(self.pools.items(), key=lambda item: item[0].group or 0):
             if key.medium == GPU and pool.block_size and pool.kind not in _KINDS_WITHOUT_PREFIX:
                 found.setdefault(key.rank, []).append(pool)
         return found
 
-    def clear(self) -> None:
-        """Remove all blocks, but keep pools and counts."""
+    def clear_blocks(self) -> None:
         for pool in self.pools.values():
             pool.clear()
 
     def reset(self) -> None:
-        """Remove pools and counts after a restart or lost events."""
         self.pools.clear()
         self.unknown_removals = 0

@@ -13,7 +13,7 @@ from kvproxy.mirror.mirrored_pool import MirroredBlock, MirrorState
 
 
 def hash_hex(digest: Hash) -> str:
-    """Return a hash in hexadecimal; integers, including SGLang's negative ones, have 16 digits."""
+    """Return a hash in hexadecimal. Integers, of which SGLang publishes negative ones, have 16 digits."""
     return digest.hex() if isinstance(digest, bytes) else f"{digest & (1 << 64) - 1:016x}"
 
 
@@ -25,13 +25,13 @@ class MirroredPoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LocationSnapshot:
-    """Pools of one rank and medium by KV cache group; groups with full attention come first."""
+    """Pools of one rank and medium, by KV cache group. Groups with full attention come first."""
 
     location: BlockLocation
     pools: dict[int | None, MirroredPoolSnapshot]
 
     def blocks(self) -> Iterator[BlockContent]:
-        """Yield one block for all groups that cache the same tokens."""
+        """Yield each block once, even if several groups cache it."""
         found: dict[tuple[Hash, int], list[tuple[int | None, MirroredBlock]]] = {}
         for group, pool in self.pools.items():
             for block in pool.blocks.values():
@@ -41,10 +41,10 @@ class LocationSnapshot:
             groups = tuple(group for group, _ in copies if group is not None)
             if groups not in locations:
                 locations[groups] = replace(self.location, groups=groups)
-            yield _content(size, [block for _, block in copies], locations[groups])
+            yield _merge_copies(size, [block for _, block in copies], locations[groups])
 
 
-def _content(size: int, copies: list[MirroredBlock], location: BlockLocation) -> BlockContent:
+def _merge_copies(size: int, copies: list[MirroredBlock], location: BlockLocation) -> BlockContent:
     # Groups with a window do not always publish the tokens of their blocks.
     block = next((block for block in copies if block.tokens), copies[0])
     row = BlockRow(
@@ -69,18 +69,16 @@ def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
 
 
 def list_blocks(snapshots: Iterable[LocationSnapshot]) -> list[BlockRow]:
-    """List the cached blocks of each location, oldest first."""
     return [content.block for snapshot in snapshots for content in snapshot.blocks()]
 
 
-def find_blocks(snapshots: Iterable[LocationSnapshot], prefix: str) -> list[BlockContent]:
-    """Return the blocks whose hexadecimal hash begins with `prefix`."""
+def find_blocks(snapshots: Iterable[LocationSnapshot], hash_prefix: str) -> list[BlockContent]:
     contents = (content for snapshot in snapshots for content in snapshot.blocks())
-    return [content for content in contents if (content.block.hash or "").startswith(prefix)]
+    return [content for content in contents if (content.block.hash or "").startswith(hash_prefix)]
 
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
-    """List the chains of the first group of each location, newest first."""
+    """List the chains of each location's first group, the most recently cached first."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
         pool = next(iter(snapshot.pools.values()))

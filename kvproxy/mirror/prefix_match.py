@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.divergence import common_prefix, find_divergence
+from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.row_types import Divergence
 from kvproxy.mirror.hashed_prompt import HashedPrompt
@@ -28,10 +28,11 @@ class MirrorMatch:
     """The cached prefix of a prompt in one rank.
 
     Attributes:
-        blocks: the prefix's blocks in the first KV cache group.
-        hashes: block hashes that the proxy computes.
-        hashes_match: the engine publishes the same hashes; None if no block matched.
-        group: the first KV cache group.
+        matched_tokens: length of the prefix.
+        blocks: the prefix's blocks in `group`.
+        hashes: block hashes that the proxy computed.
+        hashes_match: whether the engine publishes the same hashes; None without a cached prefix.
+        group: the first KV cache group, with full attention if there is any.
     """
 
     matched_tokens: int
@@ -50,7 +51,7 @@ class MirrorMatch:
 
 
 class CachedChains(NamedTuple):
-    """Token ids of all cached chains after the cached prefix of a prompt; the most similar to the prompt comes first."""
+    """Token ids of cached chains that continue the cached prefix of a prompt, the most similar to the prompt first."""
 
     prefix_tokens: int
     chains: list[list[int]]
@@ -58,13 +59,13 @@ class CachedChains(NamedTuple):
 
 
 async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
-    """Compute the block hashes of a prompt in a thread, because this is slow for long prompts."""
+    """Compute the block hashes of a prompt for all mirrors. It is slow for long prompts, so a thread does it."""
     sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
     await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
 
 
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
-    """Find the cached prefix in the pools of one rank. As in vLLM, it never includes the last token."""
+    """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
     groups, hashes = make_groups(pools, prompt, hasher)
     found, length = find_longest_cache_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
     blocks, last = [block for block in found[0] if block is not NULL_BLOCK], length // hashes.block_size - 1
@@ -75,7 +76,10 @@ def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: Bl
 def chains_after_prefix(
     pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
 ) -> CachedChains | None:
-    """Return the cached chains after the cached prefix; None without a chain, or if a chain has the rest of the prompt."""
+    """Return the cached chains that differ from the prompt after the cached prefix.
+
+    Returns None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
+    """
     groups, _ = make_groups(pools, prompt, hasher)
     if isinstance(groups[0], MirroredWindowGroup):
         return None
@@ -83,7 +87,9 @@ def chains_after_prefix(
     start = len(cached) * pool.block_size
     rest, chains = prompt.tokens[start:], list[list[int]]()
     children = pool.children(cached[-1].hash if cached else None)
-    for child in sorted(children, key=lambda each: (common_prefix(each.tokens, rest), each.stored))[-_MAX_CHAINS:]:
+    for child in sorted(children, key=lambda each: (common_prefix_length(each.tokens, rest), each.stored))[
+        -_MAX_CHAINS:
+    ]:
         if list(child.tokens[: len(rest)]) == rest:
             return None
         chain: list[int] = []

@@ -1,7 +1,7 @@
 """Applies event batches in order, and detects lost batches and restarts of the publisher, without I/O.
 
-A publisher numbers its batches from 0, and again from 0 after a restart. A known number with other content reveals the
-restart, so a replay begins with the last applied batch: if it differs, the publisher restarted.
+A publisher numbers its batches from 0, and from 0 again after a restart. A replay begins with the number of the last
+applied batch. If the replayed batch has other content, the publisher restarted.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,8 @@ from kvproxy.mirror.mirrored_pool import MirrorState
 from kvproxy.mirror.stream_status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000
-"""Hashes of applied batches that are kept: as many as vLLM's replay buffer has batches by default."""
+"""Maximum stored hashes of applied batches: the default length of vLLM's replay buffer."""
 MAX_REPLAY_ATTEMPTS = 3
-"""Consecutive failed replays after which missing batches count as lost."""
 
 
 @dataclass(slots=True)
@@ -24,9 +23,9 @@ class Replay:
     """A replay in progress.
 
     Attributes:
-        from_start: it was requested from batch 0.
-        is_verified: the publisher has not restarted since the last applied batch.
-        is_skipped: its remaining batches are ignored, because another replay is necessary.
+        from_start: whether batch 0 was requested.
+        is_verified: whether the replay showed that the publisher has not restarted.
+        is_skipped: whether its remaining batches are ignored, because another replay is necessary.
     """
 
     from_start: bool
@@ -42,10 +41,10 @@ class Sequencer:
         on_error: receives a message for each batch that cannot be decoded.
 
     Attributes:
-        next: number of the next batch.
-        replay_from: number of the first batch to request in a replay; None if no replay is necessary.
-        complete: all batches since the publisher's start or last reset were applied.
-        is_unverified: after a reconnect, until the replay shows whether the publisher restarted.
+        next: number of the next batch to apply.
+        replay_from: number of the first batch that a replay must contain; None if no replay is necessary.
+        complete: whether all batches since the publisher's start or last reset were applied.
+        is_unverified: true after a reconnect, until a replay shows whether the publisher restarted.
     """
 
     def __init__(self, state: MirrorState, *, has_replay: bool, on_error: Callable[[str], object] = str) -> None:
@@ -66,7 +65,10 @@ class Sequencer:
         self._num_failures = 0
 
     def on_connected(self) -> None:
-        """Request a replay of all batches, because the publisher may have restarted. Without a replay, clear the state."""
+        """Request a replay of all batches, because the publisher may have restarted.
+
+        If the publisher has no replay socket, clear the state.
+        """
         if self._has_replay:
             self.is_unverified = self.next > 0
             self._request_replay(0)
@@ -76,7 +78,7 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Request a replay, because the last batch may be lost."""
+        """Request a replay: no batch has arrived for some time, so the last one may be lost."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
@@ -88,7 +90,7 @@ class Sequencer:
             self._on_gap(number, payload)
         elif number == self.next:
             self._on_next(number, payload)
-        elif self._is_repeated(number, payload):
+        elif self._equals_applied(number, payload):
             self.counts.duplicates += 1
         elif self._has_replay:
             self._request_replay(0)
@@ -96,7 +98,7 @@ class Sequencer:
             self._on_restart()
             self.on_batch(number, payload)
 
-    def _is_repeated(self, number: int, payload: bytes) -> bool | None:
+    def _equals_applied(self, number: int, payload: bytes) -> bool | None:
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 
@@ -129,7 +131,6 @@ class Sequencer:
         return start
 
     def on_replayed_batch(self, number: int, payload: bytes) -> None:
-        """Apply a batch of the replay."""
         replay = self._replay
         if replay is None:
             return
@@ -147,7 +148,7 @@ class Sequencer:
             self._on_replay_gap(number, payload, replay, is_first)
 
     def _verify(self, number: int, payload: bytes, replay: Replay) -> None:
-        same = self._is_repeated(number, payload)
+        same = self._equals_applied(number, payload)
         if same is False:
             self._on_restart()
             if number:
@@ -167,7 +168,7 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
-        """Apply the held batches after a replay."""
+        """End a replay, and apply the batches that were published during it."""
         replay = self._replay
         if replay is None:
             return
@@ -183,7 +184,7 @@ class Sequencer:
         self._apply_held_batches()
 
     def fail_replay(self) -> None:
-        """Request a replay again after a timeout; after several, accept the loss."""
+        """Request a replay again after a timeout. After `MAX_REPLAY_ATTEMPTS`, count the missing batches as lost."""
         self._num_failures += 1
         if self._num_failures < MAX_REPLAY_ATTEMPTS:
             self._request_replay(self._last_applied() if self.complete else 0)
@@ -229,7 +230,7 @@ class Sequencer:
         self.counts.batches += 1
 
     def discard_state(self) -> None:
-        """Clear the state after an unexpected error, and continue with the next batch."""
+        """Clear the state after an unexpected error, and skip the current batch."""
         self._replay = None
         self.replay_from = None
         self._held.clear()

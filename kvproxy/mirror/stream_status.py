@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts of batches and incidents since the proxy's start.
+    """Counts of batches and incidents of one event stream since the proxy's start.
 
     Attributes:
+        batches, duplicates: applied batches, and batches that arrived again.
         gaps: gaps in the batch numbers.
-        losses: how often the mirror was cleared because of lost batches.
+        restarts: detected restarts of the publisher.
+        losses: times that the mirror was cleared, because batches were lost.
         malformed: messages that could not be decoded.
     """
 
@@ -24,12 +26,7 @@ class StreamCounts:
 
 @dataclass(slots=True, kw_only=True)
 class StreamStatus(StreamCounts):
-    """Status of one publisher's stream.
-
-    Attributes:
-        next: number of the next batch.
-        complete: all batches since the publisher's start or last reset were applied.
-    """
+    """Status of one event stream. See `Sequencer` for `next` and `complete`."""
 
     endpoint: str
     connected: bool

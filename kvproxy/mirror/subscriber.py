@@ -16,13 +16,10 @@ from kvproxy.mirror.mirrored_pool import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.stream_status import StreamStatus
 
-LOG_INTERVAL = 60.0
-"""Minimum seconds between two warnings about one publisher."""
+LOG_INTERVAL_SECONDS = 60.0
 END_OF_REPLAY = b"\xff" * 8
-"""Batch number that marks the end of a replay."""
-REPLAY_TIMEOUT = 5.0
-RESTART_DELAY = 0.5
-"""Seconds before a task restarts after an unexpected error."""
+REPLAY_TIMEOUT_SECONDS = 5.0
+RESTART_DELAY_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -30,9 +27,8 @@ class EventSubscriber:
     """Receives the events of one publisher.
 
     Args:
-        endpoint: the PUB socket, `tcp://host:port`; with host `*`, the proxy binds and the publisher connects.
-        replay: the replay socket.
-        idle: seconds without a batch before a check for lost batches.
+        endpoint: the PUB socket, `tcp://host:port`. With host `*`, the proxy binds and the publisher connects.
+        replay, idle: see `Mirror`.
     """
 
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
@@ -53,7 +49,6 @@ class EventSubscriber:
         self._replay_requested = asyncio.Event()
 
     async def start(self) -> None:
-        """Connect in the background. Raises zmq.ZMQError if the endpoint is invalid or in use."""
         context = self._context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
         socket.set_hwm(0)
@@ -78,7 +73,10 @@ class EventSubscriber:
 
     @property
     def has_valid_state(self) -> bool:
-        """False after a disconnect, until a replay shows that the publisher did not restart."""
+        """Whether `state` describes the running publisher.
+
+        False after a disconnect, until a replay shows that the publisher did not restart.
+        """
         return not self._is_disconnected and not self.sequencer.is_unverified
 
     def status(self) -> StreamStatus:
@@ -100,7 +98,7 @@ class EventSubscriber:
             except Exception as error:
                 self._warn(f"cannot process events: {type(error).__name__} {error}", error)
                 self.sequencer.discard_state()
-                await asyncio.sleep(RESTART_DELAY)
+                await asyncio.sleep(RESTART_DELAY_SECONDS)
 
     async def _watch_connection(self, monitor: Any) -> None:
         while True:
@@ -152,7 +150,7 @@ class EventSubscriber:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(self._replay)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-            while await dealer.poll(REPLAY_TIMEOUT * 1000):
+            while await dealer.poll(REPLAY_TIMEOUT_SECONDS * 1000):
                 # Some versions of vLLM send the topic, some do not.
                 number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
                 self._replay_fails = False
@@ -171,7 +169,7 @@ class EventSubscriber:
         self._last_error = message
         now = time.monotonic()
         if now >= self._next_log:
-            self._next_log = now + LOG_INTERVAL
+            self._next_log = now + LOG_INTERVAL_SECONDS
             _log.warning("KV events of %s: %s", self.endpoint, message, exc_info=error)
 
     def _on_malformed(self, message: str) -> None:

@@ -10,7 +10,7 @@ import httpx
 
 from kvproxy.apis.json import JsonObject, as_object, field, loads, objects, text_of
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -63,7 +63,7 @@ class AuditedPair:
     def differs_at(self) -> int | None:
         """Return the index of the first different token; None if the responses are equal."""
         cold, warm = self.cold.tokens, self.warm.tokens
-        return None if cold == warm else common_prefix(cold, warm)
+        return None if cold == warm else common_prefix_length(cold, warm)
 
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[JsonObject]:

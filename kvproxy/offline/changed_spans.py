@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.offline.prompt_regions import TOOLS, Region, prompt_regions, tool_line
 from kvproxy.settings.edits import EditSettings
 
@@ -67,7 +67,7 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
             lost = len(_split("\n".join(lines[1]))) + sum(len(_split(each.text)) for each in prompt_regions(new)[1:])
             return ChangedSpan(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
     old_regions, new_regions = prompt_regions(old), prompt_regions(new)
-    same = common_prefix(old_regions, new_regions)
+    same = common_prefix_length(old_regions, new_regions)
     if same == min(len(old_regions), len(new_regions)) or old_regions[same].name != new_regions[same].name:
         return None
     return _span_within_region(old_regions[same:], new_regions[same:], new)
@@ -75,7 +75,7 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
 
 def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     one, other = _split(old[0].text), _split(new[0].text)
-    same = common_prefix(one, other)
+    same = common_prefix_length(one, other)
     resumed = _next_equal_text(one[same:], other[same:])
     if resumed is None:
         rest = _equal_regions(old[1:], new[1:])
@@ -104,16 +104,16 @@ def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int
     for place in range(len(other) - 2 * _EQUAL_WORDS + 1):
         found = runs.get(tuple(other[place : place + 2 * _EQUAL_WORDS]))
         if found is not None:
-            length = common_prefix(one[found:], other[place:])
+            length = common_prefix_length(one[found:], other[place:])
             return found, place, (length + 1) // 2
-    tail = common_prefix(one[::-1], other[::-1])
+    tail = common_prefix_length(one[::-1], other[::-1])
     if tail // 2 >= _EQUAL_WORDS // 2:
         return len(one) - tail, len(other) - tail, (tail + 1) // 2
     return None
 
 
 def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
-    return sum((len(_split(region.text)) + 1) // 2 for region in new[: common_prefix(old, new)])
+    return sum((len(_split(region.text)) + 1) // 2 for region in new[: common_prefix_length(old, new)])
 
 
 def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:

@@ -12,7 +12,7 @@ from statistics import mean, median
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import FileJournal
@@ -166,7 +166,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
         ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
         if not isinstance(ids, list) or not isinstance(prompt, int) or not isinstance(time, int | float):
             continue
-        shared = min(prompt, common_prefix(before, ids) * trace.block_size)
+        shared = min(prompt, common_prefix_length(before, ids) * trace.block_size)
         pause = None if ended is None else max(0.0, time - ended)
         model = str(row.get("model", ""))
         is_expired = pause is not None and pause > (price_of(model, prices) or PriceSettings()).ttl

@@ -26,7 +26,8 @@ def build_chain(
 
     Args:
         pin_memory: copies a buffer to page-locked memory.
-        token_bytes, batch_tokens: size of a token's keys and values, and tokens in a step, which limit pending writes.
+        token_bytes: size of a token's keys and values.
+        batch_tokens: maximum number of tokens in a step; pending writes may have the size of two steps.
     """
     if not settings.enabled:
         return None
@@ -45,7 +46,7 @@ def build_chain(
             ) from None
     if settings.redis is not None:
         stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
-    # Two steps: one is written while the next is computed. With less, long prompts lose chunks in the middle.
+    # One step is written while the next is computed. With less, long prompts lose chunks in the middle.
     max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * token_bytes * max(batch_tokens, settings.chunk_tokens))
     return TierChain(stores, max_pending_bytes, cipher)
 

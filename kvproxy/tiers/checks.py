@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
-    """Check that chunks are multiples of blocks, and that their hashes are equal after a restart."""
+    """Check that the block size divides `chunk_tokens`, and that a persistent tier's hashes survive a restart."""
     check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(
@@ -59,7 +59,7 @@ def check_disk(folder: Path, limit: int) -> str:
 
 
 def check_redis(settings: TierSettings) -> str:
-    """Check that the server responds, and that it evicts chunks when it is full."""
+    """Check that the Redis server responds, and that it evicts chunks when it is full."""
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:

@@ -4,7 +4,7 @@
     | fingerprint 32 | digest | token ids u32 .. | padding to 64 | payload
 
 Little-endian. The checksum (xxh3_128) covers all bytes after it. `fingerprint` identifies the model and the layout of the
-payload. `digest` is the hash of the chunk's last block, which covers all previous tokens.
+payload. `digest` is the hash of the chunk's last block, which covers all previous tokens of the prompt.
 """
 
 import struct
@@ -27,7 +27,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """The fields of a chunk's header that identify it. `tokens` are only its own."""
+    """The fields of a header that identify a chunk. `tokens` are the chunk's tokens, without earlier ones."""
 
     fingerprint: bytes
     digest: bytes
@@ -58,7 +58,7 @@ def write_header(buffer: memoryview, name: ChunkName) -> None:
 
 
 def read_payload(data: ChunkData, name: ChunkName) -> memoryview | None:
-    """Return the payload of a chunk; None if the chunk is damaged or has another name."""
+    """Return the payload of a chunk; None if the chunk is damaged or has another `ChunkName`."""
     view = memoryview(data)
     start = payload_offset(name)
     if len(view) < start or view[: len(MAGIC)] != MAGIC:

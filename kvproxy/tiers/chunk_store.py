@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Protocol
 
 ChunkData = bytes | bytearray | memoryview
-"""A chunk's bytes. `ChunkStore.get` returns a writable buffer, because torch reads it without a copy."""
+"""A chunk's bytes. `ChunkStore.get` returns a writable buffer, which torch can use without a copy."""
 
 
 class TierError(Exception):
@@ -19,7 +19,7 @@ class StoreStats:
     """Statistics of a store.
 
     Attributes:
-        chunks, bytes: the content; of Redis, only the chunks that this process wrote or read.
+        chunks, bytes: number and size of the chunks; for Redis, only of those that this process wrote or read.
         limit: maximum size in bytes; None for Redis.
     """
 
@@ -53,7 +53,7 @@ class ChunkStore(Protocol):
 
     name: str
     remote: bool
-    """Whether `contains` calls another machine. The engine's thread does not call it then."""
+    """Whether `contains` calls another machine. The engine's thread then does not call it."""
 
     @property
     def available(self) -> bool: ...
@@ -64,15 +64,14 @@ class ChunkStore(Protocol):
         """Store a chunk. The caller must not change the buffer afterwards."""
 
     def contains(self, key: str) -> bool:
-        """Whether the store has a chunk. This is not a use for LRU eviction."""
+        """Whether the store has a chunk. The eviction order does not change."""
 
     def should_put(self, key: str) -> bool:
-        """Whether a chunk seems to be missing, without a call to another machine."""
+        """Whether a chunk should be written, because the store lacks it as far as this process knows."""
 
     def delete(self, key: str) -> None: ...
 
-    def clear(self, matches: Callable[[str], bool]) -> int:
-        """Delete the chunks with matching keys; return their number."""
+    def clear(self, matches: Callable[[str], bool]) -> int: ...
 
     def stats(self) -> StoreStats: ...
 

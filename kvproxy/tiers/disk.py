@@ -1,4 +1,4 @@
-"""Chunks on disk, one file each. Modification times keep the LRU order.
+"""Chunks on disk, one file each. The files' modification times store the LRU order.
 
 A chunk is written to a temporary file and renamed, without fsync. After a power failure, checksums detect incomplete chunks.
 """

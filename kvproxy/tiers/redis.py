@@ -11,9 +11,9 @@ from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
 
 T = TypeVar("T")
 _MAX_FAILURES = 3
-"""Consecutive failures or timeouts after which all calls fail for `_PAUSE_SECONDS`."""
+"""Consecutive failures or timeouts after which a pause begins."""
 _PAUSE_SECONDS = 5.0
-"""Length of a pause. A failure of the first call after it starts the next one."""
+"""Length of a pause, in which all calls fail. The next pause begins if the first call after it fails."""
 _PREFIX = "kvproxy:chunk:"
 _MAX_KNOWN_KEYS = 100_000
 
@@ -21,7 +21,7 @@ _MAX_KNOWN_KEYS = 100_000
 class RedisStore:
     """Chunks as string values in Redis or Valkey, which evicts them by its `maxmemory` policy.
 
-    `timeout` and `ttl` are in seconds. The timeout applies to each read and to a whole call.
+    `timeout` limits the seconds of a call, and `ttl` the seconds for which Redis keeps a chunk.
     """
 
     name = "redis"
@@ -65,19 +65,19 @@ class RedisStore:
     def get(self, key: str) -> ChunkData | None:
         found: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
         if found is None:
-            self._forget(key)
+            self._remove_known(key)
             return None
-        self._remember(key, len(found))
+        self._add_known(key, len(found))
         return bytearray(found)
 
     def put(self, key: str, data: ChunkData) -> None:
         self._call(lambda: self._client.set(_PREFIX + key, memoryview(data), ex=self._ttl))
-        self._remember(key, len(data))
+        self._add_known(key, len(data))
 
     def contains(self, key: str) -> bool:
         if self._call(lambda: self._client.exists(_PREFIX + key)):
             return True
-        self._forget(key)
+        self._remove_known(key)
         return False
 
     def should_put(self, key: str) -> bool:
@@ -85,7 +85,7 @@ class RedisStore:
 
     def delete(self, key: str) -> None:
         self._call(lambda: self._client.delete(_PREFIX + key))
-        self._forget(key)
+        self._remove_known(key)
 
     def clear(self, matches: Callable[[str], bool]) -> int:
         num_deleted = 0
@@ -93,12 +93,12 @@ class RedisStore:
             found = [key for key in keys if matches(key)]
             if found:
                 for key in found:
-                    self._forget(key)
+                    self._remove_known(key)
                 num_deleted += self._call(partial(self._client.unlink, *(_PREFIX + key for key in found)))
         return num_deleted
 
     def scan_keys(self) -> Iterator[list[str]]:
-        """Yield the keys of all chunks, also of other models, in batches."""
+        """Yield the keys of all chunks, including those of other models, in batches."""
         scan, cursor = partial(self._client.scan, match=f"{_PREFIX}*", count=500), 0
         while True:
             cursor, names = self._call(partial(scan, cursor))
@@ -132,14 +132,14 @@ class RedisStore:
             self._failures += 1
             self._next_try = self._clock() + _PAUSE_SECONDS
 
-    def _remember(self, key: str, size: int) -> None:
+    def _add_known(self, key: str, size: int) -> None:
         with self._lock:
             self._known[key] = size
             self._known.move_to_end(key)
             if len(self._known) > _MAX_KNOWN_KEYS:
                 self._known.popitem(last=False)
 
-    def _forget(self, key: str) -> None:
+    def _remove_known(self, key: str) -> None:
         with self._lock:
             self._known.pop(key, None)
 

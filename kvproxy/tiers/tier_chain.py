@@ -1,6 +1,6 @@
 """The tiers from the fastest to the slowest. A chunk is written to all tiers when its last token is computed.
 
-To write it on eviction would be too late: the step that evicts a block overwrites it, and a killed process evicts nothing.
+Its eviction would be too late: the step that evicts a block also overwrites it, and a killed process evicts nothing.
 """
 
 import logging
@@ -24,7 +24,7 @@ class TierChain:
 
     Args:
         max_pending_bytes: maximum size of all pending writes.
-        cipher: encrypts chunks on disk and in Redis. Machines that share a store need the same keys.
+        cipher: encrypts chunks on disk and in Redis. Machines that share a Redis need the same encryption keys.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class TierChain:
         return key not in self._pending and any(store.should_put(key) for store in self.stores)
 
     def find_tier(self, key: str) -> str | None:
-        """Return the name of the fastest tier that contains a chunk. This also calls remote stores."""
+        """Return the name of the fastest tier that contains a chunk; None if no tier does. Calls remote stores too."""
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
     def load(self, key: str, accept: Callable[[ChunkData], T | None]) -> T | None:
         """Load a chunk from the fastest tier that has a valid one, and copy it to all faster tiers.
 
-        `accept` converts the chunk. It returns None for an invalid chunk, which is then deleted.
+        `accept` converts the chunk to the result. It returns None for an invalid chunk, which is then deleted.
         """
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
@@ -99,8 +99,8 @@ class TierChain:
         """Write a chunk on the background thread; return False if too many bytes are pending, or after `close`.
 
         Args:
-            finish: completes the buffer, on the background thread.
-            stores: None writes to all stores.
+            finish: called on the background thread before the write, to complete `data`.
+            stores: the stores to write to; None for all stores.
         """
 
         def task() -> None:

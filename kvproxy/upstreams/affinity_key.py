@@ -1,4 +1,4 @@
-"""Affinity keys: consistent hashing sends all requests of a conversation to one engine."""
+"""Affinity keys: requests of a conversation have the same key, by which consistent hashing selects their engine."""
 
 import hashlib
 
@@ -12,11 +12,11 @@ _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
 
 _PREFIX_BYTES = 2048
-"""Length of the beginning that identifies a prompt without messages."""
+"""A prompt without messages is identified by this many bytes at its beginning."""
 
 
 def affinity_key(request: ApiRequest) -> bytes:
-    """Return a digest of the session's name; without a name, of all messages up to the first user turn."""
+    """Return a digest of the session's name, or else of all messages up to the first user turn."""
     if session := _session(request):
         return _digest(request, b"session", session.encode("utf-8", "replace"))
     body = request.body

@@ -37,7 +37,6 @@ class UpstreamClient:
         await self._connections.close()
 
     async def models(self) -> JsonObject:
-        """Return OpenAI's list of models. Raises UpstreamError."""
         _, models = await self.call("GET", "/v1/models")
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
@@ -57,7 +56,7 @@ class UpstreamClient:
 
         Args:
             seconds: timeout for the whole response.
-            queued: wait in the queue of client requests.
+            queued: whether the call waits in the queue of client requests.
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})

@@ -66,7 +66,7 @@ class ConnectionPool:
             await self._session.close()
 
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> RelayedResponse:
-        """Send a request. Raises UpstreamError, whose `unsent` is true if no byte was sent."""
+        """Send a request. Raises UpstreamError; its `unsent` is true if no byte was sent, so a retry is safe."""
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
         data: bytes | io.BytesIO | AsyncIterator[bytes] | None
@@ -115,7 +115,7 @@ def _was_closed_before_write(error: Exception) -> bool:
 
 
 def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return the headers except hop-by-hop headers, with names in lower case."""
+    """Return the headers with names in lower case, without hop-by-hop headers."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {each.strip().lower() for name, value in lower if name == "connection" for each in value.split(",")}
     dropped = _HOP_BY_HOP | (named - _ALWAYS_END_TO_END)
@@ -123,7 +123,7 @@ def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 class _StrictConnection(ResponseHandler):
-    """Closes the connection if bytes arrive after the end of a response."""
+    """An aiohttp connection that closes itself if bytes arrive after the end of a response."""
 
     _last: StreamReader | None = None
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 TOKENIZE_SECONDS = 0.5
-"""Timeout of `/tokenize`. Without tokens, routing ignores cached prefixes."""
+"""Timeout of `/tokenize` in seconds. After it, routing ignores cached prefixes."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,8 +32,8 @@ class _Route:
     """The engines for a request, the best first.
 
     Attributes:
-        uncached_tokens: prompt tokens that an engine must compute, by its URL.
-        predicted_tokens: prompt tokens that an engine should reuse, by its URL; empty without a prediction.
+        uncached_tokens: estimated number of prompt tokens that each engine must compute, by URL.
+        predicted_tokens: number of prompt tokens that each engine should reuse, by URL; empty without a prediction.
     """
 
     engines: list[FleetEngine]
@@ -55,8 +55,8 @@ class Fleet:
         for engine in self.engines.values():
             await engine.start()
         self._tasks = [
-            asyncio.create_task(self._repeat(FleetEngine.probe, self._settings.health_interval)),
-            asyncio.create_task(self._repeat(FleetEngine.monitor, self._settings.metrics_interval)),
+            asyncio.create_task(self._run_periodically(FleetEngine.probe, self._settings.health_interval)),
+            asyncio.create_task(self._run_periodically(FleetEngine.monitor, self._settings.metrics_interval)),
         ]
 
     async def close(self) -> None:
@@ -66,7 +66,7 @@ class Fleet:
         for engine in self.engines.values():
             await engine.close()
 
-    async def _repeat(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
+    async def _run_periodically(self, work: Callable[[FleetEngine], Awaitable[None]], interval: float) -> None:
         while True:
             for result in await asyncio.gather(*map(work, self.engines.values()), return_exceptions=True):
                 if isinstance(result, Exception):
@@ -80,11 +80,14 @@ class Fleet:
         return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
 
     async def models(self) -> JsonObject:
-        return await self._first().client.models()
+        return await self._first_available().client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API, always to the first available engine, which has the uploaded files."""
-        return await self._first().client.forward(method, path, headers, body)
+        """Forward a request of an uncached API to the first available engine.
+
+        Always the same engine receives these requests, because uploaded files exist only there.
+        """
+        return await self._first_available().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.
@@ -96,7 +99,7 @@ class Fleet:
             try:
                 reply = await self._send(engine, request, route)
             except UpstreamError as error:
-                if not (error.unsent or _is_repeatable(request)):
+                if not (error.unsent or _may_retry(request)):
                     raise
                 _log.warning("%s: trying another engine", error.message)
                 continue
@@ -106,7 +109,10 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available_engines(self) -> list[FleetEngine]:
-        """Return the available engines, or else the ejected engines. Raises Overloaded if all are draining."""
+        """Return the available engines, or the ejected ones if no engine is available.
+
+        Raises Overloaded if all engines are draining.
+        """
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:
@@ -175,7 +181,7 @@ class Fleet:
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
         return reply
 
-    def _first(self) -> FleetEngine:
+    def _first_available(self) -> FleetEngine:
         engines = list(self.engines.values())
         return next((engine for engine in engines if engine.health.available), engines[0])
 
@@ -195,5 +201,5 @@ def _is_predictable(request: ApiRequest) -> bool:
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 
 
-def _is_repeatable(request: ApiRequest) -> bool:
+def _may_retry(request: ApiRequest) -> bool:
     return request.api.name != "responses" and not request.body.get("store")

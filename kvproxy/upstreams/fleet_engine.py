@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvproxy")
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
-_NO_METRICS_SECONDS = 300.0
-"""Pause before the next request to a server without metrics."""
+_METRICS_RETRY_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,10 @@ class EngineStatus:
 
     Attributes:
         requests: number of requests in flight.
-        load: their cost in prefill tokens, see `routing.py`.
-        sent: requests sent since the proxy's start.
-        failures: consecutive failures.
-        complete: the mirror missed no event; None without a mirror.
+        load: their load, see `routing.Load`.
+        sent: number of requests sent since the proxy's start.
+        failures: number of consecutive failures.
+        complete: whether the mirror missed no event; None without a mirror.
         notes: problems with their fixes.
     """
 
@@ -87,7 +86,7 @@ class FleetEngine:
         self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
         self.llama: LlamaServer | None = None
-        """None if the engine publishes KV events."""
+        """The slots of a server that may be llama.cpp; None if the engine publishes KV events."""
         self._probe_timeout = routing.health_timeout
         self._outage_logged = False
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
@@ -138,7 +137,7 @@ class FleetEngine:
             self.llama.is_identified = False
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
-        """Restore the generated tokens of earlier answers, if the request's rule enables `repair_history`."""
+        """Apply `TokenRestorer.restore` if the request's rule enables `repair_history`."""
         if self._generated is None or not request.control.rule.repair_history:
             return request
         return await self._generated.restore(request)
@@ -152,12 +151,12 @@ class FleetEngine:
         except BaseException:
             placement.abandon()
             raise
-        placement.follow(reply)
+        placement.record_response(reply)
         reply.served_by = self.serving_upstream(placement.predicted_tokens, placement.uncached_tokens)
         return reply
 
     async def monitor(self) -> None:
-        """Read the engine's metrics, and detect problems of its mirror."""
+        """Read the engine's metrics, and detect problems of the engine's mirror."""
         if time.monotonic() >= self._next_metrics:
             try:
                 async with asyncio.timeout(self._probe_timeout):
@@ -167,10 +166,10 @@ class FleetEngine:
             except (TimeoutError, KvproxyError):
                 pass  # Keep the last metrics; their age is shown.
             except ValueError:
-                self._next_metrics = time.monotonic() + _NO_METRICS_SECONDS
+                self._next_metrics = time.monotonic() + _METRICS_RETRY_SECONDS
             else:
                 self._metrics = None if found is None else (time.monotonic(), found)
-                self._next_metrics = 0.0 if found is not None else time.monotonic() + _NO_METRICS_SECONDS
+                self._next_metrics = 0.0 if found is not None else time.monotonic() + _METRICS_RETRY_SECONDS
         if self._monitor is not None:
             up = not self.health.failures
             self._problems = self._monitor.check(up=up, metrics=self.metrics(), reuse=self.reuse)
@@ -182,7 +181,7 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the engine's cached prefix of a prompt, and its load. Call `compute_hashes` for the prompt first."""
+        """Return the length of a prompt's cached prefix, and the engine's load. Call `compute_hashes` first."""
         matched = None
         if self.mirror is not None and prompt is not None:
             match = self.mirror.match_prefix(prompt)
@@ -214,7 +213,12 @@ class FleetEngine:
     def serving_upstream(
         self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
     ) -> ServingUpstream:
-        """Return this engine as the upstream of one request; `uncached_tokens` is an estimate."""
+        """Return this engine as the upstream of one request.
+
+        Args:
+            predicted_tokens: number of prompt tokens that the engine should reuse; None without a prediction.
+            uncached_tokens: estimated number of prompt tokens that the engine must compute.
+        """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.

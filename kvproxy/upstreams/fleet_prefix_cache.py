@@ -21,7 +21,7 @@ from kvproxy.upstreams.mirror_view import MirrorView, reset_engine
 
 
 class FleetPrefixCache(PrefixCache):
-    """The prefix caches of all engines. Of engines without mirror or slots, only metrics are known."""
+    """The prefix caches of all engines. An engine without mirror or slots contributes only its metrics."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -74,7 +74,7 @@ class FleetPrefixCache(PrefixCache):
         if mirrors or (metrics and not slots):
             pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
         else:
-            pool = _count_prefixes(await self.blocks())
+            pool = _report_slots(await self.blocks())
         return PrefixCacheStats(
             pool,
             complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
@@ -103,7 +103,7 @@ class FleetPrefixCache(PrefixCache):
         return replace(max(known, key=lambda report: report.reusable), engines=engines)
 
 
-def _count_prefixes(rows: Sequence[BlockRow]) -> PoolReport:
+def _report_slots(rows: Sequence[BlockRow]) -> PoolReport:
     cached = [row for row in rows if row.num_tokens]
     return PoolReport(cached=len(cached), evictions=0, distinct=len({row.hash for row in cached}))
 

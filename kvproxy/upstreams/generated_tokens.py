@@ -1,9 +1,9 @@
 """Restores the tokens that vLLM generated for earlier answers of a conversation.
 
-The tokenizer may split an answer into other tokens than the engine generated. The cached prefix ends there. The mirror
-has the generated tokens: if they decode to the same text, they replace the tokenizer's tokens.
+If the tokenizer splits an answer into other tokens than the engine generated, the cached prefix ends there. The mirror
+has the generated tokens. If they decode to the same text, they replace the tokenizer's tokens.
 
-vLLM renders the prompt (`/render`, with `--enable-scale-out`). The request carries the restored prompt in
+vLLM renders the prompt (`/render`, with `--enable-scale-out`). The request contains the restored prompt in
 `kv_transfer_params.prompt_token_ids`; vLLM still parses reasoning and tool calls.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.prefix_match import CachedChains, compute_hashes
@@ -30,12 +30,11 @@ _APIS = ("chat", "messages")
 _PARAMETERS = "kv_transfer_params"
 _SECONDS = 5.0
 _RETRY_SECONDS = 60.0
-"""Pause after an error, for example if the server has no `/render`."""
-_MAX_ANSWERS = 8
-"""Maximum answers restored in one request."""
+"""Seconds without another attempt after an error, for example if the server has no `/render`."""
+_MAX_RESTORED_ANSWERS = 8
 _MAX_PREFIXES = 128
 _INCOMPLETE = "\ufffd"
-"""Text of tokens that end within a character."""
+"""Detokenized tokens end with this character if the last token ends within a character."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -44,11 +43,11 @@ class TokenRestorer:
         self._client = client
         self._mirror = mirror
         self._prefixes: OrderedDict[int, array[int]] = OrderedDict()
-        """Restored beginnings of prompts, by the last block hash of the beginning as the tokenizer splits it."""
+        """Restored beginnings of prompts. A key is the last block hash of the beginning before it was restored."""
         self._next_try = 0.0
 
     async def restore(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with the restored prompt; the request itself if nothing changes or vLLM fails."""
+        """Return the request with the restored prompt, or `request` if no token changes or vLLM fails."""
         if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
             return request
         try:
@@ -67,7 +66,7 @@ class TokenRestorer:
         plain = HashedPrompt(_token_ids(rendered, "token_ids"), salt=cache_salt(request))
         await compute_hashes(plain, [self._mirror])
         prompt = HashedPrompt(self._with_known_prefix(plain), salt=plain.salt)
-        for _ in range(_MAX_ANSWERS):
+        for _ in range(_MAX_RESTORED_ANSWERS):
             await compute_hashes(prompt, [self._mirror])
             cached = self._mirror.chains_after_prefix(prompt)
             tokens = None if cached is None else await self._restore_answer(prompt.tokens, cached, request)
@@ -76,7 +75,7 @@ class TokenRestorer:
             prompt = HashedPrompt(tokens, salt=prompt.salt)
         if prompt.tokens == plain.tokens:
             return None
-        self._keep_prefix(plain, prompt.tokens)
+        self._store_prefix(plain, prompt.tokens)
         return prompt.tokens
 
     def _with_known_prefix(self, plain: HashedPrompt) -> list[int]:
@@ -88,8 +87,8 @@ class TokenRestorer:
                     return [*known, *plain.tokens[(index + 1) * size :]]
         return plain.tokens
 
-    def _keep_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
-        same = common_prefix(plain.tokens[::-1], tokens[::-1])
+    def _store_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
+        same = common_prefix_length(plain.tokens[::-1], tokens[::-1])
         for size in self._mirror.hash_block_sizes():
             _, numbers = plain.block_hashes(self._mirror.hasher, size)
             # The block of `plain` with its last restored token.
@@ -118,7 +117,10 @@ class TokenRestorer:
         return None
 
     async def _tokenize_rest(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
-        """Tokenize the text after its beginning; several results are possible if `beginning` ends within a character."""
+        """Tokenize the part of `text` after `beginning`.
+
+        If `beginning` ends within a character, its next bytes may begin with several tokens: return all candidates.
+        """
         if text.startswith(beginning):
             return [await self._tokenize(text[len(beginning) :], request)]
         place = len(beginning.rstrip(_INCOMPLETE))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Health:
-    """Health of one engine. `eject_after` failures eject it; before its first response, one failure does."""
+    """Health of one engine. `eject_after` consecutive failures eject it; before its first response, one failure does."""
 
     eject_after: int = 3
     failures: int = 0

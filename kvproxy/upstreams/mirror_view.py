@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 _MAX_TEXTS = 50
-"""Maximum chains with text, because each text may need a request to the engine."""
+"""Maximum chains that are listed with text, because each text may require a request to the engine."""
 _TOKENIZE_SECONDS = 5.0
 _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
-"""Routes of vLLM (in its development mode) and SGLang."""
+"""Routes that reset the prefix cache, in vLLM's development mode and in SGLang."""
 
 
 class MirrorView:
@@ -38,7 +38,6 @@ class MirrorView:
         return await asyncio.to_thread(pool_rows.list_blocks, self._snapshots())
 
     async def find(self, name: str) -> list[BlockContent]:
-        """Return the blocks whose hash begins with `name`."""
         return await asyncio.to_thread(pool_rows.find_blocks, self._snapshots(), name)
 
     async def chains(self) -> list[ChainRow]:
@@ -87,7 +86,7 @@ class MirrorView:
 
 
 async def reset_engine(engine: FleetEngine) -> EngineReset:
-    """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if the engine has no route for it."""
+    """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if the engine has no such route."""
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:

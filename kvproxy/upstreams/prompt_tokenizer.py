@@ -7,7 +7,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.upstreams.client import UpstreamClient
@@ -45,7 +45,6 @@ class UpstreamTokenizer:
         return HashedPrompt(ids, salt=cache_salt(request))
 
     async def detokenize(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:
-        """Raises a KvproxyError."""
         reply = await _post(client, "/detokenize", {"tokens": list(tokens)}, {}, seconds)
         return str(reply.get("prompt", ""))
 
@@ -65,7 +64,7 @@ async def _post(
 
 
 class LocalTokenizer:
-    """A Hugging Face tokenizer with its chat template, on threads of this process."""
+    """A Hugging Face tokenizer with its chat template, run on threads of this process."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
@@ -96,9 +95,9 @@ class LocalTokenizer:
         return source
 
     async def encode_output(self, text: str) -> list[int]:
-        """Tokenize without the special tokens that a prompt begins or ends with."""
+        """Tokenize an output, without the special tokens that the tokenizer adds to a prompt."""
         special, ids = await self._tokenizer.encode(""), await self._tokenizer.encode(text)
-        begin = common_prefix(special, ids)
+        begin = common_prefix_length(special, ids)
         return ids[begin : len(ids) - (len(special) - begin)]
 
     async def detokenize(self, tokens: Sequence[int], client: UpstreamClient, seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Ranks engines by cached prefix and load, or by consistent hashing if no engine has a cached prefix.
 
-The unit of load and cost is the time to prefill one token.
+The unit of load and cost is the prefill of one token.
 """
 
 import bisect
@@ -9,27 +9,26 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-_POINTS = 160
-"""Points on the ring of an engine with weight 1."""
+_POINTS_PER_WEIGHT = 160
 DECODE_TOKENS = 128
 """Load of the decode phase of one request."""
 MISS_COST = 8.0
-"""Weight of a request's own uncached tokens against the engine's load; see docs/routing.md."""
+"""Cost of a request's uncached token, relative to a token of the engine's load; see docs/routing.md."""
 LOAD_SLACK = 1.25
-"""An engine above this multiple of its share of the load gets no new conversation: consistent hashing with bounded loads
-(Mirrokni, Thorup and Zadimoghaddam, 2018).
+"""Maximum load of an engine that receives a new conversation, as a multiple of its fair share of all engines' load:
+consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
 
 class Ring:
-    """Consistent hashing ring. An engine of weight 2 receives twice the keys."""
+    """Consistent hashing ring of engines. An engine of weight 2 receives twice as many keys."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._size = len(weights)
         self._points = sorted(
             (xxhash.xxh3_64_intdigest(f"{name}#{number}".encode()), name)
             for name, weight in weights.items()
-            for number in range(max(1, round(_POINTS * weight)))
+            for number in range(max(1, round(_POINTS_PER_WEIGHT * weight)))
         )
 
     def order(self, key: bytes) -> list[str]:
@@ -45,7 +44,7 @@ class Ring:
 
 @dataclass(slots=True)
 class Load:
-    """Load of one engine: uncached prompt tokens of requests before their first chunk, and `DECODE_TOKENS` per request."""
+    """Load of one engine: `DECODE_TOKENS` per request in flight, and its uncached prompt tokens until the first chunk."""
 
     tokens: float = 0.0
     requests: int = 0
@@ -91,7 +90,7 @@ class EngineCandidate:
 
 
 def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Return the names of the engines, the best first. At equal cost, the ring's `order` decides."""
+    """Return the names of the engines, the best first. `order`, the result of `Ring.order`, decides at equal cost."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched_tokens for candidate in candidates):
 

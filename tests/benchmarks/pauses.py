@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.offline.pause_costs import (
     KeepWarmCount,
     LongWrite,
@@ -37,7 +37,7 @@ def _session(rows: Sequence[dict[str, Any]], size: int) -> Session:
     steps: Session = []
     before, ended = rows[0]["hash_ids"], None
     for row in rows:
-        same = common_prefix(before, row["hash_ids"])
+        same = common_prefix_length(before, row["hash_ids"])
         pause = None if ended is None else max(0.0, row["t"] - ended)
         steps.append(Step(row["in"], 0 if ended is None else min(same * size, row["in"]), pause))
         before, ended = row["hash_ids"], row["t"] + row.get("api_time", 0)

@@ -24,7 +24,7 @@ def driven_with(pending_chunks: float) -> tuple[Driven, DictStore, threading.Eve
     """An engine over a store that takes nothing until the event is set, and room for so many chunks that wait."""
     driven = Driven(tiers={"host": "64MiB"})
     gate, store = threading.Event(), DictStore()
-    size = driven.tiers._transfer.num_bytes(driven.tiers._transfer.names(_cache(), 0, 1)[0])
+    size = driven.tiers._transfer.chunk_bytes(driven.tiers._transfer.chunk_names(_cache(), 0, 1)[0])
     driven.replace_chain(TierChain([store], max_pending_bytes=int(pending_chunks * size)))
     put = store.put
     store.put = lambda key, data: put(key, data) if gate.wait(20) else None  # type: ignore[method-assign]
@@ -37,7 +37,7 @@ def _cache() -> CacheRequest:
 
 def prefix_saved(driven: Driven, store: DictStore) -> tuple[int, int]:
     """Chunks of the prompt that are saved up to the first hole, and in all."""
-    keys = [name.key for name in driven.tiers._transfer.names(_cache(), 0, len(PROMPT) // 16)]
+    keys = [name.key for name in driven.tiers._transfer.chunk_names(_cache(), 0, len(PROMPT) // 16)]
     run = next((at for at, key in enumerate(keys) if key not in store.chunks), len(keys))
     return run, sum(key in store.chunks for key in keys)
 

@@ -142,7 +142,7 @@ def test_whoever_shares_blocks_that_were_not_written_fails_with_them(
         driven.run()
         driven.settle()
         driven.forget_pool()
-        first = driven.tiers._transfer.names(CacheRequest("names", prompt), 0, 1)[0].key
+        first = driven.tiers._transfer.chunk_names(CacheRequest("names", prompt), 0, 1)[0].key
         del store.chunks[first]
     driven.submit("computes", prompt[:20])
     driven.submit("shares", prompt)

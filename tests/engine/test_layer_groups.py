@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.engine.models.layer_groups import group_layers, layer_kinds, pool_slots
+from kvproxy.engine.models.layer_groups import group_layers, layer_attention, layer_slots
 
 
 def config(**fields: Any) -> Any:
@@ -28,7 +28,7 @@ LIMITED, WHOLE = "sliding_attention", "full_attention"
     ],
 )
 def test_how_far_layers_reach(fields: dict[str, Any], kinds: list[tuple[str, int]]) -> None:
-    assert layer_kinds(config(**fields)) == kinds
+    assert layer_attention(config(**fields)) == kinds
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_layers_share_tables_in_groups_of_a_size(types: str, groups: list[tuple[
     found = group_layers(config(sliding_window=8, layer_types=names))
     assert [group.layers for group in found] == groups
     assert [group.index for group in found] == list(range(len(groups)))
-    placed = pool_slots(found)
+    placed = layer_slots(found)
     assert sorted(placed) == list(range(len(types)))
     assert all(groups[group][slot] == layer for layer, (group, slot) in placed.items())

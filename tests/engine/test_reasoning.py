@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine.text.reasoning import ReasoningFormat, ReasoningParser, reasoning_format
+from kvproxy.engine.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from kvproxy.generation import Delta, Usage
 
 FORMAT = ReasoningFormat("<think>", "</think>", 7, 8)
@@ -58,13 +58,13 @@ def test_completions_of_one_request_are_separated_independently() -> None:
 
 
 def test_a_prompt_begins_the_reasoning_unless_it_ends_it_too() -> None:
-    assert FORMAT.begins_in([1, 2, 7])
-    assert FORMAT.begins_in([1, 7, 3])
-    assert not FORMAT.begins_in([1, 7, 3, 8, 3])
-    assert not FORMAT.begins_in([7, 1, 2, 3])
-    assert not FORMAT.begins_in([])
+    assert FORMAT.is_open_after([1, 2, 7])
+    assert FORMAT.is_open_after([1, 7, 3])
+    assert not FORMAT.is_open_after([1, 7, 3, 8, 3])
+    assert not FORMAT.is_open_after([7, 1, 2, 3])
+    assert not FORMAT.is_open_after([])
 
 
 def test_only_visible_tokens_delimit_reasoning() -> None:
-    assert reasoning_format({"<think>": 7, "</think>": 8, "<tool_call>": 9}) == FORMAT
-    assert reasoning_format({"<think>": 7}) is None
+    assert find_reasoning_format({"<think>": 7, "</think>": 8, "<tool_call>": 9}) == FORMAT
+    assert find_reasoning_format({"<think>": 7}) is None

@@ -123,7 +123,7 @@ def test_how_many_tokens_a_request_may_get(length: int, most: int | None, result
 
 def test_the_models_limit_is_named_if_it_is_the_smaller() -> None:
     with pytest.raises(ContextTooLong, match="at least 101 tokens does not fit the model: 100 tokens"):
-        replace(LIMITS, pool_tokens=500).validate_length(101, 0, at_least=True)
+        replace(LIMITS, pool_tokens=500).validate_length(101, 0, is_minimum=True)
 
 
 def test_a_prompt_alone_may_fill_the_pool() -> None:

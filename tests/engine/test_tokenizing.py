@@ -36,7 +36,7 @@ async def test_a_text_that_can_never_fit_is_refused_without_being_tokenised(
 ) -> None:
     tokenizer = ChatTokenizer(demo_tokenizer, frozenset())
     limits = EngineLimits(2048, 4096, 100_000)
-    ours = AsyncTokenizer(tokenizer, lambda at_least: limits.validate_length(at_least, 0, at_least=True))
+    ours = AsyncTokenizer(tokenizer, lambda min_tokens: limits.validate_length(min_tokens, 0, is_minimum=True))
     monkeypatch.setattr(tokenizer, "_token_ids", lambda text, **options: pytest.fail("it was tokenised"))
     huge = "word " * 800_000
     with pytest.raises(ContextTooLong, match="at least"):

@@ -66,7 +66,7 @@ def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
     assert curve.requests == 300
     assert max(live for live, _ in rates.values()) > 0.8
     # A smaller pool refuses requests in the replay.
-    accepted = [rate for size, rate in rates.items() if size >= curve.longest + 16]
+    accepted = [rate for size, rate in rates.items() if size >= curve.max_prompt_tokens + 16]
     assert all(abs(live - offline) < 0.005 for live, offline in accepted)
 
 

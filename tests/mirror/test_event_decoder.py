@@ -111,7 +111,7 @@ def test_any_value_in_any_field_is_decoded_or_refused(data: st.DataObject) -> No
         if isinstance(event, StoredEvent):
             assert event.block_size > 0
             assert all(type(token) is int and token >= 0 for token in event.tokens)
-            hash(tuple(event.extras or ()))
+            hash(tuple(event.extra_keys or ()))
 
 
 @given(st.lists(events(wild=False), max_size=4))
@@ -174,4 +174,4 @@ def test_hashes_of_lookahead_tokens_differ_from_plain_ones() -> None:
     plain, ahead = decode_batch(msgpack.packb([1.0, [EVENT, EVENT | {"lookahead_token_ids": [[3]]}], 0])).events
     assert isinstance(plain, StoredEvent)
     assert isinstance(ahead, StoredEvent)
-    assert ahead.extras != plain.extras
+    assert ahead.extra_keys != plain.extra_keys

@@ -107,7 +107,7 @@ async def test_a_malformed_batch_is_logged_and_skipped(sockets: Sockets, caplog:
 async def test_tasks_survive_unexpected_errors(
     sockets: Sockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART_DELAY", 0.01)
+    monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART_DELAY_SECONDS", 0.01)
     broken = {"apply", "on_idle"}
 
     def breaks(target: object, name: str) -> None:

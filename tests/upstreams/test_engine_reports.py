@@ -20,7 +20,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings, load_settings
 from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
-from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_SECONDS, MirrorMonitor
+from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor
 from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from tests.commands.run import kvproxy
@@ -192,7 +192,7 @@ def test_a_restart_is_reported_for_a_limited_time() -> None:
     (problem,) = engine.check()
     assert "restarted 0 s ago" in problem
     assert "restarted 60 s ago" in engine.check(60)[0]
-    assert engine.check(RESTART_SECONDS) == []
+    assert engine.check(RESTART_REPORT_SECONDS) == []
 
 
 def test_frequent_wrong_predictions_are_a_problem() -> None:

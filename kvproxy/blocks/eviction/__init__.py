@@ -31,7 +31,6 @@ def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[
 
 
 def session_policy_of(queue: FreeQueue, priority: int) -> SessionPolicy[GroupHash] | None:
-    """Return the policy that orders the idle blocks of a priority, if it is a session policy."""
     level = queue.level(priority) if isinstance(queue, PriorityQueue) else queue
     policy = level.policy if isinstance(level, PolicyQueue) else None
     return policy if isinstance(policy, SessionPolicy) else None

@@ -9,9 +9,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """A request that uses cached blocks.
+    """The start or the end of a request that uses cached blocks.
 
-    `awaits_user`: its response calls no tool, so the client's next request waits for a person.
+    Attributes:
+        seconds: its time, on any clock.
+        client: the client's name; None if unknown.
+        awaits_user: the response calls no tool, so the client's next request waits for a person.
     """
 
     seconds: float
@@ -20,14 +23,14 @@ class CacheUse:
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Orders the hashes of idle blocks for eviction. The caller removes a block that a request uses."""
+    """Orders the hashes of idle blocks for eviction. A hash is removed when a request uses its block."""
 
     def add(self, key: Key) -> None: ...
 
     def remove(self, key: Key) -> None: ...
 
     def pop(self) -> Key:
-        """Remove and return the next key to evict; raises LookupError if there is none."""
+        """Remove and return the next key to evict. Raises LookupError if the policy has no key."""
 
     def restore(self, key: Key) -> None:
-        """Add a popped key again as the youngest, because a later block of its chain is still cached."""
+        """Add a popped key again as the most recent one, because a later block of its chain is still cached."""

@@ -15,16 +15,16 @@ class FreeQueue(Protocol):
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None: ...
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add cached blocks. LRU evicts them last, in this order."""
+        """Add cached blocks at the end of the LRU order."""
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add uncached blocks, which are evicted first, in this order."""
+        """Add uncached blocks at the front, in the order of `blocks`."""
 
     def __iter__(self) -> Iterator[KVCacheBlock]: ...
 
 
 class FreeKVCacheBlockQueue:
-    """LRU order. The linked list through `KVCacheBlock.prev` and `.next` removes a hit in O(1)."""
+    """LRU order. The blocks form a linked list, so that removing a block is O(1)."""
 
     __slots__ = ("_head", "_tail", "num_free_blocks")
 

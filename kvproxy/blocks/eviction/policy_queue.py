@@ -11,8 +11,8 @@ GroupHash = tuple[int | None, bytes]
 class PolicyQueue:
     """A `FreeQueue` in which an eviction policy selects among the cached blocks.
 
-    Uncached blocks, then duplicates of idle blocks, are evicted first. A block is evicted after the idle blocks that
-    follow it in a chain, because lookups find them only through it.
+    Uncached blocks, and idle blocks with the same content as another idle block, are allocated first. A cached block is
+    evicted after the idle blocks that follow it in a chain, because a lookup finds them only through it.
     """
 
     def __init__(self, policy: EvictionPolicy[GroupHash], blocks: Iterable[KVCacheBlock] = ()) -> None:
@@ -77,7 +77,7 @@ class PolicyQueue:
         return block
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        """Yield the blocks in eviction order, on a copy of the policy."""
+        """Yield the blocks in eviction order. The queue does not change."""
         yield from list(self._unordered.values())
         policy, num_children, cached = copy.deepcopy(self.policy), dict(self._num_children), dict(self._cached)
         for _ in range(len(cached)):

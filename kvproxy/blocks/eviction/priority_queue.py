@@ -5,9 +5,9 @@ from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 
 
 class PriorityQueue:
-    """A `FreeQueue` that evicts all idle blocks of a lower priority first. Each priority has its own queue.
+    """A `FreeQueue` that evicts all idle blocks of a lower priority first. Each priority has its own queue (level).
 
-    A block's priority is never lower than its successors' in a chain, so chains are evicted from the end.
+    No block has a lower priority than the blocks after it in a chain, so a chain is evicted from its end.
     """
 
     def __init__(self, make_level: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:
@@ -22,7 +22,7 @@ class PriorityQueue:
             raise RuntimeError(f"cannot take {count} blocks: {self.num_free_blocks} are free")
         self.num_free_blocks -= count
         popped: list[KVCacheBlock] = []
-        for level in self._in_order():
+        for level in self._levels_in_order():
             popped += level.popleft_n(min(count - len(popped), level.num_free_blocks))
             if len(popped) == count:
                 break
@@ -49,7 +49,7 @@ class PriorityQueue:
         self.num_free_blocks += len(blocks)
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        for level in self._in_order():
+        for level in self._levels_in_order():
             yield from level
 
     def level(self, priority: int) -> FreeQueue:
@@ -58,5 +58,5 @@ class PriorityQueue:
             level = self._levels[priority] = self._make_level()
         return level
 
-    def _in_order(self) -> list[FreeQueue]:
+    def _levels_in_order(self) -> list[FreeQueue]:
         return [self._uncached, *(self._levels[priority] for priority in sorted(self._levels))]

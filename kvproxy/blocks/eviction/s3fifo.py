@@ -1,4 +1,4 @@
-"""S3-FIFO (Yang et al., SOSP 2023)."""
+"""The eviction policy S3-FIFO (Yang et al., SOSP 2023)."""
 
 from collections import OrderedDict, deque
 from typing import Generic

@@ -5,7 +5,7 @@ import torch
 from kvproxy.engine.attention.interface import ScoreOptions
 
 _MAX_ROWS = 128
-"""Query rows per product. The scores of all rows of a long prompt would take gigabytes."""
+"""Maximum query rows of one matrix product. The scores of all rows of a long prompt would take gigabytes."""
 
 
 def eager_attention(
@@ -16,7 +16,7 @@ def eager_attention(
     Args:
         query: `[.., kv_heads, group, rows, head_dim]`; `group` query heads share a KV head.
         key, value: `[.., kv_heads, keys, head_dim]`.
-        mask: added to the scores of the last n keys, `[.., rows, n]`.
+        mask: added to the scores of the last `n` keys, `[.., rows, n]`.
     """
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     weights = (query.flatten(-3, -2) @ key.transpose(-1, -2)).float().mul_(scaling)

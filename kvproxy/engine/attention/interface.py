@@ -1,4 +1,4 @@
-"""The interface of attention backends. Each step is prepared once per layer group, for all layers of the group."""
+"""The interface of attention backends. Each step calls `prepare` once per layer group, for all layers of the group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class ScoreOptions:
     """Options of a layer's attention scores.
 
     Attributes:
-        softcap: limits scores to ±softcap.
-        sinks: `[heads]`, scores in the softmax's denominator that belong to no key.
+        softcap: limits scores to ±softcap; None for no limit.
+        sinks: `[heads]`, scores in the softmax's denominator that belong to no key; None without sinks.
     """
 
     scaling: float | None = None
@@ -27,18 +27,16 @@ class ScoreOptions:
     sinks: torch.Tensor | None = None
 
     @property
-    def is_plain(self) -> bool:
+    def has_plain_softmax(self) -> bool:
         return self.softcap is None and self.sinks is None
 
 
 class AttentionOp(Protocol):
-    """Computes attention of one layer for the tokens of a step."""
-
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         """Return the attention output of `query`, both `[rows, heads, head_dim]`.
 
         Args:
-            new: keys and values of the step's tokens, each `[rows, kv_heads, head_dim]`; `cached` contains them too.
+            new: keys and values of the step's tokens, each `[rows, kv_heads, head_dim]`. `cached` contains them too.
             cached: the layer's keys and values in the pool, each `[blocks, block_size, kv_heads, head_dim]`.
         """
 
@@ -50,11 +48,10 @@ class PrefillBackend(Protocol):
 
 
 class DecodeBackend(Protocol):
-    """Attention of one new token per sequence."""
-
     name: str
     supports_capture: bool
-    """Whether CUDA graphs can capture it: only the device reads tables and lengths, and wide tables cost no time."""
+    """Whether CUDA graphs can capture it. The host must not read `table` and `lengths`, and unused columns of `table`
+    must cost no time."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
@@ -63,5 +60,5 @@ class DecodeBackend(Protocol):
 
         Args:
             table: block tables, `[sequences, blocks]` int32.
-            lengths: tokens of each sequence with the new one, `[sequences]` int64.
+            lengths: number of tokens of each sequence, including the new one, `[sequences]` int64.
         """

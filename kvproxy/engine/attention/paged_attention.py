@@ -23,7 +23,7 @@ def register_attention() -> None:
 
 
 class QueryTemperature(torch.nn.Module):
-    """Llama 4's factor of a query at a position: 1 + scale * log(1 + (position + 1) // floor)."""
+    """The factor by which Llama 4 scales a query: 1 + scale * log(1 + (position + 1) // floor)."""
 
     def __init__(self, scale: float, floor: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class QueryTemperature(torch.nn.Module):
 
 
 def patch_query_temperature(model: Any) -> None:
-    """Scale Llama 4's queries by their positions in the sequence; transformers uses their indexes in the batch."""
+    """Make Llama 4 scale each query by its position in the sequence. transformers uses its index in the batch."""
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
             module.attn_temperature_tuning = False

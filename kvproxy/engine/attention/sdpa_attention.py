@@ -15,9 +15,9 @@ from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _MAX_CALL_ROWS = 256
-"""Query rows per SDPA call in layers with sliding windows or chunks, so that a call skips keys outside the window."""
-_MIN_PRODUCT_SCORES = 4096
-"""From this number of scores on, bfloat16 matrix products are three times as fast as SDPA on a CPU."""
+"""Maximum query rows per SDPA call in layers with windows or chunks, so that a call skips keys outside the window."""
+_MIN_EAGER_SCORES = 4096
+"""With more scores per call (queries times keys), `eager_attention` is three times as fast in bfloat16 on a CPU."""
 
 
 class SdpaPrefill:
@@ -59,8 +59,9 @@ class _SdpaCall:
     """One SDPA call: the query rows of consecutive tokens of one sequence.
 
     Attributes:
-        blocks: cached blocks with the keys; None if all keys belong to the step.
-        keys: range of the keys in `blocks`, or in the step's keys.
+        rows: range of the query rows in the step.
+        keys: range of the keys in `blocks`, or else in the step's keys.
+        blocks: ids of the cached blocks with the keys; None if all keys belong to the step.
         mask: added to the scores; None for causal attention.
     """
 
@@ -92,7 +93,7 @@ def _sdpa_calls(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) ->
 @dataclass(frozen=True, slots=True)
 class _SdpaPrefillOp:
     calls: tuple[_SdpaCall, ...]
-    prefer_products: bool
+    prefer_eager: bool
 
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         output = torch.empty_like(query)
@@ -100,8 +101,8 @@ class _SdpaPrefillOp:
             parts = new if call.blocks is None else _gather(cached, call.blocks)
             key, value = (part[call.keys] for part in parts)
             rows = query[call.rows]
-            is_large = self.prefer_products and len(rows) * len(key) >= _MIN_PRODUCT_SCORES
-            attend = _sdpa if scores.is_plain and not is_large else eager_causal_attention
+            is_large = self.prefer_eager and len(rows) * len(key) >= _MIN_EAGER_SCORES
+            attend = _sdpa if scores.has_plain_softmax and not is_large else eager_causal_attention
             output[call.rows] = attend(rows, key, value, call.mask, scores)
         return output
 
@@ -134,8 +135,6 @@ def _sdpa(
 
 @dataclass(frozen=True, slots=True)
 class _SdpaDecodeOp:
-    """Attention of one token per sequence. The additive `mask`, `[sequences, 1, 1, keys]`, is 0 or -inf."""
-
     table: torch.Tensor
     mask: torch.Tensor
 
@@ -147,7 +146,7 @@ class _SdpaDecodeOp:
             part.index_select(0, blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2) for part in cached
         )
         grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        if scores.is_plain:
+        if scores.has_plain_softmax:
             output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
         else:
             output = eager_attention(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)

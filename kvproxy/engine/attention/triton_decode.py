@@ -10,9 +10,9 @@ from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
-"""Key elements per tile, by bytes per element. Larger tiles of four bytes would spill registers."""
+"""Elements of the keys in a tile, by bytes per element. Larger float32 tiles would spill registers."""
 _DOUBLE_BUFFER_BYTES = 160 << 10
-"""Minimum shared memory per multiprocessor for double buffering, enough for three programs."""
+"""Minimum shared memory of a multiprocessor for double buffering in three programs."""
 _DOUBLE_BUFFER_STAGES = 5
 """With fewer pipeline stages, Triton does not double-buffer keys and values."""
 
@@ -22,7 +22,7 @@ class TritonDecode:
 
     Args:
         max_splits: maximum number of splits of a sequence's keys, a power of two.
-        min_split: keys in the smallest split, a power of two of at least 128.
+        min_split: minimum number of keys per split, a power of two of at least 128.
         num_programs: approximate number of programs per launch.
     """
 
@@ -146,7 +146,7 @@ class _TritonDecodeOp:
 
 
 def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
-    """Return the number of keys per tile, a power of two, which divides the size of each split."""
+    """Return the number of keys that a program loads in one step, a divisor of each split's size."""
     # The scores of large groups take the registers of half of the keys.
     share = 2 if padded_group > 64 else 1
     return min(128, max(16, _TILE_ELEMENTS[element_size] // padded_dim // share))

@@ -1,6 +1,7 @@
 """Prefill by FlashAttention through `torch.nn.attention.varlen`: one call per layer for all prompts of a step.
 
-Each layer copies its cached keys and values first, because FlashAttention 2 reads only blocks of n * 256 tokens in place.
+Each layer first copies its cached keys and values, because FlashAttention 2 reads paged blocks only if their size is a
+multiple of 256 tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +21,10 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Boundaries of the sequences in packed queries and keys.
+    """Boundaries of the sequences in packed queries and keys, which concatenate all sequences.
 
     Attributes:
-        query_ends, key_ends: 0 and the cumulative lengths, `[sequences + 1]` int32.
+        query_ends, key_ends: 0, then the end of each sequence, `[sequences + 1]` int32.
         window: tokens to which a token attends, itself included; None for all.
     """
 
@@ -35,7 +36,7 @@ class PackedLayout:
 
 
 PackedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedLayout, ScoreOptions], torch.Tensor]
-"""Causal attention of packed queries, keys, and values. The queries belong to the last tokens of each sequence."""
+"""Computes causal attention of packed queries, keys, and values. Queries belong to the last tokens of each sequence."""
 
 
 class VarlenPrefill:
@@ -131,9 +132,12 @@ def flash_attention(
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Rescale an attention output, `[rows, heads, head_dim]`, as if its softmax had included the sinks, `[heads]`.
+    """Rescale an attention output as if its softmax had included the sinks.
 
-    `logsums` is the log-sum-exp of each row's scores, `[rows, heads]`.
+    Args:
+        output: `[rows, heads, head_dim]`.
+        logsums: log-sum-exp of each row's scores, `[rows, heads]`.
+        sinks: `[heads]`.
     """
     share = torch.sigmoid(logsums.float() - sinks.float())
     return (output.float() * share[..., None]).to(output.dtype)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kvproxy.errors import ModelUnsupported
 
 _MAX_INT8_ROWS = 160
-"""With more rows, dequantizing the weights first is faster than the int8 kernel."""
+"""With more input rows, dequantizing the weights first is faster than the int8 kernel."""
 
 
 class Int8Linear(torch.nn.Module):
@@ -35,7 +35,6 @@ class Int8Linear(torch.nn.Module):
 
 
 def quantize(model: Any) -> None:
-    """Replace the linear layers of a bfloat16 model on a CPU with int8 layers."""
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(

@@ -14,7 +14,7 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class PackedModule(torch.nn.Module):
-    """Base class of linear layers whose packed weights cannot be read back. Their `digest` identifies the weights."""
+    """Base class of linear layers whose packed weights cannot be read back. `digest` is the hash of the weights."""
 
     digest: torch.Tensor
 
@@ -37,7 +37,7 @@ class PackedLinear(PackedModule):
         return output
 
 
-class PackedSlice(PackedModule):
+class MergedLinearSlice(PackedModule):
     def __init__(self, linear: torch.nn.Linear, merged: "_MergedLinear", index: int) -> None:
         super().__init__(linear)
         self._merged = merged
@@ -99,4 +99,4 @@ def _merge_qkv(module: torch.nn.Module) -> None:
         return
     merged = _MergedLinear(linears)
     for index, (name, linear) in enumerate(zip(_QKV, linears, strict=True)):
-        setattr(module, name, PackedSlice(linear, merged, index))
+        setattr(module, name, MergedLinearSlice(linear, merged, index))

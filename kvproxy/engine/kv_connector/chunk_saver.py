@@ -20,9 +20,9 @@ _log = logging.getLogger("kvproxy")
 
 
 class ChunkTransfer:
-    """Computes `ChunkName`s, and copies chunks between the block pool and host buffers.
+    """Computes the names of chunks, and copies chunks between the block pool and host buffers.
 
-    `chunk_tokens` is a multiple of the block size. `buffers` is required for a pool on CUDA.
+    A chunk has `chunk_tokens` tokens, a multiple of the block size. A pool on CUDA requires `buffers`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ChunkTransfer:
         self._chunk_blocks = chunk_tokens // pool.block_size
         self._buffers = buffers
 
-    def names(self, cache_request: CacheRequest, first: int, last: int) -> list[ChunkName]:
+    def chunk_names(self, cache_request: CacheRequest, first: int, last: int) -> list[ChunkName]:
         tokens, size = cache_request.tokens, self.chunk_tokens
         hashes = cache_request.update_hashes(self._hasher, self._pool.block_size)
         return [
@@ -52,14 +52,14 @@ class ChunkTransfer:
     def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
         """Copy blocks to a new buffer with space for a chunk header.
 
-        On CUDA, the copy is asynchronous. The returned function waits for its end.
+        Returns the buffer and a function that waits for the end of the copy, which is asynchronous on CUDA.
         """
-        size = self.num_bytes(name)
+        size = self.chunk_bytes(name)
         buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
         return buffer, self._pool.read_blocks(blocks, self._as_blocks(flat[payload_offset(name) :], len(blocks)))
 
-    def num_bytes(self, name: ChunkName) -> int:
+    def chunk_bytes(self, name: ChunkName) -> int:
         pool = self._pool
         return payload_offset(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
@@ -84,7 +84,8 @@ class ChunkSaver:
     def save(self, sequences: Iterable[SequenceState]) -> None:
         """Save the chunks that the last step completed.
 
-        If too many writes are pending, a sequence's chunks wait for the next step, because loads stop at a missing chunk.
+        If too many writes are pending, a sequence's next chunks wait for the next step. A gap would make later chunks
+        useless, because a load ends at the first missing chunk.
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):
@@ -105,11 +106,11 @@ class ChunkSaver:
             return
         table = self._manager.get_block_ids(sequence.cache_request.id)[0]
         width = self._transfer.chunk_tokens // self._manager.block_size
-        for at, name in enumerate(self._transfer.names(sequence.cache_request, first, num_complete), first):
+        for at, name in enumerate(self._transfer.chunk_names(sequence.cache_request, first, num_complete), first):
             yield name, table[at * width : (at + 1) * width]
 
     def _save_chunk(self, name: ChunkName, blocks: list[int]) -> bool:
-        if not self._chain.has_room(self._transfer.num_bytes(name)):
+        if not self._chain.has_room(self._transfer.chunk_bytes(name)):
             return False
         try:
             buffer, wait = self._transfer.read(blocks, name)

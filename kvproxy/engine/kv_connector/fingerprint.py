@@ -9,14 +9,14 @@ from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.settings import EngineSettings
 
 _ARITHMETIC_VERSION = 3
-"""Increase this number with every change that may alter the last bits of keys or values."""
+"""Increase this number with every change of the code that may alter the last bits of keys or values."""
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
     """Return a 32-byte digest of everything besides tokens that determines a model's keys and values.
 
-    With `batch_invariant`, it covers everything that may change their last bits.
+    With the setting `batch_invariant`, it also covers everything that may change their last bits.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape

@@ -34,10 +34,7 @@ class PinnedBufferPool:
         self.allocated = 0
 
     def take(self, size: int) -> memoryview:
-        """Return an uninitialized buffer of `size` bytes, which returns to the pool when nothing refers to it.
-
-        Raises RuntimeError if no memory can be pinned.
-        """
+        """Return an uninitialized buffer of `size` bytes. Raises RuntimeError if no memory can be pinned."""
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
@@ -49,7 +46,7 @@ class PinnedBufferPool:
         return memoryview(buffer)
 
     def pin(self, data: ChunkData) -> ChunkData:
-        """Copy a buffer to pinned memory, unless it is a buffer of this pool."""
+        """Return a copy of `data` in pinned memory, or `data` if it is a buffer of this pool."""
         source = np.frombuffer(data, np.uint8)
         with self._lock:
             if any(start <= source.ctypes.data < end for start, end in self._slabs):

@@ -1,7 +1,7 @@
 """Loads chunks from the tiers into the block pool.
 
-Threads read chunks from the tiers, and the engine's thread writes them to the pool. The blocks are cached after the load,
-so that no other request uses them earlier. Tokens that were not found are computed.
+Threads read chunks from the tiers, and the engine's thread writes them to the pool. Blocks are cached when the load has
+ended, so that no other request uses them earlier. The engine computes the tokens of missing chunks.
 """
 
 import logging
@@ -69,10 +69,10 @@ class TierLoad:
     """A load in flight.
 
     Attributes:
-        start, end: range of the tokens to load.
-        loaded_until: end of the tokens in the block pool.
+        start, end: positions of the tokens to load.
+        loaded_until: position up to which tokens were written to the pool.
         deadline: time of the timeout; each chunk extends it.
-        payloads: chunks that are not in the pool yet.
+        payloads: chunks that were read, but not written to the pool yet.
     """
 
     sequence: SequenceState
@@ -90,7 +90,8 @@ class TierLoad:
 class TierConnector:
     """Connects an engine to its tiers.
 
-    A load ends after `timeout` seconds without a new chunk. Reader threads call `wake` after each chunk.
+    A load ends after `timeout` seconds without a new chunk. Reader threads call `wake` after each chunk, so that the
+    engine's thread writes it to the pool.
     """
 
     def __init__(
@@ -116,15 +117,15 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the maximum length of the prefix in pool and tiers. A load may find fewer tokens.
+        """Return the length of the prefix that pool and tiers may contain.
 
-        This checks only the next chunk, and calls no remote tier.
+        It is an upper bound: only the first chunk after the prefix in the pool is checked, and no remote tier is called.
         """
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
             return num_pool_tokens
         at = num_pool_tokens // self._chunk_tokens
-        (first,) = self._transfer.names(sequence.cache_request, at, at + 1)
+        (first,) = self._transfer.chunk_names(sequence.cache_request, at, at + 1)
         return end if self.chain.may_contain(first.key) else num_pool_tokens
 
     def _max_loaded_tokens(self, cache_request: CacheRequest) -> int:
@@ -132,10 +133,10 @@ class TierConnector:
         return min(num_tokens // size * size, num_tokens - 1) // self._alignment * self._alignment
 
     def missing_chunks(self, cache_request: CacheRequest, num_pool_tokens: int) -> list[tuple[str, int]]:
-        """Return the chunks after the prefix in the pool as (key, number of its tokens after this prefix)."""
+        """Return the key of each chunk after the prefix in the pool, and how many of its tokens the pool lacks."""
         size, end = self._chunk_tokens, self._max_loaded_tokens(cache_request)
         first = num_pool_tokens // size
-        names = self._transfer.names(cache_request, first, max(first, -(-end // size)))
+        names = self._transfer.chunk_names(cache_request, first, max(first, -(-end // size)))
         return [
             (name.key, min((at + 1) * size, end) - max(at * size, num_pool_tokens))
             for at, name in enumerate(names, first)
@@ -146,16 +147,16 @@ class TierConnector:
         return len(self._timed_out) >= _NUM_READERS
 
     def is_loading_prefix(self, sequence: SequenceState, num_pool_tokens: int) -> bool:
-        """Whether another sequence is loading the next chunk of this sequence."""
+        """Whether another sequence is loading this sequence's first chunk after the prefix in the pool."""
         at, size = num_pool_tokens // self._chunk_tokens, self._chunk_tokens
         cache_request = sequence.cache_request
         if not self._loading_keys or cache_request.skip_read or cache_request.num_tokens < (at + 1) * size:
             return False
-        return self._transfer.names(cache_request, at, at + 1)[0].key in self._loading_keys
+        return self._transfer.chunk_names(cache_request, at, at + 1)[0].key in self._loading_keys
 
     def start_load(self, sequence: SequenceState, start: int, end: int, *, count_as_cached: bool) -> None:
         size = self._chunk_tokens
-        names = self._transfer.names(sequence.cache_request, start // size, -(-end // size))
+        names = self._transfer.chunk_names(sequence.cache_request, start // size, -(-end // size))
         load = TierLoad(sequence, names, start, end, start, time.monotonic() + self._timeout, count_as_cached)
         self._loads[sequence.cache_request.id] = load
         self._loading_keys |= {name.key for name in names}
@@ -178,7 +179,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write the chunks that were read to the pool; return the sequences whose loads ended."""
+        """Write all read chunks to the pool. Return the sequences whose loads ended."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.
@@ -228,7 +229,6 @@ class TierConnector:
         return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
 
     def clear(self, tier: str, models: ModelScope) -> int | None:
-        """Delete a tier's chunks of this model, of other models, or of all models; see `TierChain.clear`."""
         own = self._transfer.key_prefix
         filters = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
         return self.chain.clear(tier, filters.get(models, lambda key: True))

@@ -22,7 +22,7 @@ GROUP_KINDS: dict[str, GroupKind] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables, in the order of their slots in a block. See `GroupSpec` for `window`."""
+    """Layers that share block tables. `layers[i]` uses slot `i` of each block. See `GroupSpec` for `window`."""
 
     index: int = 0
     kind: GroupKind = "full"
@@ -39,9 +39,9 @@ class LayerGroup:
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split queries at positions `start` to `end` into parts of at most `max_tokens` in one attention chunk.
+        """Split the queries at positions `start` to `end` into parts; yield each part's first visible key, start, and end.
 
-        Yields (first visible key, start, end) of each part. Queries with full attention are not split.
+        A part has at most `max_tokens` tokens, all of one attention chunk. With full attention, there is one part.
         """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
@@ -61,7 +61,7 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     as large. Empty slots then waste less memory than more groups would.
     """
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
-    for layer, kind in enumerate(layer_kinds(config)):
+    for layer, kind in enumerate(layer_attention(config)):
         kinds.setdefault(kind, []).append(layer)
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
@@ -72,7 +72,7 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     return tuple(groups)
 
 
-def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
+def layer_attention(config: Any) -> Sequence[tuple[GroupKind, int]]:
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     names = getattr(config, "layer_types", None)
     if names is None:
@@ -84,5 +84,5 @@ def layer_kinds(config: Any) -> Sequence[tuple[GroupKind, int]]:
     return [(kind, windows[kind]) if windows[kind] else ("full", 0) for kind in kinds]
 
 
-def pool_slots(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
+def layer_slots(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
     return {layer: (group.index, slot) for group in groups for slot, layer in enumerate(group.layers)}

@@ -23,13 +23,13 @@ from kvproxy.optional_packages import install_command
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000
-"""With fewer weights, a CPU is faster in float32."""
+"""A model with fewer weights runs faster in float32 on a CPU."""
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that uses the engine's attention. `shape.layers` is the size of a layer group."""
+    """A model that uses the engine's attention. `shape.layers` is the number of layers in the largest layer group."""
 
     name: str
     model: Any
@@ -51,7 +51,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda, or cuda:N.
         dtype: a torch dtype, or auto: bfloat16 on CUDA, and for large models on CPUs with bfloat16 instructions.
-        quantization: none, or int8 on a CPU, which requires bfloat16.
+        quantization: `none`, or `int8` on a CPU with bfloat16.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_log

@@ -20,7 +20,7 @@ _UNSUPPORTED = {
     "lora_bias": "it has biases",
 }
 _Matrices = tuple[torch.Tensor, torch.Tensor]
-"""An adapter's matrices A, `[rank, in]`, and B, `[out, rank]`, of a layer. B is multiplied by the adapter's scale."""
+"""An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, which is multiplied by the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class LoraManager:
         layers: dict[str, dict[int, _Matrices]] = {}
         for lora_id, (name, folder) in enumerate(folders.items(), 1):
             digest = hashlib.sha256()
-            for layer, matrices in _read(name, folder, model).items():
+            for layer, matrices in _read_adapter(name, folder, model).items():
                 layers.setdefault(layer, {})[lora_id] = matrices
                 for matrix in matrices:
                     digest.update(f"{layer} {tuple(matrix.shape)}".encode())
@@ -67,7 +67,7 @@ class LoraManager:
         return add
 
 
-def _read(name: str, folder: Path, model: Any) -> dict[str, _Matrices]:
+def _read_adapter(name: str, folder: Path, model: Any) -> dict[str, _Matrices]:
     from safetensors.torch import load_file
 
     try:
@@ -87,11 +87,11 @@ def _read(name: str, folder: Path, model: Any) -> dict[str, _Matrices]:
             if ".lora_B." not in key:
                 raise ModelUnsupported(f"adapter {name!r} cannot be served: {key} is not a matrix of a linear layer")
             continue
-        layers[layer] = _matrices(name, layer, a, b, config, model)
+        layers[layer] = _check_matrices(name, layer, a, b, config, model)
     return layers
 
 
-def _matrices(
+def _check_matrices(
     name: str, layer: str, a: torch.Tensor, b: torch.Tensor | None, config: dict[str, Any], model: Any
 ) -> _Matrices:
     try:

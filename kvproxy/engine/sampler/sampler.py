@@ -21,7 +21,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """The random numbers that sample the tokens of one sequence, one for each token."""
+    """Uniform random numbers for the tokens of one sequence: token `i` is sampled with number `i`."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")
@@ -32,7 +32,7 @@ class UniformStream:
         self._peeked: deque[float] = deque()
 
     def peek(self, count: int) -> list[float]:
-        """Return the next numbers in [0, 1). `pop` removes the first one."""
+        """Return the next `count` numbers, from 0 to 1, without removing them."""
         while len(self._peeked) < count:
             self._peeked.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
         return list(islice(self._peeked, count))
@@ -48,11 +48,11 @@ def sample(
     uniforms: Sequence[float],
     allowed: torch.Tensor | None = None,
 ) -> list[SampledToken]:
-    """Sample one token for each row of `logits`, `[rows, vocabulary]`, with one device synchronization.
+    """Sample one token for each row of `logits`, `[rows, vocabulary]`.
 
     Args:
-        uniforms: a random number in [0, 1) for each row.
-        allowed: boolean mask of the tokens that a grammar allows, on the host. Log-probabilities ignore it.
+        uniforms: a random number from 0 to 1 for each row.
+        allowed: result of `allowed_tokens`; None allows all tokens. Log-probabilities ignore it.
     """
     plain = logits
     if allowed is not None:

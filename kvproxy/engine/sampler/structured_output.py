@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 _CACHED_GRAMMARS = 64
 _COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Requires JSON on one line. Otherwise, a small model may write newlines until `max_tokens`."""
+"""Requires JSON on one line. With flexible whitespace, a small model may write newlines until `max_tokens`."""
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> torch.Tensor:
-    """Return a boolean mask, `[rows, vocabulary]`, on the host. A row without a matcher allows all tokens."""
+    """Return a boolean mask on the host, `[rows, vocabulary]`, of the tokens that each row's grammar allows next.
+
+    A row without a matcher allows all tokens.
+    """
     bitmask = np.full((len(matchers), -(-vocabulary // 32)), -1, np.int32)
     for row, matcher in zip(bitmask, matchers, strict=True):
         if matcher is not None:
@@ -41,7 +44,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def matcher(self, grammar: Grammar) -> "LLMatcher":
-        """Return a new matcher. The first call for a grammar takes up to a second."""
+        """Return a new matcher for an output. The first call for a grammar compiles it, which takes up to a second."""
         with self._lock:
             return self._compile_cached(grammar).deep_copy()
 

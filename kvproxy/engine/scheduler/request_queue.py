@@ -8,7 +8,7 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """The waiting sequences by priority, then by the fewest tokens computed for their tenant, then by arrival."""
+    """The waiting sequences by priority, then by tenant (fewest computed tokens first), then by arrival time."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[SequenceState]] = {}
@@ -25,19 +25,19 @@ class RequestQueue:
         """Iterate in order of admission. The loop may remove sequences that were yielded."""
         queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
         while queues:
-            tenant = min(queues, key=lambda name: self._rank(name, queues[name][0]))
+            tenant = min(queues, key=lambda name: self._sort_key(name, queues[name][0]))
             yield queues[tenant].pop(0)
             if not queues[tenant]:
                 del queues[tenant]
 
-    def _rank(self, tenant: str, head: SequenceState) -> tuple[int, int, float]:
+    def _sort_key(self, tenant: str, head: SequenceState) -> tuple[int, int, float]:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
-        """Record that a tenant has one more unfinished sequence, until `unregister`."""
+        """Count the sequence as unfinished until `unregister`. A tenant with unfinished sequences is active."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
-            # An idle tenant gains no credit.
+            # A tenant gains no credit while it is not active.
             if not self._num_live:
                 self._service.clear()
             least = min((self._service.get(name, 0) for name in self._num_live), default=0)
@@ -51,7 +51,7 @@ class RequestQueue:
             del self._num_live[tenant]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a registered sequence. After a preemption, it returns to its place by arrival time."""
+        """Enqueue a registered sequence. A preempted sequence keeps its original arrival time."""
         queue = self._queues.setdefault(sequence.request.tenant, [])
         insort(
             queue,

@@ -9,7 +9,7 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 class Scheduler:
     """Fills each step's token budget with running sequences, then with chunks of waiting prompts.
 
-    The cache lookup of a prompt happens when it is scheduled, so concurrent requests share their prefix.
+    A prompt is looked up in the cache when it is first scheduled, so concurrent requests share their prefix.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Scheduler:
         self.waiting.unregister(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step, allocate its blocks, and count its tokens as computed."""
+        """Plan the next step, allocate its blocks, and count its tokens as computed before the step runs."""
         output = SchedulerOutput()
         budget = self._max_num_batched_tokens
         for sequence in self._tiers.get_finished() if self._tiers else ():
@@ -78,7 +78,7 @@ class Scheduler:
                 num_later = min(len(order), self._max_num_seqs) - place - 1
                 budget -= self._schedule_running(sequence, max(1, budget - num_later), output)
         # Finish started prompts first: two half-computed prompts could block each other.
-        if not any(sequence.num_remaining_tokens for sequence in self.running):
+        if not any(sequence.num_uncomputed_tokens for sequence in self.running):
             self._schedule_waiting(budget, output)
         return output
 
@@ -99,10 +99,10 @@ class Scheduler:
             if matched > computed.num_tokens:
                 self._start_load(sequence, computed, matched)
             else:
-                budget -= self._start(sequence, computed, budget, output)
+                budget -= self._start_prefill(sequence, computed, budget, output)
 
     def _schedule_running(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
-        if self._num_draft_tokens and sequence.num_output_tokens and sequence.num_remaining_tokens == 1:
+        if self._num_draft_tokens and sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1:
             count = self._schedule_drafts(sequence, budget, output)
             if count:
                 return count
@@ -129,7 +129,9 @@ class Scheduler:
         self.waiting.charge(sequence, 1)
         return len(tokens)
 
-    def _start(self, sequence: SequenceState, computed: ComputedBlocks, budget: int, output: SchedulerOutput) -> int:
+    def _start_prefill(
+        self, sequence: SequenceState, computed: ComputedBlocks, budget: int, output: SchedulerOutput
+    ) -> int:
         count = self._chunked_prefill.num_new_tokens(sequence, computed.num_tokens, budget)
         self._allocate(sequence, computed, count)
         sequence.cache_request.num_computed_tokens = computed.num_tokens

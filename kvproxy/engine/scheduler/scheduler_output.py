@@ -12,8 +12,9 @@ class TokenSpan:
 
     Attributes:
         start: position of the first token in the sequence.
-        block_tables: the sequence's block table in each layer group; 0 replaces freed blocks.
-        num_draft_tokens: number of speculative tokens at the end.
+        block_tables: the sequence's block table in each layer group. Block 0 replaces freed blocks.
+        num_draft_tokens: number of speculative tokens at the end of `tokens`.
+        lora_id: number of the LoRA adapter; 0 for the base model.
     """
 
     tokens: Sequence[int]
@@ -30,7 +31,7 @@ class TokenSpan:
         table = self.block_tables[group]
         return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
 
-    def rows(self) -> "list[TokenSpan]":
+    def split(self) -> "list[TokenSpan]":
         return [
             TokenSpan([token], at, self.block_tables, lora_id=self.lora_id)
             for at, token in enumerate(self.tokens, self.start)
@@ -46,6 +47,6 @@ class SchedulerOutput:
         return len(self.prefills) + len(self.decodes)
 
     def split(self) -> "Iterator[SchedulerOutput]":
-        """Yield one step per sequence. Prompts come first, because later sequences may share their blocks."""
+        """Yield one step per sequence. Prompts come first, because other sequences may read the blocks that they fill."""
         yield from (SchedulerOutput(prefills=[item]) for item in self.prefills)
         yield from (SchedulerOutput(decodes=[item]) for item in self.decodes)

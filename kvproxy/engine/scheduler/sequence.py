@@ -20,7 +20,7 @@ ErrorCallback = Callable[[KvproxyError], None]
 
 
 class NgramProposer:
-    """Speculative decoding: proposes the tokens that followed the previous occurrence of the last n tokens."""
+    """Proposes draft tokens: those that followed the previous occurrence of the sequence's last `n` tokens."""
 
     def __init__(self, n: int = 3) -> None:
         self._n = n
@@ -28,7 +28,7 @@ class NgramProposer:
         self._num_indexed = 0
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` draft tokens. Each call must extend the tokens of the previous call."""
+        """Return at most `limit` draft tokens. `tokens` must begin with the tokens of the previous call."""
         n = self._n
         # The last n-gram itself is not indexed.
         for start in range(self._num_indexed, len(tokens) - n):
@@ -42,13 +42,14 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
-        index: number of the sequence, from 0.
+        index: number of the sequence in its request, from 0.
         on_output: receives each delta.
         on_error: receives the error that aborts the request.
 
     Attributes:
-        num_cached_tokens: prompt tokens that were taken from the block pool or a tier.
-        num_saved_chunks: leading chunks that are saved in the tiers, or dropped.
+        num_cached_tokens: number of prompt tokens found in the block pool or a tier.
+        num_tier_tokens: number of prompt tokens found in a tier.
+        num_saved_chunks: number of leading chunks that the tiers contain.
     """
 
     def __init__(
@@ -97,8 +98,7 @@ class SequenceState:
         self._has_text = False
 
     @property
-    def num_remaining_tokens(self) -> int:
-        """Count the tokens without computed keys and values."""
+    def num_uncomputed_tokens(self) -> int:
         return self.cache_request.num_tokens - self.cache_request.num_computed_tokens
 
     @property
@@ -110,7 +110,7 @@ class SequenceState:
         return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0 and self.index == 0
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request, when the prompt was computed."""
+        """Create another sequence of the request. Call it when the prompt was computed."""
         matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,
@@ -141,7 +141,7 @@ class SequenceState:
         )
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Add the log-probabilities of the prompt tokens from `start + 1` on, given the logits from `start` on."""
+        """Add the log-probabilities of the prompt tokens from `start + 1` on. `logits` begin at position `start`."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]

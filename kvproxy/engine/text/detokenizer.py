@@ -26,7 +26,7 @@ class Detokenizer:
         return self._release(text[len(before) :])
 
     def finish(self) -> str:
-        """Return the text that was held back, at the end of the output."""
+        """Return the text that was held back. Call it after the last token."""
         if self.stopped:
             return ""
         before = self._decode(self._ids[self._prefix_offset : self._read_offset])
@@ -42,13 +42,13 @@ class Detokenizer:
             self.stopped = True
             self._pending_text = ""
             return text[: min(found)]
-        keep = max((overlap_length(text, stop) for stop in self._stop), default=0)
+        keep = max((partial_match_length(text, stop) for stop in self._stop), default=0)
         self._pending_text = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def overlap_length(text: str, stop: str) -> int:
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
+def partial_match_length(text: str, target: str) -> int:
+    for length in range(min(len(text), len(target) - 1), 0, -1):
+        if text.endswith(target[:length]):
             return length
     return 0

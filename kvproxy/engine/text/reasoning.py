@@ -1,37 +1,35 @@
-"""The reasoning of a model: the text between two tokens, such as `<think>` and `</think>`, before the answer."""
+"""The reasoning of a model: the text before the answer, between two tokens such as `<think>` and `</think>`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from kvproxy.engine.text.detokenizer import overlap_length
+from kvproxy.engine.text.detokenizer import partial_match_length
 from kvproxy.generation import Delta
 
 _PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
 _OPENING_TOKENS = 3
-"""A chat template writes at most two tokens, such as line breaks, after the token that begins the reasoning."""
+"""A chat template may begin the reasoning in the prompt: with the token `begin`, and at most two tokens after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The tokens around the reasoning, by their texts and their ids."""
-
     begin: str
     end: str
     begin_id: int
     end_id: int
 
-    def begins_in(self, prompt: Sequence[int]) -> bool:
-        """Whether the chat template begins the reasoning at the end of a prompt, so that the output continues it."""
+    def is_open_after(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt ends with the beginning of the reasoning, so that the output continues it."""
         last = [token for token in prompt[-_OPENING_TOKENS:] if token in (self.begin_id, self.end_id)]
         return bool(last) and last[-1] == self.begin_id
 
 
-def reasoning_format(visible_tokens: Mapping[str, int]) -> ReasoningFormat | None:
-    """Return the format of a model with these added tokens; None for a model without reasoning.
+def find_reasoning_format(visible_tokens: Mapping[str, int]) -> ReasoningFormat | None:
+    """Return the format of a model's reasoning; None for a model without reasoning.
 
     Args:
-        visible_tokens: ids of the added tokens that are part of the output's text.
+        visible_tokens: ids of the tokens that the model's tokenizer adds and does not remove from the output's text.
     """
     for begin, end in _PAIRS:
         if begin in visible_tokens and end in visible_tokens:
@@ -40,8 +38,8 @@ def reasoning_format(visible_tokens: Mapping[str, int]) -> ReasoningFormat | Non
 
 
 @dataclass(slots=True)
-class _Completion:
-    state: Literal["begin", "reasoning", "answer"]
+class _ParserState:
+    phase: Literal["begin", "reasoning", "answer"]
     pending: str = ""
 
 
@@ -55,34 +53,34 @@ class ReasoningParser:
 
     form: ReasoningFormat
     begins_in_prompt: bool
-    _completions: dict[int, _Completion] = field(default_factory=dict)
+    _states: dict[int, _ParserState] = field(default_factory=dict)
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta with its reasoning apart from its text.
+        """Return the delta with its reasoning in a field of its own.
 
-        The end of a text that may begin the token `begin` or `end` of the format waits for the next delta.
+        If the text ends with a part of the token `begin` or `end`, the next delta contains this part.
         """
-        first = _Completion("reasoning" if self.begins_in_prompt else "begin")
-        completion = self._completions.setdefault(delta.index, first)
-        if completion.state == "answer":
+        first = _ParserState("reasoning" if self.begins_in_prompt else "begin")
+        state = self._states.setdefault(delta.index, first)
+        if state.phase == "answer":
             return delta
         form, is_last = self.form, delta.finish_reason is not None
-        text, reasoning, completion.pending = completion.pending + delta.text, "", ""
-        if completion.state == "begin":
+        text, reasoning, state.pending = state.pending + delta.text, "", ""
+        if state.phase == "begin":
             start = text.lstrip()
             if start.startswith(form.begin):
-                completion.state, text = "reasoning", start[len(form.begin) :]
+                state.phase, text = "reasoning", start[len(form.begin) :]
             elif form.begin.startswith(start) and not is_last:
-                completion.pending, text = text, ""
+                state.pending, text = text, ""
             else:
-                completion.state = "answer"
-        if completion.state == "reasoning":
+                state.phase = "answer"
+        if state.phase == "reasoning":
             reasoning, ended, answer = text.partition(form.end)
             if ended:
-                completion.state = "answer"
+                state.phase = "answer"
             elif not is_last:
-                waiting = overlap_length(reasoning, form.end)
-                reasoning, completion.pending = (
+                waiting = partial_match_length(reasoning, form.end)
+                reasoning, state.pending = (
                     reasoning[: len(reasoning) - waiting],
                     reasoning[len(reasoning) - waiting :],
                 )

@@ -1,13 +1,12 @@
 """A cache of token ids for segments of chats: only the new segments of a continued chat are tokenized.
 
-A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. So segments
-may begin at an added token that a plain search finds where the tokenizer finds it. This requires of the token:
+A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. A text search
+must find the same tokens, so segments begin only at added tokens with these properties:
 
-- Its `normalized`, `single_word`, and `lstrip` are false.
-- No other added token contains it, or ends with its beginning, so that no other match overlaps it.
+- The token's `normalized`, `single_word`, and `lstrip` are false.
+- No other added token contains the token, or ends with its beginning.
 
-Some tokenizers prepend a blank to a text (Metaspace). This changes only a first segment without an added token, which
-equals no later segment.
+Some tokenizers prepend a blank to a text (Metaspace). It changes only a segment that begins without an added token.
 """
 
 import re
@@ -25,7 +24,7 @@ _ENTRY_OVERHEAD_BYTES = 400
 class SegmentCache:
     """Caches the token ids of recent segments. Thread-safe.
 
-    `encode` returns the ids of a text without additional special tokens.
+    `encode` tokenizes a text without adding special tokens.
     """
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES) -> None:
@@ -38,7 +37,7 @@ class SegmentCache:
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def encode(self, text: str, scope: str = "") -> list[int]:
-        """Return the token ids of a text. Scopes (tenants) share no entries, which prevents timing attacks."""
+        """Return the token ids of a text. Scopes (tenants) share no entries, to prevent timing attacks."""
         if self._boundary is None:
             return self._encode(text)
         ids: list[int] = []
@@ -53,10 +52,10 @@ class SegmentCache:
                 self._ids.move_to_end(key)
                 return found
         ids = array("I", self._encode(segment))
-        self._keep(key, ids)
+        self._store(key, ids)
         return ids
 
-    def _keep(self, key: tuple[str, str], ids: "array[int]") -> None:
+    def _store(self, key: tuple[str, str], ids: "array[int]") -> None:
         with self._lock:
             if (before := self._ids.pop(key, None)) is not None:
                 self._bytes -= _size(key, before)
@@ -66,7 +65,7 @@ class SegmentCache:
                 self._bytes -= _size(*self._ids.popitem(last=False))
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
-        """Cache generated tokens, because the tokenizer may split their text differently.
+        """Make `encode` return the generated tokens of an output, because it may split their text into other tokens.
 
         Args:
             output: generated tokens without the end token.
@@ -78,7 +77,7 @@ class SegmentCache:
         if start is not None:
             beginning = self._decode(prompt[start:])
             if self._decode([*prompt[start:], *output]) == beginning + text:
-                self._keep((scope, beginning + text), array("I", [*prompt[start:], *output]))
+                self._store((scope, beginning + text), array("I", [*prompt[start:], *output]))
 
     def _begins_segment(self, token: int) -> bool:
         assert self._boundary is not None

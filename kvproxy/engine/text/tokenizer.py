@@ -4,23 +4,23 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
-from kvproxy.engine.text.reasoning import ReasoningFormat, reasoning_format
+from kvproxy.engine.text.reasoning import ReasoningFormat, find_reasoning_format
 from kvproxy.engine.text.segment_cache import SegmentCache
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
 from kvproxy.errors import InvalidRequest
 
 _MAX_TOKEN_CHARACTERS = 512
-"""Upper bound for all vocabularies, to reject long texts before their tokenization."""
+"""Maximum characters of a token in any vocabulary. It gives a lower bound of a text's tokens without tokenizing it."""
 
 CheckLength = Callable[[int], None]
-"""Raises an error if the engine cannot accept a prompt of at least this number of tokens."""
+"""Raises an error if a prompt of at least this number of tokens is too long."""
 
 
-def accept_any_length(at_least: int) -> None: ...
+def accept_any_length(min_tokens: int) -> None: ...
 
 
 class ChatTokenizer:
-    """A thread-safe Hugging Face tokenizer, with its chat template. The tokens `eos_ids` end an output."""
+    """A Hugging Face tokenizer with its chat template. Thread-safe. The tokens `eos_ids` end an output."""
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +31,7 @@ class ChatTokenizer:
         self._segments = SegmentCache(tokenizer, partial(self._token_ids, add_special_tokens=False))
 
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
-        """Return the token ids of a prompt without a chat template. `param` is the field that errors name."""
+        """Return the token ids of a prompt, without the chat template. Errors name the request field `param`."""
         self._check_text(text, param, check)
         return self._token_ids(text)
 
@@ -42,9 +42,10 @@ class ChatTokenizer:
         check: CheckLength = accept_any_length,
         scope: str = "",
     ) -> list[int]:
-        """Return the token ids of a conversation, up to the assistant's next turn.
+        """Return the token ids of a conversation, up to the beginning of the assistant's next turn.
 
-        Segments are cached per `scope`. Raises InvalidRequest without a chat template, or if it rejects the messages.
+        `scope` is an argument of `SegmentCache.encode`. Raises InvalidRequest if the chat template is missing or rejects
+        the messages.
         """
         text = self._render(messages, tools)
         # The template may drop text, so check it after rendering.
@@ -52,7 +53,7 @@ class ChatTokenizer:
         return self._segments.encode(text, scope)
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
-        """Make `chat` return the generated tokens in later conversations that contain the prompt and their text."""
+        """Make `chat` return the generated tokens for later conversations that begin with the prompt and `text`."""
         end = len(output)
         while end and output[end - 1] in self.eos_ids:
             end -= 1
@@ -109,7 +110,6 @@ class ChatTokenizer:
 
     @cached_property
     def tool_call_format(self) -> ToolCallFormat | None:
-        """Return the tool call format of the chat template; None if it does not support tools."""
         if self._tokenizer.chat_template is None:
             return None
 
@@ -126,9 +126,8 @@ class ChatTokenizer:
 
     @cached_property
     def reasoning_format(self) -> ReasoningFormat | None:
-        """Return the format of the model's reasoning; None for a model without reasoning."""
         added = self._tokenizer.added_tokens_decoder.items()
-        return reasoning_format({token.content: number for number, token in added if not token.special})
+        return find_reasoning_format({token.content: number for number, token in added if not token.special})
 
     def to_llguidance(self, vocabulary: int) -> Any:
         from llguidance.hf import from_tokenizer

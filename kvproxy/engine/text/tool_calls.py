@@ -1,7 +1,7 @@
-"""Tool calls in the format of a model's chat template, which is learned by rendering two made-up calls.
+"""Tool calls in the format of a model's chat template. Rendering two made-up calls with the template shows the format.
 
 An output is a tool call if it begins with the same character as the rendered calls. A grammar ensures that a call is
-complete, names a known tool, and has arguments that match its schema.
+complete, names a known tool, and has arguments that match the tool's schema.
 """
 
 import json
@@ -20,26 +20,26 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """The text around calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
+    """The texts around tool calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
-    `special` maps special tokens to their ids. Clients do not receive them as text.
+    `special_tokens` maps special tokens to their ids. An output's text does not contain them.
     """
 
     begin: str
     middle: str
     between: str
     end: str
-    special: Mapping[str, int]
+    special_tokens: Mapping[str, int]
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for tool calls. Unless `required`, it also allows text."""
+        """Return a grammar for tool calls: several if `parallel`, and also text without a call unless `required`."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
-        more = f" ({self._lark(self.between)} call)*" if parallel else ""
+        more = f" ({self._as_lark(self.between)} call)*" if parallel else ""
         rules = [
-            f"calls: {self._lark(self.begin)} call{more} {self._lark(self.end)}",
+            f"calls: {self._as_lark(self.begin)} call{more} {self._as_lark(self.end)}",
             f"call: {' | '.join(names.values())}",
             *(
-                f"{rule}: {self._lark(name + self.middle)} arguments_{rule}\narguments_{rule}: %json"
+                f"{rule}: {self._as_lark(name + self.middle)} arguments_{rule}\narguments_{rule}: %json"
                 f" {json.dumps({**schemas[name], 'x-guidance': _JSON}, ensure_ascii=False)}"
                 for name, rule in names.items()
             ),
@@ -55,22 +55,22 @@ class ToolCallFormat:
         return self.visible_text(self.begin)
 
     def visible_text(self, text: str) -> str:
-        for token in self.special:
+        for token in self.special_tokens:
             text = text.replace(token, "")
         return text
 
-    def _lark(self, text: str) -> str:
-        parts, rest = [], text
+    def _as_lark(self, text: str) -> str:
+        parts, rest, ids = [], text, self.special_tokens
         while rest:
-            at, token = min(((rest.find(each), each) for each in self.special if each in rest), default=(len(rest), ""))
+            at, token = min(((rest.find(each), each) for each in ids if each in rest), default=(len(rest), ""))
             parts += [json.dumps(rest[:at], ensure_ascii=False)] if at else []
-            parts += [f"<[{self.special[token]}]>"] if token else []
+            parts += [f"<[{ids[token]}]>"] if token else []
             rest = rest[at + len(token) :]
         return " ".join(parts) or '""'
 
 
 def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCallFormat | None:
-    """Learn the format of a template; None if it has no tool calls, or an unsupported format."""
+    """Learn the format of the chat template that `render` applies; None if it has no supported format."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
             form = _learn(render, special, written)
@@ -147,7 +147,7 @@ class ToolCallParser:
         self._in_call: dict[int, bool] = {}
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta for the client: complete calls instead of their text."""
+        """Return the delta for the client, with complete tool calls in `calls` instead of their text."""
         form, index = self._form, delta.index
         if index not in self._in_call and delta.text:
             self._in_call[index] = delta.text[0] == form.opening[0]

@@ -1,7 +1,7 @@
 """Captured steps: on CUDA, one graph launch replays a whole forward pass.
 
 Each row of a captured step is one token. Rows may belong to the same sequence, because each layer writes all keys and
-values before it reads any. A step is padded to the next capture size with rows that use block 0.
+values before it reads any. Rows that read and write only block 0 pad a step to the next capture size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
 from kvproxy.engine.health import first_line
-from kvproxy.engine.models.layer_groups import LayerGroup, pool_slots
+from kvproxy.engine.models.layer_groups import LayerGroup, layer_slots
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import to_host_tensor
 from kvproxy.engine.worker.input_batch import AttentionMetadata, InputBatch, padded_block_table
@@ -22,7 +22,7 @@ from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
 StepCapture = Callable[[Step], Step]
-"""Captures a step, and returns a function that replays it. Each replay may overwrite the previous result."""
+"""Captures a step, and returns a function that replays it. A replay may overwrite the result of the previous replay."""
 
 
 def no_capture(step: Step) -> Step:
@@ -34,7 +34,7 @@ class CannotCapture(Exception):
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one memory pool. Capture the largest step first.
+    """A `StepCapture` by CUDA graphs that share one memory pool. Capture the largest step first.
 
     `device` must be the current CUDA device during capture.
     """
@@ -86,7 +86,7 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """The captured step of each capture size. `forward` computes a batch's logits, `[rows, vocabulary]`."""
+    """A captured step for each capture size. `forward` returns a batch's logits, `[rows, vocabulary]`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class CapturedSteps:
         return 0 < len(spans) <= self._sizes[-1]
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
-        """Run spans of one token; return their logits, which the next call overwrites."""
+        """Compute the logits of spans of one token each. The next call may overwrite them."""
         size = next(size for size in self._sizes if size >= len(spans))
         self._copy_inputs(spans, size)
         return self._steps[size]()[: len(spans)]
@@ -144,5 +144,5 @@ class CapturedSteps:
             AttentionMetadata(slot_mapping, None, self._decode.prepare(table[:size], lengths, self._pool, group))
             for group, slot_mapping, table in zip(self._groups, slot_mappings, self._tables, strict=True)
         ]
-        slots = pool_slots(self._groups)
+        slots = layer_slots(self._groups)
         return self._forward(InputBatch(self._pool, slots, tokens[None], positions[None], 0, metadata))

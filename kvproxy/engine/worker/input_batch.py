@@ -6,7 +6,7 @@ import torch
 
 from kvproxy.engine.attention.interface import KV, AttentionOp
 from kvproxy.engine.attention.selector import AttentionBackends
-from kvproxy.engine.models.layer_groups import LayerGroup, pool_slots
+from kvproxy.engine.models.layer_groups import LayerGroup, layer_slots
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
@@ -17,7 +17,7 @@ class AttentionMetadata:
     """Attention inputs of one layer group.
 
     Attributes:
-        slot_mapping: place of each token in the pool, block * block_size + offset, `[tokens]`.
+        slot_mapping: slot of each token in the pool, block * block_size + offset, `[tokens]`.
         prefill, decode: attention of the prefill and of the decode tokens; None if the step has no such tokens.
     """
 
@@ -28,20 +28,20 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """The tokens of all sequences in one row: prefill tokens, then from `decode_start` on one token per decoding sequence.
+    """The tokens of a step in one row: prefill tokens, then from `decode_start` on one token per decoding sequence.
 
     `tokens` and `positions` are `[1, tokens]`. `metadata` has one item per layer group.
     """
 
     pool: KVPool
-    pool_slots: Mapping[int, tuple[int, int]]
+    layer_slots: Mapping[int, tuple[int, int]]
     tokens: torch.Tensor
     positions: torch.Tensor
     decode_start: int
     metadata: Sequence[AttentionMetadata]
 
     def layer(self, index: int) -> tuple[AttentionMetadata, KV]:
-        group, slot = self.pool_slots[index]
+        group, slot = self.layer_slots[index]
         return self.metadata[group], self.pool.layers[slot]
 
 
@@ -76,7 +76,7 @@ def build_input_batch(
         for group, slot_mapping in zip(groups, row[2:], strict=True)
     ]
     decode_start = sum(len(span.tokens) for span in prefills)
-    return InputBatch(pool, pool_slots(groups), row[:1], row[1:2], decode_start, metadata)
+    return InputBatch(pool, layer_slots(groups), row[:1], row[1:2], decode_start, metadata)
 
 
 def decode_block_table(

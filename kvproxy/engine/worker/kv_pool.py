@@ -25,7 +25,7 @@ class KVShape:
 class KVPool:
     """Keys and values of all blocks, `[layers, 2, blocks, block_size, kv_heads, head_dim]`.
 
-    A block belongs to one layer group. Values are initially zero: padding reads block 0, and 0 * NaN would be NaN.
+    A block belongs to one layer group. The memory is zeroed: padding reads block 0, and 0 * NaN would be NaN.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class KVPool:
     def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> Callable[[], None]:
         """Copy blocks to `out` on the host, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
 
-        The returned function waits for the end of the copy. For a pool on CUDA, `out` must be pinned memory.
+        Returns a function that waits for the end of the copy. For a pool on CUDA, `out` must be pinned memory.
         """
         ids, stream = upload(blocks, self.data.device), self._read_stream
         if stream is None:
@@ -70,7 +70,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write `content`, shaped as in `read_blocks`, to `blocks`. Its first `first` blocks are skipped."""
+        """Write `content` (see `read_blocks`), without its first `first` blocks, to `blocks`."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":
@@ -84,7 +84,7 @@ class KVPool:
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate zeros. On a CPU, the kernel commits pages on their first write, so that startup is fast."""
+    # The operating system commits numpy's pages on their first write, so startup is fast.
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     num_bytes = math.prod(sizes) * dtype.itemsize

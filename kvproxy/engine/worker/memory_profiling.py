@@ -14,12 +14,12 @@ from kvproxy.tiers.free_memory import free_memory
 
 _STEP_MARGIN = 1.1
 _RESERVED_BYTES = 768 << 20
-"""GPU memory for library workspaces, CUDA graphs, and the response cache's FAISS index (256 MiB)."""
+"""GPU memory for library workspaces, CUDA graphs, and 256 MiB for the response cache's FAISS index."""
 _MAX_CPU_SHARE_BASE = 4 << 30
 
 
 class CudaMemoryMeter:
-    """Measures torch's CUDA memory: `peak` returns the maximum of allocated bytes since `start`."""
+    """Measures torch's CUDA memory. `peak` returns the maximum bytes allocated since `start`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -52,7 +52,6 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
 
 
 def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
-    """Raise SettingsError if the pool exceeds the free memory, because the kernel would kill the process."""
     if settings.num_blocks is not None:
         required, name = settings.num_blocks * block_bytes, "num_blocks"
     elif settings.kv_memory > 1:
@@ -88,7 +87,7 @@ def pool_bytes(free: int, share: float, step_bytes: int) -> float:
 def profile_peak_memory(
     loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings, meter: CudaMemoryMeter
 ) -> int:
-    """Return the peak memory in bytes of a step without prompt log-probabilities, excluding weights and pool."""
+    """Return the peak memory of a step in bytes, without weights, pool, and prompt log-probabilities."""
     block_size = settings.block_size
     max_len = min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len)
     num_tokens = min(settings.max_num_batched_tokens, max_len)

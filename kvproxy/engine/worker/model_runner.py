@@ -23,7 +23,7 @@ _MAX_CAPTURED_SPAN = 16
 
 @dataclass(frozen=True, slots=True)
 class SequenceLogits:
-    """The logits of a span's last tokens, `[tokens, vocabulary]`. The next step overwrites them."""
+    """The logits of a span's last tokens, `[tokens, vocabulary]`. The next step may overwrite them."""
 
     sequence: SequenceState
     span: TokenSpan
@@ -42,7 +42,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, capture: StepCapture, *, max_rows: int, max_len: int) -> None:
-        """Capture steps. If the model cannot be captured, all steps run eagerly."""
+        """Capture steps of up to `max_rows` tokens, for sequences of up to `max_len` tokens.
+
+        If the model cannot be captured, all steps run eagerly.
+        """
         with self._on_device():
             try:
                 self._captured = CapturedSteps(
@@ -68,10 +71,10 @@ class ModelRunner:
         return [SequenceLogits(*item, part) for item, part, count in zip(work, logits, counts, strict=True) if count]
 
     def run_captured(self, spans: list[TokenSpan], counts: list[int]) -> Sequence[torch.Tensor] | None:
-        """Return the logits of each span's last `counts` tokens; None if the step must run eagerly."""
+        """Return the logits of the last `counts[i]` tokens of each span `i`; None if the step must run eagerly."""
         if self._captured is None or any(len(span.tokens) > _MAX_CAPTURED_SPAN for span in spans):
             return None
-        rows = [row for span in spans for row in span.rows()]
+        rows = [row for span in spans for row in span.split()]
         if not self._captured.fits(rows):
             return None
         with self._on_device():
@@ -114,4 +117,4 @@ class ModelRunner:
 def _num_logits(sequence: SequenceState, span: TokenSpan) -> int:
     if sequence.needs_prompt_logprobs:
         return len(span.tokens)
-    return 1 + span.num_draft_tokens if sequence.num_remaining_tokens == 0 else 0
+    return 1 + span.num_draft_tokens if sequence.num_uncomputed_tokens == 0 else 0

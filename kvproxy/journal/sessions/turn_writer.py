@@ -10,7 +10,7 @@ from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.apis.session_name import session_name
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
@@ -209,7 +209,7 @@ class TurnWriter:
         if regions is None or record.prompt_tokens is None:
             return _PromptChange()
         other = chain_of(regions, record.tenant)
-        shared = common_prefix(chain.digests, other.digests)
+        shared = common_prefix_length(chain.digests, other.digests)
         if shared in (len(chain.names), len(other.names)):
             return _PromptChange()
         sent, place = set(other.digests[shared:]), None

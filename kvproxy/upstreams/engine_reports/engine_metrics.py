@@ -35,7 +35,7 @@ class _Samples:
 
 
 def read_metrics(page: str) -> EngineMetrics | None:
-    """Parse the text of `/metrics`; None if no metric of a supported engine is in it. Raises ValueError."""
+    """Parse a page of `/metrics`; None if it has no metric of a supported engine. Raises ValueError."""
     samples = _Samples(page)
     engines = {name.partition(":")[0] for name in samples.values}
     if "vllm" in engines:
@@ -47,12 +47,12 @@ def read_metrics(page: str) -> EngineMetrics | None:
 
 def _read_vllm(samples: _Samples) -> EngineMetrics:
     config = samples.vllm_config
-    blocks, caching = _whole(config.get("num_gpu_blocks")), config.get("enable_prefix_caching")
+    blocks, caching = _parse_int(config.get("num_gpu_blocks")), config.get("enable_prefix_caching")
     return EngineMetrics(
         "vllm",
         # Each data-parallel engine reports a pool of the same size.
         num_blocks=None if blocks is None else blocks * len(samples.values[_VLLM]),
-        block_size=_whole(config.get("block_size")),
+        block_size=_parse_int(config.get("block_size")),
         usage=samples.mean("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         running=samples.sum("vllm:num_requests_running"),
         waiting=samples.sum("vllm:num_requests_waiting"),
@@ -91,5 +91,5 @@ def _read_llama(samples: _Samples) -> EngineMetrics:
     )
 
 
-def _whole(text: str | None) -> int | None:
+def _parse_int(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 16 else None

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
 
 GRACE_SECONDS = 10.0
-"""Time without events or connection before it is a problem."""
-RESTART_SECONDS = 600.0
-"""Time for which a restart is reported."""
+"""Seconds without a connection, or without events, after which a problem is reported."""
+RESTART_REPORT_SECONDS = 600.0
 _PARTIAL_BLOCK = 64
-"""Tokens of each prompt that may be in a partial block, which causes no event."""
+"""Maximum tokens of a prompt in a partial block, for which the engine publishes no event."""
 _MIN_COMPUTED = 1000
-"""Prompt tokens that the engine must have computed before missing events are a problem."""
+"""Missing events are a problem only after the engine computed this many prompt tokens."""
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
 _log = logging.getLogger("kvproxy")
 
@@ -39,9 +38,10 @@ class MirrorMonitor:
         self._known: frozenset[Problem] = frozenset()
 
     def add_computed(self, tokens: int, *, reported: bool) -> None:
-        """Add prompt tokens that the engine computed, as it reported or as the proxy estimates.
+        """Add prompt tokens that the engine computed, which should cause events.
 
-        The estimate ignores cached prefixes, which cause no events, so it only counts before the first event.
+        If the engine did not report their number, it is an estimate that may include cached tokens. An estimate is
+        ignored after the first event.
         """
         if reported or not self._messages:
             self._computed += max(0, tokens - _PARTIAL_BLOCK)
@@ -50,11 +50,11 @@ class MirrorMonitor:
         """Return the present problems, and log new ones.
 
         Args:
-            up: the engine responds.
-            reuse: predicted and reported reuse by model.
+            up: whether the engine responds.
+            reuse: predicted and reported reuse, by model.
         """
         self._read_streams()
-        found = self._find(up=up, metrics=metrics, reuse=reuse)
+        found = self._find_problems(up=up, metrics=metrics, reuse=reuse)
         for problem in found.keys() - self._known:
             _log.warning("%s: %s", self._server.url, found[problem])
         self._known = frozenset(found)
@@ -71,7 +71,9 @@ class MirrorMonitor:
         if restarts > self._restarts:
             self._restarts, self._restarted = restarts, now
 
-    def _find(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> dict[Problem, str]:
+    def _find_problems(
+        self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]
+    ) -> dict[Problem, str]:
         found: dict[Problem, str] = {}
         now, server = self._clock(), self._server
         if up and now - self._last_connected > GRACE_SECONDS:
@@ -87,7 +89,7 @@ class MirrorMonitor:
             )
         if (problem := self._hash_problem(metrics)) is not None:
             found["hashes"] = problem
-        if self._restarted is not None and now - self._restarted < RESTART_SECONDS:
+        if self._restarted is not None and now - self._restarted < RESTART_REPORT_SECONDS:
             found["restart"] = (
                 f"the engine restarted {now - self._restarted:.0f} s ago with an empty prefix cache: read its log if the"
                 " restart was not planned"

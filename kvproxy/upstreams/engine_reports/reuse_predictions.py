@@ -4,15 +4,16 @@ from dataclasses import dataclass
 
 _MIN_PREDICTIONS = 20
 _MAX_TOO_HIGH = 0.05
-"""Acceptable fraction of predictions that are too high: blocks may be evicted while a request waits in the engine."""
+"""Acceptable share of predictions that are too high, because blocks may be evicted while a request waits in the engine."""
 
 
 @dataclass(slots=True)
 class ReuseStats:
-    """Reports of one engine for one model.
+    """Prefix reuse of one engine and model.
 
     Attributes:
-        exact, too_high, too_low: numbers of predictions by result.
+        reports: number of requests for which the engine reported its reuse.
+        exact, too_high, too_low: numbers of predictions, by comparison with the report.
         tokens_too_high, tokens_too_low: sums of the differences in tokens.
     """
 

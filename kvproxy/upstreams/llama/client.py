@@ -16,12 +16,12 @@ from kvproxy.upstreams.prompt_tokenizer import prompt_input
 _SECONDS = 2.0
 """Timeout of calls that delay a client. Older servers do not respond while they compute a batch."""
 _FILE_SECONDS = 60.0
-"""Timeout of saving or restoring a slot, which may have gigabytes."""
+"""Timeout of saving or restoring a slot. A slot's keys and values may have gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """`identity` is a digest of model and build; a slot file can be restored only if it is the same."""
+    """A llama-server. `identity` is a digest of its model and build; only a server with the same one can restore a file."""
 
     identity: str
     slots: int
@@ -54,7 +54,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Return None if the server is not llama.cpp."""
+        """Query the server's properties. Returns None if the server is not llama.cpp."""
         identity, props = await self.identity()
         slots = field(props, "total_slots")
         if identity is None or not isinstance(slots, int):
@@ -66,7 +66,7 @@ class LlamaClient:
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
     async def identity(self) -> tuple[str | None, Json]:
-        """Return `ServerInfo.identity`, None for other servers, and the response of `/props`."""
+        """Return `ServerInfo.identity` (None if the server is not llama.cpp), and the response of `/props`."""
         _, props = await self._call("GET", "/props")
         if field(props, "default_generation_settings") is None:
             return None, props
@@ -92,7 +92,7 @@ class LlamaClient:
         ]
 
     async def tokenize_request(self, request: ApiRequest) -> Tokens:
-        """Apply the chat template, and tokenize. Raises InvalidRequest if the prompt is not text."""
+        """Apply the chat template, and tokenize the prompt. Raises InvalidRequest if the prompt is not text."""
         source = prompt_input(request)
         if isinstance(source, tuple):
             return pack(source)
@@ -104,7 +104,7 @@ class LlamaClient:
         return await self.tokenize(source, special=True)
 
     async def tokenize(self, text: str, *, special: bool = False) -> Tokens:
-        """Tokenize a text; `special` adds the special tokens that a prompt begins with."""
+        """Tokenize a text. `special` adds the special tokens with which a prompt begins."""
         reply = await self._post("/tokenize", {"content": text, "add_special": special, "parse_special": True})
         ids = field(reply, "tokens")
         try:
@@ -134,7 +134,7 @@ class LlamaClient:
         status, reply = await self._call("POST", path, body, seconds)
         if status != 200 or not isinstance(reply, dict):
             message = field(field(reply, "error"), "message") or f"it answered {status}"
-            raise SlotRefused(f"{self._client.url}{path.partition('?')[0]}: {message}")
+            raise LlamaRequestRefused(f"{self._client.url}{path.partition('?')[0]}: {message}")
         return reply
 
     async def _call(
@@ -143,7 +143,7 @@ class LlamaClient:
         return await self._client.call(method, path, body, seconds=seconds, queued=False)
 
 
-class SlotRefused(UpstreamError):
+class LlamaRequestRefused(UpstreamError):
     status = 502
 
 

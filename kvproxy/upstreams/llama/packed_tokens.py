@@ -26,8 +26,7 @@ def first_tokens(tokens: Tokens, number: int) -> Tokens:
     return tokens[: number * _WIDTH]
 
 
-def common_prefix(one: Tokens, other: Tokens) -> int:
-    """Return the length of the common prefix in tokens."""
+def common_prefix_length(one: Tokens, other: Tokens) -> int:
     equal, differ = 0, min(len(one), len(other))
     if one[:differ] == other[:differ]:
         return differ // _WIDTH

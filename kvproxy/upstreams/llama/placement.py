@@ -1,4 +1,4 @@
-"""A request in a locked slot, until the response has ended and the slot's new tokens are known."""
+"""Requests in locked slots. A slot is released after the response, when its new tokens are known."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,14 +21,14 @@ from kvproxy.upstreams.llama.slots import Slot
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
 
-_MAX_BYTES = 4 * 2**20
-"""Longer responses are not captured; the generated tokens in the slot are then unknown."""
+_MAX_CAPTURED_BYTES = 4 * 2**20
+"""Maximum size of a captured response. The slot's generated tokens are unknown after a longer one."""
 _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """`text` is None if the response is incomplete, or has more than text."""
+    """A response. `text` is None if it is incomplete, or if it has tool calls or reasoning."""
 
     text: str | None = None
     reuse: PrefixReuse | None = None
@@ -44,12 +44,12 @@ class ResponseCapture:
     async def capture(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for chunk in chunks:
             self._size += len(chunk)
-            if self._size <= _MAX_BYTES:
+            if self._size <= _MAX_CAPTURED_BYTES:
                 self._chunks.append(chunk)
             yield chunk
 
     def read(self) -> CapturedResponse:
-        if self._size > _MAX_BYTES:
+        if self._size > _MAX_CAPTURED_BYTES:
             return CapturedResponse()
         try:
             body = b"".join(self._chunks)
@@ -81,19 +81,19 @@ def _has_more_than_text(response: JsonMap) -> bool:
 
 
 class Placement:
-    """A request and its locked slot. `follow` or `abandon` must be called; both release the slot.
+    """A request and its locked slot. `record_response` or `abandon` must be called; both release the slot.
 
     Attributes:
         request: the request to send, with `id_slot` added.
-        predicted_tokens: prompt tokens that should be reused; None if some tokens of the slot are unknown.
-        uncached_tokens: prompt tokens that must be computed.
-        restored: the file that was restored into the slot, if any.
+        predicted_tokens: number of prompt tokens that should be reused; None if some tokens of the slot are unknown.
+        uncached_tokens: number of prompt tokens that must be computed.
+        restored: the file that was restored into the slot, or None.
     """
 
     def __init__(
         self, server: "LlamaServer", slot: Slot, choice: SlotChoice, prompt: Tokens, request: ApiRequest
     ) -> None:
-        self.request = with_slot(request, slot.id)
+        self.request = add_slot_id(request, slot.id)
         self.predicted_tokens = choice.reused if choice.restore or slot.is_known else None
         self.uncached_tokens = num_tokens(prompt) - choice.reused
         self.restored: SlotFile | None = None
@@ -103,8 +103,8 @@ class Placement:
         self._released = False
         self._unplaced_before = server.unplaced_requests
 
-    def follow(self, reply: RelayedResponse) -> None:
-        """Record the response while it passes, and release the slot after its end."""
+    def record_response(self, reply: RelayedResponse) -> None:
+        """Capture the response while the client receives it, and release the slot after its end."""
         capture = ResponseCapture(self.request.api, reply.streams)
         reply.chunks = capture.capture(reply.chunks)
         reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
@@ -165,8 +165,8 @@ class Placement:
         return prompt if is_exclusive else b""
 
 
-def with_slot(request: ApiRequest, slot: int) -> ApiRequest:
-    """Add `id_slot` to the body, unless the client set it or the API has no such field."""
+def add_slot_id(request: ApiRequest, slot: int) -> ApiRequest:
+    """Add `id_slot` to the request's body, unless the client set it or the API has no such field."""
     if "id_slot" in request.body or request.api.name == "messages":
         return request
     raw = request.raw.lstrip(b" \t\r\n\xef\xbb\xbf")

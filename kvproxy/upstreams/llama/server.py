@@ -19,8 +19,7 @@ from kvproxy.upstreams.llama.slot_files import SlotFiles
 from kvproxy.upstreams.llama.slot_saver import SlotSaver
 from kvproxy.upstreams.llama.slots import Slot, SlotsStatus, SlotTable
 
-_CLOSE_SECONDS = 10.0
-"""Timeout for saving all slots when the proxy stops."""
+_CLOSE_TIMEOUT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -28,8 +27,8 @@ class LlamaServer:
     """An upstream that may be llama.cpp.
 
     Attributes:
-        is_identified: `identify` succeeded since the last failed health check.
-        saver: None if the server cannot save slots.
+        is_identified: whether `identify` succeeded since the last failed health check.
+        saver: saves slots to files; None if the server cannot save slots.
         unplaced_requests: number of requests for which the server chose the slot.
     """
 
@@ -68,7 +67,7 @@ class LlamaServer:
         found = []
         if info.has_adapters:
             found.append("slots are not saved: with LoRA adapters, the adapter of a saved slot is unknown")
-        if self.table.clears_idle:
+        if self.table.clears_idle_slots:
             found.append("llama-server clears idle slots: start it with -np N to set the number of slots")
         if self._cipher is not None and self.saver is not None:
             found.append(
@@ -89,14 +88,14 @@ class LlamaServer:
         return SlotsStatus(len(slots), tokens, saved, files.total_bytes, saver.saves, saver.restores, saver.confirmed)
 
     async def identify(self) -> None:
-        """Detect llama.cpp and its configuration. If the server does not respond, `is_identified` stays false."""
+        """Detect llama.cpp and its configuration. `is_identified` stays false if the server does not respond."""
         try:
             info = await self.client.info()
             if info is None or info != self._info:
                 await self._configure(info)
             elif self.saver is not None:
                 # The server may have restarted with other flags.
-                self.saver.failed = 0
+                self.saver.failures = 0
             if self.active:
                 await self.table.refresh()
         except KvproxyError as error:
@@ -126,7 +125,7 @@ class LlamaServer:
             return None
 
     async def place(self, request: ApiRequest) -> Placement | None:
-        """Choose and lock a slot, and restore a file into it if necessary; None if the server must choose."""
+        """Choose and lock a slot, and restore a file into it if useful; None if the server must choose the slot."""
         placement = await self._place(request)
         # A request without a placement may use any slot.
         self.unplaced_requests += placement is None and self.active
@@ -140,7 +139,7 @@ class LlamaServer:
             or not (required_id is None or (type(required_id) is int and required_id >= 0))
         ):
             return None
-        if self.table.clears_idle and self.saver is None:
+        if self.table.clears_idle_slots and self.saver is None:
             # The server consults its own cache of cleared slots only if it chooses the slot.
             return None
         try:
@@ -158,7 +157,7 @@ class LlamaServer:
         placement = Placement(self, slot, choice, prompt, request)
         try:
             if self.saver is not None:
-                if self.table.clears_idle:
+                if self.table.clears_idle_slots:
                     await self._save_idle_slots(self.saver)
                 placement.restored = await self.saver.prepare(slot, choice)
         except BaseException:
@@ -177,7 +176,7 @@ class LlamaServer:
         return choose_slot(prompt, slots, prefixes, self.settings.min_tokens)
 
     def release(self, slot: Slot) -> None:
-        """Release a slot, and save it later if it stays idle."""
+        """Release a slot, and save it to a file if it stays idle."""
         self.table.release(slot)
         if self.saver is not None and self.saver.should_save_idle(slot):
             self.spawn(self._save_later(slot, slot.version))
@@ -212,10 +211,10 @@ class LlamaServer:
             return
         saver, self.saver = self.saver, None
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                 await self._save_idle_slots(saver)
         except TimeoutError:
-            _log.warning("%s: slots were not saved within %g s", self.url, _CLOSE_SECONDS)
+            _log.warning("%s: slots were not saved within %g s", self.url, _CLOSE_TIMEOUT_SECONDS)
         await asyncio.to_thread(saver.files.close)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, num_tokens
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix_length, num_tokens
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.slots import Slot
@@ -15,9 +15,9 @@ class SlotChoice:
     """The slot for a request.
 
     Attributes:
-        kept: number of tokens that the prompt shares with the slot.
-        restore: name of the file to restore into the slot first.
-        reused: prompt tokens that need no computation, after the restore.
+        kept: length of the common prefix of the prompt and the slot's tokens.
+        restore: name of the file to restore into the slot first; None to use the slot's tokens.
+        reused: number of prompt tokens that need no computation, after the restore if any.
     """
 
     slot: int
@@ -31,14 +31,14 @@ def choose_slot(
 ) -> SlotChoice | None:
     """Choose the slot or file with the longest common prefix; None without a free slot.
 
-    Prefixes shorter than `min_tokens` are ignored, because all prompts of a chat template begin with the same tokens.
+    Prefixes of fewer than `min_tokens` tokens are ignored, because a chat template begins all prompts with the same tokens.
     """
     if not free_slots:
         return None
-    common = {slot.id: common_prefix(slot.prefix, prompt) for slot in free_slots}
+    common = {slot.id: common_prefix_length(slot.prefix, prompt) for slot in free_slots}
     oldest = min(free_slots, key=lambda slot: (bool(slot.prefix), slot.used, slot.id))
     best = min(free_slots, key=lambda slot: (-common[slot.id], num_tokens(slot.prefix), slot.used, slot.id))
-    matches = ((name, common_prefix(tokens, prompt)) for name, tokens in files)
+    matches = ((name, common_prefix_length(tokens, prompt)) for name, tokens in files)
     name, restored = max(matches, key=lambda match: match[1], default=("", 0))
     if restored >= common[best.id] + min_tokens:
         return SlotChoice(oldest.id, common[oldest.id], name, reusable_tokens(restored, prompt))
@@ -47,5 +47,5 @@ def choose_slot(
 
 
 def reusable_tokens(common: int, prompt: Tokens) -> int:
-    """Return the reusable tokens of a common prefix. The server always computes the prompt's last token."""
+    """Return how many tokens of a common prefix are reusable. The server always computes the prompt's last token."""
     return max(0, min(common, num_tokens(prompt) - 1))

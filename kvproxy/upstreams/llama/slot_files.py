@@ -1,4 +1,4 @@
-"""Database of the slot files in a server's `--slot-save-path`, with the tokens in each.
+"""Database of the slot files in a server's `--slot-save-path`, with the tokens of each file.
 
 The proxy cannot delete files on the server, so later saves overwrite unused files.
 """
@@ -30,8 +30,8 @@ class SlotFile:
     Attributes:
         identity: see `ServerInfo.identity`.
         tokens: known tokens of the slot; None if the file is unused and may be overwritten.
-        num_tokens: number of tokens that llama-server wrote, some of which may be unknown.
-        used: last save or restore, in seconds since the epoch.
+        num_tokens: number of tokens that llama-server wrote, of which `tokens` may be a part.
+        used: time of the last save or restore, in seconds since the epoch.
     """
 
     name: str
@@ -43,7 +43,7 @@ class SlotFile:
 
 
 class SlotFiles:
-    """The slot files of one server, in a database for all servers. The constructor raises sqlite3.Error."""
+    """The slot files of one server. All servers share a database. The constructor raises sqlite3.Error."""
 
     def __init__(
         self, path: Path, url: str, clock: Callable[[], float] = time.time, cipher: Cipher | None = None
@@ -83,7 +83,7 @@ class SlotFiles:
         return sum(file.num_bytes for file in self._files.values())
 
     def allocate(self, identity: str) -> str:
-        """Reserve an unused file or a new name for a save, until `commit` or `discard`."""
+        """Return the name of an unused file, or a new name. It is reserved until `commit` or `discard`."""
         # After a crash, a reused file of another model could have the wrong identity.
         file = next((file for file in self.unused() if file.identity == identity), None)
         if file is None:
@@ -94,14 +94,14 @@ class SlotFiles:
         return file.name
 
     def reserve(self, name: str) -> bool:
-        """Reserve an unused file until `commit` or `discard`; False if it is in use."""
+        """Reserve an unused file until `commit` or `discard`. Returns False if the file is in use."""
         is_unused = any(file.name == name for file in self.unused())
         if is_unused:
             self._writing.add(name)
         return is_unused
 
     def commit(self, name: str, identity: str, tokens: Tokens, num_tokens: int, num_bytes: int) -> None:
-        """Record a written file, and discard files whose tokens are a prefix of `tokens`."""
+        """Record a written file. Discard the files whose tokens are a prefix of `tokens`."""
         for file in self.saved(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
                 self.discard(file.name)
@@ -114,7 +114,7 @@ class SlotFiles:
         self._write("UPDATE files SET used = ? WHERE url = ? AND name = ?", file.used, self._url, name)
 
     def discard(self, name: str, num_bytes: int | None = None) -> None:
-        """Mark a file as unused; `num_bytes` is its new size."""
+        """Mark a file as unused. `num_bytes` is its new size; None if it did not change."""
         self._writing.discard(name)
         file = self._files.get(name)
         if file is None:
@@ -129,7 +129,7 @@ class SlotFiles:
         return sorted(found, key=lambda file: -file.num_bytes)
 
     def evict(self, max_bytes: int) -> None:
-        """Discard the least recently used files until the rest has at most `max_bytes`."""
+        """Discard the least recently used files until the other files have at most `max_bytes`."""
         saved = [file for file in self._files.values() if file.tokens is not None]
         excess = sum(file.num_bytes for file in saved) - max_bytes
         for file in sorted(saved, key=lambda file: file.used):

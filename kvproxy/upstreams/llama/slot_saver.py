@@ -1,36 +1,35 @@
 """Saves slots to files and restores them, within a disk budget.
 
 llama-server may report success for a useless restore: models with sliding windows need `--swa-full` (llama.cpp #26676).
-So the reuse in the next response verifies each restore, and restores stop after several failures.
+So each restore is verified: the next response must report reuse. Restores stop after several failures.
 """
 
 import logging
 
 from kvproxy.errors import UpstreamError
-from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotRefused
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, num_tokens
+from kvproxy.upstreams.llama.client import LlamaClient, LlamaRequestRefused, ServerInfo
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix_length, num_tokens
 from kvproxy.upstreams.llama.slot_choice import SlotChoice, reusable_tokens
 from kvproxy.upstreams.llama.slot_files import SlotFile, SlotFiles
 from kvproxy.upstreams.llama.slots import Slot
 
 MAX_FAILURES = 3
-"""Consecutive restores without reuse before restores stop."""
-_MIN_GROWTH = 5
-"""An idle slot is saved if at least one fifth of its tokens is not in a file."""
-_EMPTY_BYTES = 1024
-"""Maximum size of a file with an empty slot."""
+"""Consecutive restores without reuse after which restores stop."""
+_MIN_UNSAVED_SHARE = 0.2
+"""An idle slot is saved if no file contains this share of its tokens."""
+_MAX_EMPTY_FILE_BYTES = 1024
 _log = logging.getLogger(__name__)
 
 
 class SlotSaver:
-    """Saves and restores the slots of one server. The caller must have locked the slot."""
+    """Saves and restores the slots of one server. The caller must lock the slot first."""
 
     def __init__(
         self, url: str, client: LlamaClient, info: ServerInfo, files: SlotFiles, max_bytes: int, min_tokens: int
     ) -> None:
         self.files = files
         self.identity = info.identity
-        self.saves = self.restores = self.confirmed = self.failed = 0
+        self.saves = self.restores = self.confirmed = self.failures = 0
         self._url = url
         self._client = client
         self._max_bytes = max_bytes
@@ -38,13 +37,16 @@ class SlotSaver:
 
     @property
     def is_enabled(self) -> bool:
-        return self.failed < MAX_FAILURES
+        return self.failures < MAX_FAILURES
 
     def saved_prefixes(self) -> list[tuple[str, Tokens]]:
         return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
-        """Save the tokens that the request will overwrite, then restore the chosen file and return it."""
+        """Save the slot if the request would overwrite unsaved tokens, then restore the chosen file.
+
+        Returns the file; None if no file was restored.
+        """
         if not self.is_enabled:
             return None
         kept = 0 if choice.restore else choice.kept
@@ -54,12 +56,12 @@ class SlotSaver:
         return None if file is None else await self._restore(slot, file)
 
     def unsaved_tokens(self, slot: Slot) -> int:
-        saved = (common_prefix(file.tokens or b"", slot.prefix) for file in self.files.saved(self.identity))
+        saved = (common_prefix_length(file.tokens or b"", slot.prefix) for file in self.files.saved(self.identity))
         return num_tokens(slot.prefix) - max(saved, default=0)
 
     def should_save_idle(self, slot: Slot) -> bool:
         return self.is_enabled and self.unsaved_tokens(slot) >= max(
-            self._min_tokens, num_tokens(slot.prefix) // _MIN_GROWTH
+            self._min_tokens, int(num_tokens(slot.prefix) * _MIN_UNSAVED_SHARE)
         )
 
     async def save(self, slot: Slot) -> None:
@@ -83,7 +85,7 @@ class SlotSaver:
             # Another client used the slot, or the file exceeds the budget.
             self.files.discard(name, written.num_bytes)
         self.files.evict(self._max_bytes)
-        await self._shrink_unused(slot, name)
+        await self._shrink_unused_files(slot, name)
 
     async def _restore(self, slot: Slot, file: SlotFile) -> SlotFile | None:
         try:
@@ -95,8 +97,8 @@ class SlotSaver:
             if read.tokens != file.num_tokens:
                 # Another server wrote this file, perhaps with another model.
                 await self._client.erase(slot.id)
-                raise SlotRefused(f"{file.name} has {read.tokens} tokens, not {file.num_tokens}")
-        except SlotRefused as error:
+                raise LlamaRequestRefused(f"{file.name} has {read.tokens} tokens, not {file.num_tokens}")
+        except LlamaRequestRefused as error:
             _log.warning("%s: a saved slot is lost: %s", self._url, error.message)
             slot.tokens = 0
             self.files.discard(file.name)
@@ -110,11 +112,11 @@ class SlotSaver:
         return file
 
     def verify_restore(self, file: SlotFile, prompt: Tokens, reused: int) -> None:
-        if reused >= reusable_tokens(common_prefix(file.tokens or b"", prompt), prompt) // 2:
+        if reused >= reusable_tokens(common_prefix_length(file.tokens or b"", prompt), prompt) // 2:
             self.confirmed += 1
-            self.failed = 0
+            self.failures = 0
             return
-        self.failed += 1
+        self.failures += 1
         if not self.is_enabled:
             _log.warning("%s: %s", self._url, self.problem())
 
@@ -130,8 +132,8 @@ class SlotSaver:
         identity, _ = await self._client.identity()
         return identity == self.identity
 
-    async def _shrink_unused(self, slot: Slot, name: str) -> None:
-        unused = [file for file in self.files.unused() if file.num_bytes > _EMPTY_BYTES]
+    async def _shrink_unused_files(self, slot: Slot, name: str) -> None:
+        unused = [file for file in self.files.unused() if file.num_bytes > _MAX_EMPTY_FILE_BYTES]
         if self.files.total_bytes <= self._max_bytes or not unused:
             return
         restored = None

@@ -10,19 +10,17 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import DivergenceText, EngineReset, PrefixReport
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix, first_tokens, num_tokens, pack, unpack
+from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix_length, first_tokens, num_tokens, pack, unpack
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slot_choice import reusable_tokens
 
 _FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12
-"""Tokens of a prefix that are shown as text: at its beginning, and on each side of a difference."""
+"""Number of tokens that are shown as text: at the beginning of a prefix, and on each side of a difference."""
 _DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedPrefix:
-    """The tokens of one slot, or of one file if `slot` is None."""
-
     url: str
     place: str
     tokens: Tokens
@@ -103,7 +101,7 @@ class SlotView:
         if choice is None:
             return PrefixReport(reason="the server reported no slot")
         in_slot = reusable_tokens(choice.kept, prompt)
-        closest = max(prefixes, key=lambda each: common_prefix(each.tokens, prompt))
+        closest = max(prefixes, key=lambda each: common_prefix_length(each.tokens, prompt))
         restored = f", restored from a file with {choice.reused:,} tokens of the prompt" if choice.restore else ""
         return PrefixReport(
             prompt_tokens=num_tokens(prompt),
@@ -117,7 +115,7 @@ class SlotView:
         )
 
     async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> DivergenceText | None:
-        position = common_prefix(prefix.tokens, prompt)
+        position = common_prefix_length(prefix.tokens, prompt)
         if not position or position >= min(num_tokens(prefix.tokens), num_tokens(prompt)):
             return None
         parts = ((prefix.tokens, position), (prompt, position), (prompt, position - _CONTEXT_TOKENS))

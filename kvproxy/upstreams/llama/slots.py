@@ -10,8 +10,7 @@ from kvproxy.upstreams.llama.client import LlamaClient, SlotState
 from kvproxy.upstreams.llama.packed_tokens import Tokens, num_tokens
 from kvproxy.upstreams.llama.slot_choice import SlotChoice
 
-_REFRESH_SECONDS = 0.5
-"""Interval at which a queued request reads the slots' state again."""
+_REFRESH_INTERVAL_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -19,14 +18,15 @@ class Slot:
     """One slot of llama-server, with the KV cache of one sequence.
 
     Attributes:
-        prefix: its known tokens; the slot may have more.
-        tokens: number of its tokens.
-        task: the server's id of its last request.
+        prefix: the known tokens, with which the slot's tokens begin.
+        tokens: number of all tokens.
+        task: the server's id of the slot's last request.
         context: maximum number of tokens.
-        locked: a request of this proxy, or a save, uses the slot.
-        saving: a save uses the slot.
-        busy: the server processes a request in the slot.
-        version: number of changes; a report requested before a change is ignored.
+        used: time of the last release, by the monotonic clock.
+        locked: whether a request of this proxy, or a save, uses the slot.
+        saving: whether a save uses the slot.
+        busy: whether the server processes a request in the slot.
+        version: number of changes. A state that was requested before the last change is ignored.
     """
 
     id: int
@@ -65,7 +65,7 @@ class SlotsStatus:
     Attributes:
         saved: number of restorable files.
         saved_bytes: size of all files, including unused ones.
-        confirmed: restores whose tokens the server reused.
+        confirmed: number of restores whose tokens the server reused.
     """
 
     slots: int
@@ -81,23 +81,23 @@ class SlotTable:
     """All slots of one server.
 
     Attributes:
-        clears_idle: the server has once cleared a slot that no request used, which `kvproxy upstreams` reports.
+        clears_idle_slots: whether the server has ever cleared a slot that no request used.
     """
 
     def __init__(self, client: LlamaClient) -> None:
         self.slots: dict[int, Slot] = {}
-        self.clears_idle = False
+        self.clears_idle_slots = False
         self._client = client
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def lease(
         self, choose: Callable[[list[Slot]], SlotChoice | None], required_id: int | None, seconds: float
     ) -> tuple[Slot, SlotChoice] | None:
-        """Lock the slot that `choose` selects from the free slots; None after a timeout. Raises UpstreamError.
+        """Wait for a free slot, and lock the one that `choose` selects. Raises UpstreamError.
 
         Args:
-            required_id: id of the slot that the client requires, if any.
-            seconds: the timeout.
+            required_id: id of the slot that the client requires; None for any slot.
+            seconds: timeout, after which the result is None.
         """
         end = time.monotonic() + seconds
         while required_id is None or required_id in self.slots:
@@ -112,7 +112,7 @@ class SlotTable:
             left = end - time.monotonic()
             if left <= 0:
                 return None
-            await self._wait(min(left, _REFRESH_SECONDS))
+            await self._wait(min(left, _REFRESH_INTERVAL_SECONDS))
             await self.refresh()
         return None
 
@@ -135,7 +135,7 @@ class SlotTable:
 
     async def wait_until_saved(self, slot: Slot) -> None:
         while slot.saving:
-            await self._wait(_REFRESH_SECONDS)
+            await self._wait(_REFRESH_INTERVAL_SECONDS)
         self._wake_next()
 
     def _wake_next(self) -> None:
@@ -171,5 +171,5 @@ class SlotTable:
             slot.busy = state.busy
             return
         # A server with a unified KV buffer clears idle slots.
-        self.clears_idle |= bool(slot.prefix) and state.task == slot.task and state.tokens == 0
+        self.clears_idle_slots |= bool(slot.prefix) and state.task == slot.task and state.tokens == 0
         slot.update(b"", state)

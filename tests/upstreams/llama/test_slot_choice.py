@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.upstreams.llama.packed_tokens import common_prefix, first_tokens, num_tokens, pack, unpack
+from kvproxy.upstreams.llama.packed_tokens import common_prefix_length, first_tokens, num_tokens, pack, unpack
 from kvproxy.upstreams.llama.slot_choice import choose_slot
 from kvproxy.upstreams.llama.slots import Slot
 
@@ -20,8 +20,8 @@ def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], numbe
     assert unpack(pack(one)) == one
     assert num_tokens(pack(one)) == len(one)
     assert unpack(first_tokens(pack(one), number)) == one[:number]
-    assert common_prefix(pack(one), pack(other)) == common(one, other)
-    assert common_prefix(pack(one), pack(one + other)) == len(one)
+    assert common_prefix_length(pack(one), pack(other)) == common(one, other)
+    assert common_prefix_length(pack(one), pack(one + other)) == len(one)
 
 
 @given(

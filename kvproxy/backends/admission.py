@@ -6,7 +6,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Admits at most `limit` requests at once. At most `max_waiting` others wait, each for at most `timeout` seconds."""
+    """Limits active requests to `limit` and waiting requests to `max_waiting`. A request waits at most `timeout` seconds."""
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)
@@ -16,7 +16,7 @@ class Admission:
         self.waiting = 0
 
     async def enter(self) -> None:
-        """Wait in FIFO order until fewer than `limit` requests are active. Raises Overloaded."""
+        """Wait in FIFO order until the request is admitted. Raises Overloaded."""
         if self._semaphore.locked() and self.waiting >= self._max_waiting:
             raise _overloaded("queue_size", f"active requests: {self.active}, waiting: {self.waiting}")
         self.waiting += 1

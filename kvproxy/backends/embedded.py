@@ -23,7 +23,7 @@ class EmbeddedBackend:
 
     Args:
         shared_blocks: tenants share cached blocks. The response time then reveals whether a prompt is cached.
-        global_priorities: compare priorities across tenants. By default, they order the requests of one tenant only.
+        global_priorities: compare the priorities of all requests. If it is false, compare those of one tenant only.
     """
 
     def __init__(

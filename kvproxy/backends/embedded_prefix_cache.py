@@ -1,5 +1,3 @@
-"""The prefix cache of the embedded engine: its block pool and tiers."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast, get_args

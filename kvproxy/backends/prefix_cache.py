@@ -1,5 +1,3 @@
-"""Interface of prefix caches: of the embedded engine, mirrored engines, and llama.cpp."""
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -139,7 +137,10 @@ class ResetReport:
 
 
 class PrefixCache:
-    """Interface of a prefix cache. Methods raise NoPrefixCache by default."""
+    """Interface of prefix caches: of the embedded engine, mirrored engines, and llama.cpp.
+
+    Methods raise NoPrefixCache by default.
+    """
 
     async def blocks(self) -> list[BlockRow]:
         raise no_events_error()
@@ -196,7 +197,7 @@ class PrefixCache:
     async def clear_tier(self, name: str, models: str) -> int | None:
         """Delete the chunks in a tier; return their number, or None for an unknown tier.
 
-        `models` limits this to the running model (`own`) or to the other models (`others`); `all` does not.
+        `models` selects the chunks: of the running model (`own`), of `others`, or `all`.
         """
         raise _no_blocks_error()
 
@@ -212,7 +213,7 @@ def _no_blocks_error() -> NoPrefixCache:
 
 
 Detokenize = Callable[[Sequence[int] | None], Awaitable[str]]
-"""Returns the text of tokens; None has the text ""."""
+"""Returns the text of tokens, or "" for None."""
 
 
 async def decode_divergence(divergence: Divergence | None, detokenize: Detokenize) -> DivergenceText | None:

@@ -45,7 +45,7 @@ class ServingUpstream:
 
     Attributes:
         predicted_tokens: number of prompt tokens that it should reuse; None without a prediction.
-        report_reuse: to be called with the response's model, number of prompt tokens, and number of reused tokens.
+        report_reuse: receives the response's model, number of prompt tokens, and number of reused tokens.
         is_engine: whether it is a self-hosted engine, not a provider's API.
         has_generated_tokens: whether the request contained generated tokens, see `TokenRestorer`.
         block_size: tokens in a block of its prefix cache; 0 if unknown.
@@ -98,7 +98,6 @@ class RelayedResponse:
         self.chunks = _prepend(first, chunks)
 
     async def body(self) -> bytes:
-        """Read the whole body, then close the response."""
         try:
             return b"".join([chunk async for chunk in self.chunks])
         finally:
@@ -124,7 +123,7 @@ class Backend(Protocol):
     name: str
     """Part of the cache key, so that backends share no responses."""
     forwarder: Forwarder | None
-    """Serves requests of uncached APIs; None for the embedded engine, which has none."""
+    """Serves requests of uncached APIs. It is None for the embedded engine, which supports only cached APIs."""
 
     async def start(self) -> None: ...
 

@@ -165,7 +165,7 @@ class LiveHitCurve:
         """Add a prompt; see `LRUStack.add` for `ids` and `ends`.
 
         Args:
-            tokens: number of tokens of the prompt.
+            tokens: length of the prompt.
             reused: number of tokens that the engine reported as reused; None without a report.
         """
         if reused is not None:

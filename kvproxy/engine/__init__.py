@@ -1,1 +1,0 @@
-"""The embedded engine: a transformers model over a paged KV pool."""

@@ -29,7 +29,7 @@ class AsyncLLM:
 
     Attributes:
         tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
-        block_bytes: size of a block's keys and values.
+
         adapters: `CacheRequest.lora` of each LoRA adapter, by the adapter's name.
         on_finished: callback for the last delta of each sequence, on the event loop.
     """

@@ -76,7 +76,6 @@ def validate_sampling(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is None and name in _OPTIONAL:
             continue
-        # `type`, because bool is a subclass of int.
         if type(value) is not int or not least <= value <= most:
             raise InvalidRequest(f"{name} must be an integer from {least} to {most}", param=name)
     for name, (least, most) in _NUMBERS.items():

@@ -33,16 +33,12 @@ class EventDecodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """Consecutive blocks of one prompt were cached.
+    """Consecutive blocks of one prompt were cached; see `blocks.events.BlockStored`.
 
     Attributes:
-        parent: hash of the block before the first one; None at the start of the prompt.
         tokens: token ids of all blocks; empty if they were not published.
-        extra_keys: extra hash keys (adapter, salt, media) of each block; None without any.
         medium: `GPU`, or the name of an offloading tier.
-        group: index of the KV cache group; None if the model has one group.
-        kind: attention type of the group; None if it was not published.
-        window: size of the sliding window in tokens; None without one.
+        kind: attention type of the KV cache group; None if it was not published.
     """
 
     hashes: list[Hash]

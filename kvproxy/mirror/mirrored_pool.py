@@ -14,7 +14,6 @@ class MirroredBlock:
     """A cached block.
 
     Attributes:
-        parent: hash of the previous block of the prompt; None for the first block.
         tokens: token ids; empty if they were not published.
         stored: number of blocks that were cached before this one.
         copies: number of physical blocks with this content.

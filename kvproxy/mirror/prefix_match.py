@@ -28,7 +28,7 @@ class MirrorMatch:
     """The cached prefix of a prompt in one rank.
 
     Attributes:
-        matched_tokens: length of the prefix.
+
         blocks: the prefix's blocks in `group`.
         hashes: block hashes that the proxy computed.
         hashes_match: whether the engine publishes the same hashes; None without a cached prefix.

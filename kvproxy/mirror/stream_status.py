@@ -8,9 +8,8 @@ class StreamCounts:
     """Counts of batches and incidents of one event stream since the proxy's start.
 
     Attributes:
-        batches, duplicates: applied batches, and batches that arrived again.
         gaps: gaps in the batch numbers.
-        restarts: detected restarts of the publisher.
+
         losses: times that the mirror was cleared, because batches were lost.
         malformed: messages that could not be decoded.
     """

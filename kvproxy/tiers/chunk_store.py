@@ -19,7 +19,7 @@ class StoreStats:
     """Statistics of a store.
 
     Attributes:
-        chunks, bytes: number and size of the chunks; for Redis, only of those that this process wrote or read.
+        chunks, bytes: number and size of the chunks. Redis chunks count only if this process wrote or read them.
         limit: maximum size in bytes; None for Redis.
     """
 

@@ -98,7 +98,6 @@ class RedisStore:
         return num_deleted
 
     def scan_keys(self) -> Iterator[list[str]]:
-        """Yield the keys of all chunks, including those of other models, in batches."""
         scan, cursor = partial(self._client.scan, match=f"{_PREFIX}*", count=500), 0
         while True:
             cursor, names = self._call(partial(scan, cursor))

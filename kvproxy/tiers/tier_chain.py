@@ -1,6 +1,6 @@
 """The tiers from the fastest to the slowest. A chunk is written to all tiers when its last token is computed.
 
-Its eviction would be too late: the step that evicts a block also overwrites it, and a killed process evicts nothing.
+A write on eviction would be too late: the step that evicts a block overwrites it, and a killed process evicts nothing.
 """
 
 import logging

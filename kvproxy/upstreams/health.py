@@ -1,11 +1,12 @@
-"""Health of an engine: consecutive failures eject it, and the first success restores it."""
-
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Health:
-    """Health of one engine. `eject_after` consecutive failures eject it; before its first response, one failure does."""
+    """Health of one engine. `eject_after` consecutive failures eject it, and a success restores it.
+
+    Before the first response, one failure ejects it.
+    """
 
     eject_after: int = 3
     failures: int = 0

@@ -172,7 +172,7 @@ class SessionPolicy(Generic[Key]):
         raise LookupError
 
     def restore(self, key: Key) -> None:
-        # As the youngest: otherwise every eviction would pop the key again until its children are evicted.
+
         self._num_added += 1
         self._push(self._now, self._num_added, key)
 

@@ -23,8 +23,6 @@ def register_attention() -> None:
 
 
 class QueryTemperature(torch.nn.Module):
-    """The factor by which Llama 4 scales a query: 1 + scale * log(1 + (position + 1) // floor)."""
-
     def __init__(self, scale: float, floor: float) -> None:
         super().__init__()
         self._scale = scale

@@ -59,7 +59,6 @@ class _SdpaCall:
     """One SDPA call: the query rows of consecutive tokens of one sequence.
 
     Attributes:
-        rows: range of the query rows in the step.
         keys: range of the keys in `blocks`, or else in the step's keys.
         blocks: ids of the cached blocks with the keys; None if all keys belong to the step.
         mask: added to the scores; None for causal attention.

@@ -21,7 +21,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Boundaries of the sequences in packed queries and keys, which concatenate all sequences.
+    """Boundaries of the sequences in packed (concatenated) queries and keys.
 
     Attributes:
         query_ends, key_ends: 0, then the end of each sequence, `[sequences + 1]` int32.

@@ -1,1 +1,0 @@
-"""Optional linear layers that are faster on a CPU than torch's."""

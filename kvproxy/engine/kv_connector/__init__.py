@@ -1,1 +1,0 @@
-"""KV connector: transfers chunks of keys and values between the block pool and the tiers."""

@@ -51,7 +51,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda, or cuda:N.
         dtype: a torch dtype, or auto: bfloat16 on CUDA, and for large models on CPUs with bfloat16 instructions.
-        quantization: `none`, or `int8` on a CPU with bfloat16.
+        quantization: the weights' quantization, `none` or `int8`, which requires a CPU and bfloat16.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_log

@@ -8,8 +8,7 @@ from kvproxy.engine.text.detokenizer import partial_match_length
 from kvproxy.generation import Delta
 
 _PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
-_OPENING_TOKENS = 3
-"""A chat template may begin the reasoning in the prompt: with the token `begin`, and at most two tokens after it."""
+_MAX_OPENING_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class ReasoningFormat:
 
     def is_open_after(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt ends with the beginning of the reasoning, so that the output continues it."""
-        last = [token for token in prompt[-_OPENING_TOKENS:] if token in (self.begin_id, self.end_id)]
+        last = [token for token in prompt[-_MAX_OPENING_TOKENS:] if token in (self.begin_id, self.end_id)]
         return bool(last) and last[-1] == self.begin_id
 
 

@@ -41,7 +41,6 @@ class KVPool:
             raise SettingsError(
                 f"a pool of {num_blocks} blocks needs {size:.1f} GiB, more than {device} has: lower num_blocks"
             ) from None
-        # Every layer of every step reads these views.
         self.layers = [(layer[0], layer[1]) for layer in self.data]
         self._read_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._uploads: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()

@@ -19,8 +19,6 @@ _MAX_CPU_SHARE_BASE = 4 << 30
 
 
 class CudaMemoryMeter:
-    """Measures torch's CUDA memory. `peak` returns the maximum bytes allocated since `start`."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before = 0

@@ -1,1 +1,0 @@
-"""Metrics and reported prefix reuse of engines, and problems of their mirrors."""

@@ -50,7 +50,7 @@ class EmbeddedPrefixCache(PrefixCache):
     async def find_block(self, name: str) -> BlockContent | None:
         if not (name.isdecimal() and name.isascii() and len(name) <= _MAX_DIGITS):
             raise InvalidRequest(f"blocks of the embedded engine have numbers, not {name[:40]!r}: see blocks ls")
-        block = await self._worker.inspect(lambda manager: pool_rows.show_block(manager, int(name)))
+        block = await self._worker.inspect(lambda manager: pool_rows.read_block(manager, int(name)))
         return block and replace(block, text=await self._text(block.tokens))
 
     async def stats(self) -> PrefixCacheStats:

@@ -23,7 +23,7 @@ def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
     head = _cbor_head(0x80, block_size)
     if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
-            return _encode_many(array("I", tokens), block_size, head)
+            return _encode_with_numpy(array("I", tokens), block_size, head)
         except OverflowError:
             pass  # An id exceeds 32 bits.
     return [
@@ -32,7 +32,7 @@ def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
     ]
 
 
-def _encode_many(tokens: "array[int]", block_size: int, head: bytes) -> list[bytes]:
+def _encode_with_numpy(tokens: "array[int]", block_size: int, head: bytes) -> list[bytes]:
     import numpy as np
 
     ids = np.frombuffer(tokens, dtype=np.uint32)

@@ -64,12 +64,12 @@ def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, lim
     for node in by_hash.values():
         # A chain may have lost its first blocks.
         children.setdefault(node.parent if node.parent in by_hash else None, []).append(node)
-    found = [_branch(children, node) for node in children.get(parent, [])]
+    found = [_build_branch(children, node) for node in children.get(parent, [])]
     found.sort(key=lambda branch: branch.blocks + branch.below, reverse=True)
     return found[start : start + limit], len(found)
 
 
-def _branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> Branch:
+def _build_branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> Branch:
     run = [node]
     while len(following := children.get(run[-1].hash, [])) == 1:
         run.append(following[0])

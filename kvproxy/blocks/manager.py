@@ -151,7 +151,7 @@ class KVCacheManager:
         if needed + len(shared) > self.pool.num_free_blocks:
             return None
         if computed is not None:
-            self._admit(request, computed)
+            self._start_request(request, computed)
         elif request.id not in self.requests:
             self.requests[request.id] = request
         if shared:
@@ -161,7 +161,7 @@ class KVCacheManager:
             self.cache_blocks(request, min(start + num_new_tokens, request.num_tokens))
         return new
 
-    def _admit(self, request: CacheRequest, computed: ComputedBlocks) -> None:
+    def _start_request(self, request: CacheRequest, computed: ComputedBlocks) -> None:
         self.requests[request.id] = request
         request.shared_prefix_end = computed.shared_prefix_end
         for group, hit in zip(self.groups, computed.groups, strict=True):

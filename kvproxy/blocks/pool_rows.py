@@ -69,7 +69,7 @@ def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[in
     return "free" if block.hash is None else "cached"
 
 
-def show_block(manager: KVCacheManager, id: int) -> BlockContent | None:
+def read_block(manager: KVCacheManager, id: int) -> BlockContent | None:
     if not 0 <= id < manager.pool.num_blocks:
         return None
     block = manager.pool.blocks[id]

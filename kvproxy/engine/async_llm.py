@@ -108,7 +108,7 @@ class AsyncLLM:
         self._engine.limits.validate(request)
         if request.grammar is not None:
             # Compiling a large schema takes a second: do not block the engine's thread.
-            await asyncio.to_thread(self._engine.grammars.matcher, request.grammar)
+            await asyncio.to_thread(self._engine.grammars.create_matcher, request.grammar)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta | KvproxyError] = asyncio.Queue()
 

@@ -67,7 +67,7 @@ class EngineCore:
         cached_windows: CachedWindows = "all" if settings.batch_invariant else settings.cached_windows
         self.manager = KVCacheManager(
             num_blocks,
-            groups=[group.spec(block_size, cached_windows) for group in loaded.groups],
+            groups=[group.group_spec(block_size, cached_windows) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.eviction_policy,
             priorities=True,
@@ -124,7 +124,7 @@ class EngineCore:
         """Enqueue a request. Raises InvalidRequest if it is invalid or its id is in use."""
         if any(sequence.request.id == request.id for sequence in self._scheduler.sequences):
             raise InvalidRequest(f"request id {request.id!r} is in use: give each request its own id")
-        matcher = self.grammars.matcher(request.grammar) if request.grammar else None
+        matcher = self.grammars.create_matcher(request.grammar) if request.grammar else None
         max_tokens, adapter = self.limits.validate(request), self._adapter(request)
         sequence = SequenceState(request, 0, max_tokens, self.tokenizer, on_output, on_error, matcher, adapter)
         self._scheduler.add(sequence)

@@ -51,10 +51,10 @@ class KVEventPublisher:
         self._complete_from = 0
         self._snapshot_requested = False
         try:
-            self._pub = self._open(zmq.PUB, endpoint)
-            self._router = self._open(zmq.ROUTER, replay) if replay else None
+            self._pub = self._open_socket(zmq.PUB, endpoint)
+            self._router = self._open_socket(zmq.ROUTER, replay) if replay else None
             self._wake_sender, self._wake_receiver = (
-                self._open(zmq.PAIR, "inproc://wake"),
+                self._open_socket(zmq.PAIR, "inproc://wake"),
                 self._context.socket(zmq.PAIR),
             )
             self._wake_receiver.connect("inproc://wake")
@@ -66,7 +66,7 @@ class KVEventPublisher:
         self._thread = threading.Thread(target=self._run, name="kvproxy-kv-events", daemon=True)
         self._thread.start()
 
-    def _open(self, kind: int, endpoint: str) -> Any:
+    def _open_socket(self, kind: int, endpoint: str) -> Any:
         socket = self._context.socket(kind)
         socket.set_hwm(100_000)
         socket.setsockopt(zmq.LINGER, 0)

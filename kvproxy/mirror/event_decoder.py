@@ -179,12 +179,12 @@ def _list_per_block(value: object, count: int, name: str) -> list[BlockExtraKeys
         raise EventDecodeError(f"{name} does not have an item for each block")
     if not all(item is None or isinstance(item, list) for item in value):
         raise EventDecodeError(f"{name} has an item that is not a list")
-    return [None if item is None else tuple(_hashable(key, _MAX_KEY_DEPTH) for key in item) for item in value]
+    return [None if item is None else tuple(_to_hashable(key, _MAX_KEY_DEPTH) for key in item) for item in value]
 
 
-def _hashable(value: object, depth: int) -> object:
+def _to_hashable(value: object, depth: int) -> object:
     if isinstance(value, list) and depth:
-        return tuple(_hashable(item, depth - 1) for item in value)
+        return tuple(_to_hashable(item, depth - 1) for item in value)
     if value is None or isinstance(value, str | bytes | int | float):
         return value
     raise EventDecodeError("extra_keys has an invalid value")

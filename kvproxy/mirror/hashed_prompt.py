@@ -22,7 +22,7 @@ class HashedPrompt:
         key = (hasher.none_hash, hasher.algorithm, block_size)
         found = self._hashes.get(key)
         if found is None:
-            digests = self._request().update_hashes(hasher, block_size)
+            digests = self._cache_request().update_hashes(hasher, block_size)
             found = self._hashes[key] = digests, [event_hash(digest) for digest in digests]
         return found
 
@@ -30,11 +30,11 @@ class HashedPrompt:
         """Return the tokens and extra keys of the full blocks, as engines publish them."""
         found = self._contents.get(block_size)
         if found is None:
-            request, count = self._request(), len(self.tokens) // block_size
+            request, count = self._cache_request(), len(self.tokens) // block_size
             event = BlockStored.from_request(request, [b""] * count, None, 0, block_size, None)
             blocks = (tuple(self.tokens[index * block_size : (index + 1) * block_size]) for index in range(count))
             found = self._contents[block_size] = list(zip(blocks, event.extra_keys or (None,) * count, strict=True))
         return found
 
-    def _request(self) -> CacheRequest:
+    def _cache_request(self) -> CacheRequest:
         return CacheRequest("", self.tokens, salt=self.salt)

@@ -17,7 +17,7 @@ _PREFIX_BYTES = 2048
 
 def affinity_key(request: ApiRequest) -> bytes:
     """Return a digest of the session's name, or else of all messages up to the first user turn."""
-    if session := _session(request):
+    if session := _find_session_name(request):
         return _digest(request, b"session", session.encode("utf-8", "replace"))
     body = request.body
     context = orjson.dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
@@ -29,7 +29,7 @@ def affinity_key(request: ApiRequest) -> bytes:
     return _digest(request, b"text", (context + text)[:_PREFIX_BYTES])
 
 
-def _session(request: ApiRequest) -> str | None:
+def _find_session_name(request: ApiRequest) -> str | None:
     body = request.body
     named: tuple[Json, ...] = (
         session_name(request),

@@ -113,9 +113,9 @@ class UpstreamClient:
             return self._settings.chain or not name.startswith(HEADER_PREFIX)
 
         sent = [(name, value) for name, value in end_to_end_headers(headers.items()) if is_sent(name)]
-        return self._with_key(sent, path)
+        return self._with_api_key(sent, path)
 
-    def _with_key(self, headers: Headers, path: str) -> Headers:
+    def _with_api_key(self, headers: Headers, path: str) -> Headers:
         secret = self._server.authorization or self._server.api_key
         if secret is None:
             return headers

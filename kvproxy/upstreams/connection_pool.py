@@ -85,7 +85,7 @@ class ConnectionPool:
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
-        return _relay(response)
+        return _to_relayed_response(response)
 
     def _request_error(self, error: Exception) -> UpstreamError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -94,7 +94,7 @@ class ConnectionPool:
             )
         elif isinstance(error, aiohttp.ClientConnectorError):
             failure = UpstreamUnreachable(
-                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({_reason(error.os_error)})"
+                f"cannot reach the upstream {self._base}: is it running, and is --upstream right? ({_cause(error.os_error)})"
             )
         elif isinstance(error, TimeoutError):
             return UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s")
@@ -104,7 +104,7 @@ class ConnectionPool:
         return failure
 
 
-def _reason(error: OSError) -> str:
+def _cause(error: OSError) -> str:
     if isinstance(error, ConnectionError) and error.errno is not None:
         return os.strerror(error.errno)
     return error.strerror or str(error)
@@ -157,7 +157,7 @@ async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIt
         raise InvalidRequest(f"the body ended after {written:,} of the {declared:,} bytes of its Content-Length")
 
 
-def _relay(response: aiohttp.ClientResponse) -> RelayedResponse:
+def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
     raw = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers]
     headers = end_to_end_headers(raw)
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
@@ -167,7 +167,7 @@ def _relay(response: aiohttp.ClientResponse) -> RelayedResponse:
     on_end: list[Callable[[], None]] = []
 
     async def close() -> None:
-        _call(on_end)
+        _run_callbacks(on_end)
         # A response that was read to its end has already returned its connection.
         response.close()
 
@@ -176,7 +176,7 @@ def _relay(response: aiohttp.ClientResponse) -> RelayedResponse:
     )
 
 
-def _call(callbacks: list[Callable[[], None]]) -> None:
+def _run_callbacks(callbacks: list[Callable[[], None]]) -> None:
     while callbacks:
         callbacks.pop()()
 
@@ -196,7 +196,7 @@ async def _chunks(
         closed.add_done_callback(wake)
     try:
         async for chunk in content.iter_any():
-            _call(on_first_chunk)
+            _run_callbacks(on_first_chunk)
             yield chunk
         if closed is not None and not _has_framing(response) and closed.done() and closed.exception() is not None:
             raise UpstreamProtocolError("the upstream broke its response off")
@@ -208,12 +208,12 @@ async def _chunks(
             yield chunk
         raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
-        _call(on_end)
+        _run_callbacks(on_end)
         if closed is not None:
             # Callbacks must not accumulate on the connection.
             closed.remove_done_callback(wake)
-            closed.remove_done_callback(_retrieve)
-            closed.add_done_callback(_retrieve)
+            closed.remove_done_callback(_retrieve_exception)
+            closed.add_done_callback(_retrieve_exception)
         response.close()
 
 
@@ -221,6 +221,6 @@ def _has_framing(response: aiohttp.ClientResponse) -> bool:
     return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
 
 
-def _retrieve(closed: "asyncio.Future[None]") -> None:
+def _retrieve_exception(closed: "asyncio.Future[None]") -> None:
     if not closed.cancelled():
         closed.exception()

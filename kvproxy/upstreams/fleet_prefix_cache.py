@@ -26,41 +26,41 @@ class FleetPrefixCache(PrefixCache):
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def _mirrors(self) -> list[MirrorView]:
+    def _mirror_views(self) -> list[MirrorView]:
         return [MirrorView(engine, mirror, self._fleet.tokenizer) for engine, mirror in self._fleet.mirrored_engines()]
 
-    def _slots(self) -> list[SlotView]:
+    def _slot_views(self) -> list[SlotView]:
         engines = self._fleet.engines.values()
         return [SlotView(engine.llama) for engine in engines if engine.llama is not None and engine.llama.active]
 
-    def _views(self) -> list[MirrorView | SlotView]:
-        views: list[MirrorView | SlotView] = [*self._mirrors(), *self._slots()]
+    def _all_views(self) -> list[MirrorView | SlotView]:
+        views: list[MirrorView | SlotView] = [*self._mirror_views(), *self._slot_views()]
         if not views:
             raise no_events_error()
         return views
 
     async def blocks(self) -> list[BlockRow]:
-        return [row for view in self._views() for row in await view.blocks()]
+        return [row for view in self._all_views() for row in await view.blocks()]
 
     async def eviction_queue(self) -> list[BlockRow]:
-        self._views()
-        slots = self._slots()
+        self._all_views()
+        slots = self._slot_views()
         if not slots:
             raise NoPrefixCache("engines do not publish their eviction order: see blocks ls and blocks chains")
         return [row for view in slots for row in await view.eviction_queue()]
 
     async def _tree_nodes(self) -> list[TreeNode]:
-        mirrors = self._mirrors()
+        mirrors = self._mirror_views()
         if not mirrors:
             raise no_events_error()
         rows = [row for view in mirrors for row in await view.blocks()]
         return await asyncio.to_thread(nodes_of_rows, rows)
 
     async def chains(self) -> list[ChainRow]:
-        return [row for view in self._views() for row in await view.chains()]
+        return [row for view in self._all_views() for row in await view.chains()]
 
     async def find_block(self, name: str) -> BlockContent | None:
-        found = [(view, content) for view in self._views() for content in await view.find(name)]
+        found = [(view, content) for view in self._all_views() for content in await view.find(name)]
         if len({content.block.hash for _, content in found}) > 1:
             raise InvalidRequest(f"{len(found)} blocks match {name[:80]!r}: give more of the hash")
         if not found:
@@ -69,7 +69,7 @@ class FleetPrefixCache(PrefixCache):
         return replace(content, text=await view.text(content.tokens))
 
     async def stats(self) -> PrefixCacheStats:
-        mirrors, slots = [mirror for _, mirror in self._fleet.mirrored_engines()], self._slots()
+        mirrors, slots = [mirror for _, mirror in self._fleet.mirrored_engines()], self._slot_views()
         metrics = tuple(found for engine in self._fleet.engines.values() if (found := engine.metrics()))
         if mirrors or (metrics and not slots):
             pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
@@ -85,16 +85,16 @@ class FleetPrefixCache(PrefixCache):
         )
 
     async def reset(self) -> ResetReport:
-        self._views()
+        self._all_views()
         engines: tuple[EngineReset, ...] = ()
         if self._fleet.mirrored_engines():
             others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
             engines = tuple(await asyncio.gather(*map(reset_engine, others)))
-        engines += tuple([await view.reset() for view in self._slots()])
+        engines += tuple([await view.reset() for view in self._slot_views()])
         return ResetReport(all(each.reset for each in engines), engines=engines)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        views: list[MirrorView | SlotView] = [*self._mirrors(), *self._slots()]
+        views: list[MirrorView | SlotView] = [*self._mirror_views(), *self._slot_views()]
         reports = await asyncio.gather(*(view.explain(request) for view in views))
         known = [report for report in reports if report.engine is not None]
         if not known:

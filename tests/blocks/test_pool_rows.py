@@ -34,10 +34,10 @@ def test_every_state_of_a_block_has_its_row() -> None:
     assert [row.num_tokens for row in rows[1:6]] == [4, 4, 4, 0, 0]
     queue = pool_rows.list_free_blocks(manager)
     assert [row.id for row in queue] == [5, 6, 7, 8, 9, 2]
-    shown = pool_rows.show_block(manager, 2)
+    shown = pool_rows.read_block(manager, 2)
     assert shown is not None
     assert (shown.block, shown.tokens, shown.text) == (rows[2], (5, 6, 7, 8), "")
-    assert pool_rows.show_block(manager, 10) is pool_rows.show_block(manager, -1) is None
+    assert pool_rows.read_block(manager, 10) is pool_rows.read_block(manager, -1) is None
     report = pool_rows.report_pool(manager)
     assert (report.pinned, report.used, report.cached, report.free) == (1, 3, 1, 6)
     assert report.residency is not None

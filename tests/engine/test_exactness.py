@@ -26,7 +26,7 @@ def test_tokens_equal_generate(architecture: str) -> None:
 def test_tokens_of_models_with_limited_attention_equal_generate(architecture: str) -> None:
     loaded, (prompts, expected) = tiny(architecture), prompts_of(architecture)
     assert len({tuple(answer) for answer in expected}) > 3, "answers that do not depend on the prompt prove nothing"
-    specs = [group.spec(4) for group in loaded.groups]
+    specs = [group.group_spec(4) for group in loaded.groups]
     # The longest request just fits the last pool.
     least = 1 + KVCacheManager(1000, groups=specs).max_blocks_in_use(92 + ANSWER, 32)
     pools: list[tuple[int, CachedWindows]] = [(20 * least, "last"), (least, "all"), (least, "last")]

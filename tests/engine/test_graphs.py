@@ -63,7 +63,13 @@ def inputs_of(most: int = 5, width: int = 6) -> tuple[CapturedSteps, Recorder]:
             return super().prepare(table, lengths, pool, group)
 
     def forward(step: InputBatch) -> torch.Tensor:
-        columns = [step.tokens[0], step.positions[0], step.layer(0)[0].slot_mapping, seen["lengths"], *seen["table"].T]
+        columns = [
+            step.tokens[0],
+            step.positions[0],
+            step.layer_inputs(0)[0].slot_mapping,
+            seen["lengths"],
+            *seen["table"].T,
+        ]
         return torch.stack([column.long() for column in columns], dim=1)
 
     return CapturedSteps(

@@ -31,7 +31,7 @@ class PolicyQueue:
             if self._unordered:
                 popped.append(self._unordered.popitem(last=False)[1])
             else:
-                popped.append(self._forget(pop_leaf(self.policy, self._num_children)))
+                popped.append(self._pop_cached(pop_leaf(self.policy, self._num_children)))
         self.num_free_blocks -= count
         return popped
 
@@ -51,7 +51,7 @@ class PolicyQueue:
             raise RuntimeError(f"{block!r} is not in the free queue")
         if ordered is not None:
             self.policy.remove(_key(block))
-            self._forget(_key(block))
+            self._pop_cached(_key(block))
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
@@ -71,7 +71,7 @@ class PolicyQueue:
             self._unordered.move_to_end(block.id, last=False)
         self.num_free_blocks += len(blocks)
 
-    def _forget(self, key: GroupHash) -> KVCacheBlock:
+    def _pop_cached(self, key: GroupHash) -> KVCacheBlock:
         block = self._cached.pop(key)
         remove_child(self._num_children, _parent_key(block))
         return block

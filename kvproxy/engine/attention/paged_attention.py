@@ -64,7 +64,7 @@ def paged_attention(
     temperature = getattr(module, "query_temperature", None)
     if temperature is not None:
         query = (query * temperature(input_batch.positions[0])[:, None, None]).to(query.dtype)
-    metadata, cached = input_batch.layer(module.layer_idx)  # type: ignore[arg-type]
+    metadata, cached = input_batch.layer_inputs(module.layer_idx)  # type: ignore[arg-type]
     scores = ScoreOptions(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):
         pool.flatten(0, 1)[metadata.slot_mapping] = new

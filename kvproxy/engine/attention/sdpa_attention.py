@@ -97,7 +97,7 @@ class _SdpaPrefillOp:
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         output = torch.empty_like(query)
         for call in self.calls:
-            parts = new if call.blocks is None else _gather(cached, call.blocks)
+            parts = new if call.blocks is None else _gather_blocks(cached, call.blocks)
             key, value = (part[call.keys] for part in parts)
             rows = query[call.rows]
             is_large = self.prefer_eager and len(rows) * len(key) >= _MIN_EAGER_SCORES
@@ -106,7 +106,7 @@ class _SdpaPrefillOp:
         return output
 
 
-def _gather(cached: KV, blocks: torch.Tensor) -> KV:
+def _gather_blocks(cached: KV, blocks: torch.Tensor) -> KV:
     keys, values = cached
     return keys.index_select(0, blocks).flatten(0, 1), values.index_select(0, blocks).flatten(0, 1)
 

@@ -79,7 +79,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
-def is_linear(module: Any) -> bool:
+def is_packable_linear(module: Any) -> bool:
     # A subclass may compute something else.
     return type(module) is torch.nn.Linear and can_pack(module.weight.device, module.weight.dtype)
 
@@ -89,13 +89,16 @@ def pack_linears(model: Any) -> None:
     for module in list(model.modules()):
         _merge_qkv(module)
     for name, module in list(model.named_modules()):
-        if is_linear(module):
+        if is_packable_linear(module):
             model.set_submodule(name, PackedLinear(module))
 
 
 def _merge_qkv(module: torch.nn.Module) -> None:
     linears: list[Any] = [getattr(module, name, None) for name in _QKV]
-    if not all(map(is_linear, linears)) or len({(each.in_features, each.bias is None) for each in linears}) > 1:
+    if (
+        not all(map(is_packable_linear, linears))
+        or len({(each.in_features, each.bias is None) for each in linears}) > 1
+    ):
         return
     merged = _MergedLinear(linears)
     for index, (name, linear) in enumerate(zip(_QKV, linears, strict=True)):

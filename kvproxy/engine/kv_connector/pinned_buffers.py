@@ -38,7 +38,7 @@ class PinnedBufferPool:
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
-                free += self._new_slab(size)
+                free += self._allocate_slab(size)
             base = free.pop()
         # A new view: its finalizer runs when no object shares its memory.
         buffer = base[:]
@@ -55,7 +55,7 @@ class PinnedBufferPool:
         np.copyto(np.frombuffer(copy, np.uint8), source)
         return copy
 
-    def _new_slab(self, size: int) -> list[Any]:
+    def _allocate_slab(self, size: int) -> list[Any]:
         num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
         slab_bytes = 1 << (num_bytes - 1).bit_length()
         memory = self._allocate(slab_bytes).numpy()

@@ -188,7 +188,7 @@ class TierConnector:
                 self._write(load, load.payloads.popleft())
                 load.deadline = time.monotonic() + self._timeout
             if is_done or time.monotonic() > load.deadline:
-                self._forget(load)
+                self._remove(load)
                 if not load.is_done:
                     self._timed_out.append(load)
                 self._cache_loaded(load)
@@ -216,9 +216,9 @@ class TierConnector:
     def cancel(self, sequence: SequenceState) -> None:
         load = self._loads.get(sequence.cache_request.id)
         if load is not None:
-            self._forget(load)
+            self._remove(load)
 
-    def _forget(self, load: TierLoad) -> None:
+    def _remove(self, load: TierLoad) -> None:
         load.is_cancelled = True
         del self._loads[load.sequence.cache_request.id]
         self._loading_keys = {name.key for other in self._loads.values() for name in other.names}

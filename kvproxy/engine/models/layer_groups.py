@@ -29,7 +29,7 @@ class LayerGroup:
     window: int = 0
     layers: tuple[int, ...] = ()
 
-    def spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
+    def group_spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
         return GroupSpec(self.kind, block_size, self.window, cached_windows if self.kind == "sliding_window" else "all")
 
     def first_visible_key(self, position: Position) -> Position:

@@ -43,7 +43,7 @@ class GrammarCompiler:
         self._llguidance_tokenizer: LLTokenizer | None = None
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
-    def matcher(self, grammar: Grammar) -> "LLMatcher":
+    def create_matcher(self, grammar: Grammar) -> "LLMatcher":
         """Return a new matcher for an output. The first call for a grammar compiles it, which takes up to a second."""
         with self._lock:
             return self._compile_cached(grammar).deep_copy()

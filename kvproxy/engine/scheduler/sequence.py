@@ -166,7 +166,7 @@ class SequenceState:
         if text and not self._has_text:
             self._has_text = True
             form = self._tokenizer.tool_call_format if self.request.has_tools else None
-            self.cache_request.awaits_user = form is None or text[0] != form.opening[0]
+            self.cache_request.awaits_user = form is None or text[0] != form.opening_text[0]
         self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
 
     def finish_without_output(self) -> None:

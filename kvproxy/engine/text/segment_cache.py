@@ -41,7 +41,7 @@ class SegmentCache:
         if self._boundary is None:
             return self._encode(text)
         ids: list[int] = []
-        for segment in _segments(text, self._boundary):
+        for segment in _split_segments(text, self._boundary):
             ids.extend(self._segment_ids(scope, segment))
         return ids
 
@@ -58,11 +58,11 @@ class SegmentCache:
     def _store(self, key: tuple[str, str], ids: "array[int]") -> None:
         with self._lock:
             if (before := self._ids.pop(key, None)) is not None:
-                self._bytes -= _size(key, before)
+                self._bytes -= _entry_bytes(key, before)
             self._ids[key] = ids
-            self._bytes += _size(key, ids)
+            self._bytes += _entry_bytes(key, ids)
             while self._bytes > self._max_bytes:
-                self._bytes -= _size(*self._ids.popitem(last=False))
+                self._bytes -= _entry_bytes(*self._ids.popitem(last=False))
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
         """Make `encode` return the generated tokens of an output, because it may split their text into other tokens.
@@ -88,11 +88,11 @@ class SegmentCache:
         return text
 
 
-def _size(key: tuple[str, str], ids: "array[int]") -> int:
+def _entry_bytes(key: tuple[str, str], ids: "array[int]") -> int:
     return _ENTRY_OVERHEAD_BYTES + sys.getsizeof(key[1]) + ids.itemsize * len(ids)
 
 
-def _segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:
+def _split_segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:
     start = 0
     for match in boundary.finditer(text):
         if match.start() > start:

@@ -47,11 +47,11 @@ class ToolCallFormat:
         if required:
             return Grammar("lark", "\n".join(["start: calls", *rules]))
         # Text must not begin like a call, so that the first character decides between text and calls.
-        text = f"TEXT: /[^{_escape_in_class(self.opening[0])}](.|\\n)*/"
+        text = f"TEXT: /[^{_escape_for_regex_class(self.opening_text[0])}](.|\\n)*/"
         return Grammar("lark", "\n".join(["start: (TEXT | calls)?", text, *rules]))
 
     @property
-    def opening(self) -> str:
+    def opening_text(self) -> str:
         return self.visible_text(self.begin)
 
     def visible_text(self, text: str) -> str:
@@ -112,7 +112,7 @@ def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCa
     form = ToolCallFormat(begin, middle, two[2], end, special)
     if two != [begin, middle, form.between, middle, rest] or any("call0" in part for part in two):
         return None
-    return form if form.opening and not form.opening[0].isspace() and form.visible_text(middle) else None
+    return form if form.opening_text and not form.opening_text[0].isspace() and form.visible_text(middle) else None
 
 
 def _made_up_tool(name: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
     return [*parts, text[at:]]
 
 
-def _escape_in_class(letter: str) -> str:
+def _escape_for_regex_class(letter: str) -> str:
     return f"\\{letter}" if letter in "\\]^-/" else letter
 
 
@@ -150,7 +150,7 @@ class ToolCallParser:
         """Return the delta for the client, with complete tool calls in `calls` instead of their text."""
         form, index = self._form, delta.index
         if index not in self._in_call and delta.text:
-            self._in_call[index] = delta.text[0] == form.opening[0]
+            self._in_call[index] = delta.text[0] == form.opening_text[0]
             self._buffers[index] = ""
         if not self._in_call.get(index):
             return delta
@@ -164,7 +164,12 @@ class ToolCallParser:
         while True:
             text = self._buffers[index]
             start = next(
-                (each for each in (form.opening, form.visible_text(form.between)) if each and text.startswith(each)), ""
+                (
+                    each
+                    for each in (form.opening_text, form.visible_text(form.between))
+                    if each and text.startswith(each)
+                ),
+                "",
             )
             name, found, rest = text[len(start) :].partition(middle)
             if not found or not start:

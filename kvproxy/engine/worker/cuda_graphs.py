@@ -121,7 +121,7 @@ class CapturedSteps:
     def _copy_inputs(self, spans: Sequence[TokenSpan], size: int) -> None:
         device, block_size = self._pool.data.device, self._pool.block_size
         rows = self._padding_rows(size)
-        rows[:, : len(spans)] = np.array([self._row(span, block_size) for span in spans]).T
+        rows[:, : len(spans)] = np.array([self._input_row(span, block_size) for span in spans]).T
         self._rows[size].copy_(to_host_tensor(rows, device), non_blocking=True)
         width = max(-(-span.end // block_size) for span in spans)
         padding = [()] * (size - len(spans))
@@ -129,7 +129,7 @@ class CapturedSteps:
             table = padded_block_table([*(span.block_tables[group.index] for span in spans), *padding], width)
             target[:size, :width].copy_(to_host_tensor(table, device, np.int32), non_blocking=True)
 
-    def _row(self, span: TokenSpan, block_size: int) -> list[int]:
+    def _input_row(self, span: TokenSpan, block_size: int) -> list[int]:
         slots = [span.slot_mapping(block_size, group.index)[0] for group in self._groups]
         return [span.tokens[0], span.start, span.end, *slots]
 

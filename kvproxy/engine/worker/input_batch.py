@@ -40,7 +40,7 @@ class InputBatch:
     decode_start: int
     metadata: Sequence[AttentionMetadata]
 
-    def layer(self, index: int) -> tuple[AttentionMetadata, KV]:
+    def layer_inputs(self, index: int) -> tuple[AttentionMetadata, KV]:
         group, slot = self.layer_slots[index]
         return self.metadata[group], self.pool.layers[slot]
 

@@ -46,7 +46,7 @@ class ModelRunner:
 
         If the model cannot be captured, all steps run eagerly.
         """
-        with self._on_device():
+        with self._device_context():
             try:
                 self._captured = CapturedSteps(
                     lambda batch: self._logits(batch, 0),
@@ -77,7 +77,7 @@ class ModelRunner:
         rows = [row for span in spans for row in span.split()]
         if not self._captured.fits(rows):
             return None
-        with self._on_device():
+        with self._device_context():
             logits = self._captured(rows)
         ends = accumulate(len(span.tokens) for span in spans)
         return [logits[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -92,7 +92,7 @@ class ModelRunner:
             rows += range(end - count, end)
         if self._adapters is not None:
             self._adapters.set_row_adapters([span.lora_id for span in prefills + decodes for _ in span.tokens])
-        with self._on_device():
+        with self._device_context():
             batch = build_input_batch(self.pool, self._groups, prefills, decodes, self.backends)
             # The model requires at least one row of logits.
             logits = self._logits(batch, upload(rows or [0], self._device))
@@ -109,7 +109,7 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _on_device(self) -> Any:
+    def _device_context(self) -> Any:
         # Triton launches on the thread's current device.
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 

@@ -82,11 +82,11 @@ class LlamaClient:
             raise UpstreamUnreachable(f"{self._client.url} answered {status} to /slots")
         return [
             SlotState(
-                _number(each, "id"),
+                _read_number(each, "id"),
                 bool(each.get("is_processing")),
-                _number(each, "id_task") if "id_task" in each else None,
-                _number(each, "n_prompt_tokens"),
-                _number(each, "n_ctx"),
+                _read_number(each, "id_task") if "id_task" in each else None,
+                _read_number(each, "n_prompt_tokens"),
+                _read_number(each, "n_ctx"),
             )
             for each in objects(data)
         ]
@@ -128,7 +128,7 @@ class LlamaClient:
 
     async def _transfer(self, slot: int, action: str, name: str, tokens: str, size: str) -> SlotTransfer:
         reply = await self._post(f"/slots/{slot}?action={action}", {"filename": name}, _FILE_SECONDS)
-        return SlotTransfer(_number(reply, tokens), _number(reply, size))
+        return SlotTransfer(_read_number(reply, tokens), _read_number(reply, size))
 
     async def _post(self, path: str, body: JsonMap, seconds: float = _SECONDS) -> JsonObject:
         status, reply = await self._call("POST", path, body, seconds)
@@ -147,6 +147,6 @@ class LlamaRequestRefused(UpstreamError):
     status = 502
 
 
-def _number(reply: JsonMap, name: str) -> int:
+def _read_number(reply: JsonMap, name: str) -> int:
     value = reply.get(name)
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0

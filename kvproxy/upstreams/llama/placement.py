@@ -94,7 +94,7 @@ class Placement:
         self, server: "LlamaServer", slot: Slot, choice: SlotChoice, prompt: Tokens, request: ApiRequest
     ) -> None:
         self.request = add_slot_id(request, slot.id)
-        self.predicted_tokens = choice.reused if choice.restore or slot.is_known else None
+        self.predicted_tokens = choice.reused if choice.restore or slot.has_known_tokens else None
         self.uncached_tokens = num_tokens(prompt) - choice.reused
         self.restored: SlotFile | None = None
         self._server = server
@@ -107,7 +107,7 @@ class Placement:
         """Capture the response while the client receives it, and release the slot after its end."""
         capture = ResponseCapture(self.request.api, reply.streams)
         reply.chunks = capture.capture(reply.chunks)
-        reply.on_end.append(lambda: self._server.spawn(self._finish(capture, reply.status)))
+        reply.on_end.append(lambda: self._server.start_task(self._finish(capture, reply.status)))
 
     def abandon(self) -> None:
         """Release the slot of a failed request. The slot's tokens are then unknown."""

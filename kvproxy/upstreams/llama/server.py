@@ -126,12 +126,12 @@ class LlamaServer:
 
     async def place(self, request: ApiRequest) -> Placement | None:
         """Choose and lock a slot, and restore a file into it if useful; None if the server must choose the slot."""
-        placement = await self._place(request)
+        placement = await self._try_place(request)
         # A request without a placement may use any slot.
         self.unplaced_requests += placement is None and self.active
         return placement
 
-    async def _place(self, request: ApiRequest) -> Placement | None:
+    async def _try_place(self, request: ApiRequest) -> Placement | None:
         required_id = request.body.get("id_slot")
         if (
             not self.active
@@ -179,9 +179,9 @@ class LlamaServer:
         """Release a slot, and save it to a file if it stays idle."""
         self.table.release(slot)
         if self.saver is not None and self.saver.should_save_idle(slot):
-            self.spawn(self._save_later(slot, slot.version))
+            self.start_task(self._save_later(slot, slot.version))
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
+    def start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -89,7 +89,7 @@ class SlotFiles:
         if file is None:
             # Several proxies may share the folder.
             file = SlotFile(f"kvproxy-{secrets.token_hex(8)}.bin", identity, None, 0, 0, 0.0)
-            self._put(file)
+            self._store(file)
         self._writing.add(file.name)
         return file.name
 
@@ -106,7 +106,7 @@ class SlotFiles:
             if file.name != name and tokens.startswith(file.tokens or b""):
                 self.discard(file.name)
         self._writing.discard(name)
-        self._put(SlotFile(name, identity, tokens, num_tokens, num_bytes, self._clock()))
+        self._store(SlotFile(name, identity, tokens, num_tokens, num_bytes, self._clock()))
 
     def touch(self, name: str) -> None:
         file = self._files[name]
@@ -121,7 +121,7 @@ class SlotFiles:
             return
         file.tokens = None
         file.num_bytes = file.num_bytes if num_bytes is None else num_bytes
-        self._put(file)
+        self._store(file)
 
     def unused(self) -> list[SlotFile]:
         """Return unused files, the largest first."""
@@ -138,7 +138,7 @@ class SlotFiles:
             excess -= file.num_bytes
             self.discard(file.name)
 
-    def _put(self, file: SlotFile) -> None:
+    def _store(self, file: SlotFile) -> None:
         self._files[file.name] = file
         tokens = file.tokens
         if tokens is not None and self._cipher is not None:

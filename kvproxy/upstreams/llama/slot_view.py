@@ -38,7 +38,7 @@ class SlotView:
     def __init__(self, server: LlamaServer) -> None:
         self._server = server
 
-    async def _prefixes(self) -> list[_CachedPrefix]:
+    async def _list_prefixes(self) -> list[_CachedPrefix]:
         with contextlib.suppress(KvproxyError):
             await self._server.refresh()
         found, url, saver = [], self._server.url, self._server.saver
@@ -53,14 +53,14 @@ class SlotView:
         return found
 
     async def blocks(self) -> list[BlockRow]:
-        return [_row(prefix) for prefix in await self._prefixes()]
+        return [_block_row(prefix) for prefix in await self._list_prefixes()]
 
     async def eviction_queue(self) -> list[BlockRow]:
-        files = [prefix for prefix in await self._prefixes() if prefix.slot is None]
-        return [_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
+        files = [prefix for prefix in await self._list_prefixes() if prefix.slot is None]
+        return [_block_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
 
     async def chains(self) -> list[ChainRow]:
-        found = [prefix for prefix in await self._prefixes() if prefix.tokens]
+        found = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
         texts = await asyncio.gather(*(self._text(first_tokens(each.tokens, _FIRST_TOKENS)) for each in found))
         return [
             ChainRow(
@@ -77,10 +77,10 @@ class SlotView:
         ]
 
     async def find(self, name: str) -> list[BlockContent]:
-        prefixes = await self._prefixes()
+        prefixes = await self._list_prefixes()
         found = [each for each in prefixes if each.tokens and each.digest.startswith(name)]
         found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
-        return [BlockContent(_row(each), tuple(unpack(each.tokens))) for each in found]
+        return [BlockContent(_block_row(each), tuple(unpack(each.tokens))) for each in found]
 
     async def text(self, tokens: Sequence[int] | None) -> str:
         return await self._text(pack(tokens or ()))
@@ -92,7 +92,7 @@ class SlotView:
             return " ".join(map(str, unpack(tokens)))
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
-        server, prefixes = self._server, await self._prefixes()
+        server, prefixes = self._server, await self._list_prefixes()
         try:
             prompt = await server.client.tokenize_request(request)
         except KvproxyError as error:
@@ -111,7 +111,7 @@ class SlotView:
             reason=f"it would go to slot {choice.slot}{restored}",
             engine=server.url,
             slots=True,
-            complete=all(slot.is_known and not slot.locked for slot in server.table.slots.values()),
+            complete=all(slot.has_known_tokens and not slot.locked for slot in server.table.slots.values()),
         )
 
     async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> DivergenceText | None:
@@ -146,7 +146,7 @@ class SlotView:
         return EngineReset(server.url, True)
 
 
-def _row(prefix: _CachedPrefix) -> BlockRow:
+def _block_row(prefix: _CachedPrefix) -> BlockRow:
     return BlockRow(
         id=prefix.slot,
         state=prefix.state,

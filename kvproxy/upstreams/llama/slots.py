@@ -45,7 +45,7 @@ class Slot:
         return not self.locked and not self.busy
 
     @property
-    def is_known(self) -> bool:
+    def has_known_tokens(self) -> bool:
         return num_tokens(self.prefix) == self.tokens
 
     def lock(self, *, saving: bool = False) -> None:

@@ -78,7 +78,7 @@ class EmbeddedPrefixCache(PrefixCache):
         return await self._worker.access_pins(Pins.list)
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
-        chain = await self._chain(request, leaf_hash)
+        chain = await self._find_chain_to_pin(request, leaf_hash)
         size, block = len(chain.tokens) - 1, self._worker.block_size
         if request is not None and size < block:
             raise InvalidRequest(f"the prompt has {size} tokens, fewer than a block ({block}), so it cannot be pinned")
@@ -91,7 +91,7 @@ class EmbeddedPrefixCache(PrefixCache):
 
         return await self._worker.access_pins(pin)
 
-    async def _chain(self, request: ApiRequest | None, leaf_hash: str | None) -> CacheRequest:
+    async def _find_chain_to_pin(self, request: ApiRequest | None, leaf_hash: str | None) -> CacheRequest:
         if request is not None:
             generation = await self._backend.generation_request(request)
             # A lookup never matches the last token, so add one.

@@ -77,7 +77,7 @@ class BlockPool:
         return blocks
 
     def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Decrement the blocks' reference counts. LRU evicts the blocks that become free in the order of `blocks`."""
+        """Decrement the blocks' reference counts. Blocks that become free join the free queue in the order of `blocks`."""
         uncached: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         for block in blocks:

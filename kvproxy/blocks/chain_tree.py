@@ -55,7 +55,7 @@ def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
 
 
 def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-    """Return `limit` of the branches that follow a block, from index `start` on, and the number of all.
+    """Return at most `limit` branches after a block, from index `start` on, and the number of all.
 
     `parent` is the block's hash; None lists the branches with which prompts begin.
     """

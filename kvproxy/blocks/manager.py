@@ -235,7 +235,7 @@ class KVCacheManager:
             self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return each group's block table. Block 0, the null block, replaces blocks that were freed."""
+        """Return each group's block table. Block 0, the null block, replaces freed blocks before a window."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:

@@ -25,7 +25,8 @@ class GroupSpec:
 
     Attributes:
         window: size of the sliding window, or of the chunk, in tokens; 0 for full attention.
-        cached_windows: `all` caches all blocks; `last` caches only the last window of each prompt and shared prefix.
+        cached_windows: `all` caches all blocks. `last` caches only the last window of each prompt, and of each prefix
+            that several prompts share.
     """
 
     kind: GroupKind = "full"

@@ -29,7 +29,6 @@ class AsyncLLM:
 
     Attributes:
         tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
-
         adapters: `CacheRequest.lora` of each LoRA adapter, by the adapter's name.
         on_finished: callback for the last delta of each sequence, on the event loop.
     """

@@ -37,7 +37,7 @@ class EngineCore:
     """A model with a paged prefix cache. It is not thread-safe: `EngineThread` makes all calls.
 
     Args:
-        capture: captures steps for replay. If it is None, CUDA graphs do, if settings and device allow them.
+        capture: captures steps for replay; None uses CUDA graphs if settings and device allow them.
     """
 
     def __init__(

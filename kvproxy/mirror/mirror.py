@@ -74,7 +74,7 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """Return the pools of the ranks whose subscribers have a valid state."""
+        """Return the pools of all ranks with a valid state; see `EventSubscriber.has_valid_state`."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
             if not subscriber.has_valid_state:

@@ -90,7 +90,7 @@ class Sequencer:
             self._on_gap(number, payload)
         elif number == self.next:
             self._on_next(number, payload)
-        elif self._equals_applied(number, payload):
+        elif self._equals_applied_batch(number, payload):
             self.counts.duplicates += 1
         elif self._has_replay:
             self._request_replay(0)
@@ -98,7 +98,7 @@ class Sequencer:
             self._on_restart()
             self.on_batch(number, payload)
 
-    def _equals_applied(self, number: int, payload: bytes) -> bool | None:
+    def _equals_applied_batch(self, number: int, payload: bytes) -> bool | None:
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 
@@ -148,7 +148,7 @@ class Sequencer:
             self._on_replay_gap(number, payload, replay, is_first)
 
     def _verify(self, number: int, payload: bytes, replay: Replay) -> None:
-        same = self._equals_applied(number, payload)
+        same = self._equals_applied_batch(number, payload)
         if same is False:
             self._on_restart()
             if number:

@@ -9,7 +9,6 @@ class StreamCounts:
 
     Attributes:
         gaps: gaps in the batch numbers.
-
         losses: times that the mirror was cleared, because batches were lost.
         malformed: messages that could not be decoded.
     """

@@ -198,7 +198,12 @@ async def _chunks(
         async for chunk in content.iter_any():
             _run_callbacks(on_first_chunk)
             yield chunk
-        if closed is not None and not _has_framing(response) and closed.done() and closed.exception() is not None:
+        if (
+            closed is not None
+            and not _has_message_framing(response)
+            and closed.done()
+            and closed.exception() is not None
+        ):
             raise UpstreamProtocolError("the upstream broke its response off")
     except TimeoutError:
         raise UpstreamProtocolError("the upstream stopped sending in the middle of its response") from None
@@ -217,7 +222,7 @@ async def _chunks(
         response.close()
 
 
-def _has_framing(response: aiohttp.ClientResponse) -> bool:
+def _has_message_framing(response: aiohttp.ClientResponse) -> bool:
     return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in response.raw_headers)
 
 

@@ -83,10 +83,7 @@ class Fleet:
         return await self._first_available().client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API to the first available engine.
-
-        Always the same engine receives these requests, because uploaded files exist only there.
-        """
+        """Forward a request of an uncached API to the first available engine, so that it finds uploaded files there."""
         return await self._first_available().client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
@@ -133,7 +130,7 @@ class Fleet:
         place = {name: index for index, name in enumerate(order)}
         prompt = await self._tokenize(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length
-        candidates = [engine.candidate(prompt) for engine in available]
+        candidates = [engine.routing_candidate(prompt) for engine in available]
         uncached = {candidate.name: length - (candidate.matched_tokens or 0) for candidate in candidates}
         predicted = {candidate.name: candidate.matched_tokens for candidate in candidates if _is_predictable(request)}
         return _Route([self.engines[name] for name in rank_engines(candidates, length, order)], uncached, predicted)

@@ -180,7 +180,7 @@ class FleetEngine:
         reported_at, metrics = self._metrics
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
-    def candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
+    def routing_candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
         """Return the length of a prompt's cached prefix, and the engine's load. Call `compute_hashes` first."""
         matched = None
         if self.mirror is not None and prompt is not None:

@@ -65,7 +65,7 @@ class TokenRestorer:
         rendered = await self._post(f"{request.api.path}/render", request.body, request)
         plain = HashedPrompt(_token_ids(rendered, "token_ids"), salt=cache_salt(request))
         await compute_hashes(plain, [self._mirror])
-        prompt = HashedPrompt(self._with_known_prefix(plain), salt=plain.salt)
+        prompt = HashedPrompt(self._restore_known_prefix(plain), salt=plain.salt)
         for _ in range(_MAX_RESTORED_ANSWERS):
             await compute_hashes(prompt, [self._mirror])
             cached = self._mirror.chains_after_prefix(prompt)
@@ -78,7 +78,7 @@ class TokenRestorer:
         self._store_prefix(plain, prompt.tokens)
         return prompt.tokens
 
-    def _with_known_prefix(self, plain: HashedPrompt) -> list[int]:
+    def _restore_known_prefix(self, plain: HashedPrompt) -> list[int]:
         for size in self._mirror.hash_block_sizes():
             _, numbers = plain.block_hashes(self._mirror.hasher, size)
             for index in reversed(range(len(numbers))):

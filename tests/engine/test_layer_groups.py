@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.engine.models.layer_groups import group_layers, layer_attention, layer_slots
+from kvproxy.engine.models.layer_groups import group_layers, layer_attention_types, layer_slots
 
 
 def config(**fields: Any) -> Any:
@@ -28,7 +28,7 @@ LIMITED, WHOLE = "sliding_attention", "full_attention"
     ],
 )
 def test_how_far_layers_reach(fields: dict[str, Any], kinds: list[tuple[str, int]]) -> None:
-    assert layer_attention(config(**fields)) == kinds
+    assert layer_attention_types(config(**fields)) == kinds
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _MAX_PAUSES = 500
 _MAX_CLIENTS = 10_000
 _MAX_STALE_ENTRIES = 64
 _MAX_KEYS_PER_BLOCK = 4
-"""Maximum known hashes per block of the pool. Failed requests leave hashes; beyond the limit, all sessions are forgotten."""
+"""Maximum hashes of sessions per block of the pool, before all sessions are forgotten. Failed requests leave hashes."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
 """Elements of the keys in a tile, by bytes per element. Larger float32 tiles would spill registers."""
 _DOUBLE_BUFFER_BYTES = 160 << 10
-"""Minimum shared memory of a multiprocessor for double buffering in three programs."""
+"""Minimum shared memory of a multiprocessor for double buffering."""
 _DOUBLE_BUFFER_STAGES = 5
 """With fewer pipeline stages, Triton does not double-buffer keys and values."""
 

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Attention calls these linear layers in this order, with the same input."""
+"""Attention calls these linear layers in this order with the same input, so they can be merged."""
 
 
 class PackedModule(torch.nn.Module):

@@ -179,7 +179,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write all read chunks to the pool. Return the sequences whose loads ended."""
+        """Write to the pool what the reader threads loaded. Return the sequences whose loads ended."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.

@@ -61,7 +61,7 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     as large. Empty slots then waste less memory than more groups would.
     """
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
-    for layer, kind in enumerate(layer_attention(config)):
+    for layer, kind in enumerate(layer_attention_types(config)):
         kinds.setdefault(kind, []).append(layer)
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
@@ -72,7 +72,7 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     return tuple(groups)
 
 
-def layer_attention(config: Any) -> Sequence[tuple[GroupKind, int]]:
+def layer_attention_types(config: Any) -> Sequence[tuple[GroupKind, int]]:
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     names = getattr(config, "layer_types", None)
     if names is None:

@@ -34,10 +34,10 @@ class RequestQueue:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
-        """Count the sequence as unfinished until `unregister`. A tenant with unfinished sequences is active."""
+        """Count the sequence as unfinished until `unregister`."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
-            # A tenant gains no credit while it is not active.
+            # A tenant gains no credit while it has no unfinished sequence.
             if not self._num_live:
                 self._service.clear()
             least = min((self._service.get(name, 0) for name in self._num_live), default=0)

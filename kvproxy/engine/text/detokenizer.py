@@ -23,19 +23,19 @@ class Detokenizer:
         if text.endswith(_REPLACEMENT) or len(text) <= len(before):
             return ""
         self._prefix_offset, self._read_offset = self._read_offset, len(self._ids)
-        return self._release(text[len(before) :])
+        return self._remove_stop_strings(text[len(before) :])
 
     def finish(self) -> str:
         """Return the text that was held back. Call it after the last token."""
         if self.stopped:
             return ""
         before = self._decode(self._ids[self._prefix_offset : self._read_offset])
-        text = self._release(self._decode(self._ids[self._prefix_offset :])[len(before) :])
+        text = self._remove_stop_strings(self._decode(self._ids[self._prefix_offset :])[len(before) :])
         if not self.stopped:
             text, self._pending_text = text + self._pending_text, ""
         return text
 
-    def _release(self, text: str) -> str:
+    def _remove_stop_strings(self, text: str) -> str:
         text = self._pending_text + text
         found = [index for stop in self._stop if (index := text.find(stop)) >= 0]
         if found:

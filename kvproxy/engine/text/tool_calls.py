@@ -69,11 +69,11 @@ class ToolCallFormat:
         return " ".join(parts) or '""'
 
 
-def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCallFormat | None:
+def learn_tool_call_format(render: Render, special_tokens: Mapping[str, int]) -> ToolCallFormat | None:
     """Learn the format of the chat template that `render` applies; None if it has no supported format."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
-            form = _learn(render, special, written)
+            form = _learn(render, special_tokens, written)
         except Exception:
             # Templates raise arbitrary errors for unsupported messages.
             continue
@@ -82,7 +82,7 @@ def learn_tool_call_format(render: Render, special: Mapping[str, int]) -> ToolCa
     return None
 
 
-def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCallFormat | None:
+def _learn(render: Render, special_tokens: Mapping[str, int], arguments: Any) -> ToolCallFormat | None:
     user = {"role": "user", "content": "?"}
     tools = [_made_up_tool(name) for name in _NAMES]
     calls = [
@@ -109,7 +109,7 @@ def _learn(render: Render, special: Mapping[str, int], arguments: Any) -> ToolCa
         return None
     begin, middle, rest = one
     end = rest[: len(rest) - len(turn_end)]
-    form = ToolCallFormat(begin, middle, two[2], end, special)
+    form = ToolCallFormat(begin, middle, two[2], end, special_tokens)
     if two != [begin, middle, form.between, middle, rest] or any("call0" in part for part in two):
         return None
     return form if form.opening_text and not form.opening_text[0].isspace() and form.visible_text(middle) else None

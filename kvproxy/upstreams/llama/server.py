@@ -84,7 +84,7 @@ class LlamaServer:
         if saver is None:
             return SlotsStatus(len(slots), tokens, 0, 0, 0, 0, 0)
         files = saver.files
-        saved = len(files.saved(saver.identity))
+        saved = len(files.list_restorable(saver.identity))
         return SlotsStatus(len(slots), tokens, saved, files.total_bytes, saver.saves, saver.restores, saver.confirmed)
 
     async def identify(self) -> None:

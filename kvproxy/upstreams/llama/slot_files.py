@@ -70,7 +70,7 @@ class SlotFiles:
         self._writer.shutdown()
         self._database.close()
 
-    def saved(self, identity: str) -> list[SlotFile]:
+    def list_restorable(self, identity: str) -> list[SlotFile]:
         """Return the files that a server with this identity can restore, most recently used first."""
         found = [file for file in self._files.values() if file.tokens is not None and file.identity == identity]
         return sorted(found, key=lambda file: -file.used)
@@ -82,10 +82,10 @@ class SlotFiles:
     def total_bytes(self) -> int:
         return sum(file.num_bytes for file in self._files.values())
 
-    def allocate(self, identity: str) -> str:
+    def allocate_name(self, identity: str) -> str:
         """Return the name of an unused file, or a new name. It is reserved until `commit` or `discard`."""
         # After a crash, a reused file of another model could have the wrong identity.
-        file = next((file for file in self.unused() if file.identity == identity), None)
+        file = next((file for file in self.list_unused() if file.identity == identity), None)
         if file is None:
             # Several proxies may share the folder.
             file = SlotFile(f"kvproxy-{secrets.token_hex(8)}.bin", identity, None, 0, 0, 0.0)
@@ -95,14 +95,14 @@ class SlotFiles:
 
     def reserve(self, name: str) -> bool:
         """Reserve an unused file until `commit` or `discard`. Returns False if the file is in use."""
-        is_unused = any(file.name == name for file in self.unused())
+        is_unused = any(file.name == name for file in self.list_unused())
         if is_unused:
             self._writing.add(name)
         return is_unused
 
     def commit(self, name: str, identity: str, tokens: Tokens, num_tokens: int, num_bytes: int) -> None:
         """Record a written file. Discard the files whose tokens are a prefix of `tokens`."""
-        for file in self.saved(identity):
+        for file in self.list_restorable(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
                 self.discard(file.name)
         self._writing.discard(name)
@@ -123,7 +123,7 @@ class SlotFiles:
         file.num_bytes = file.num_bytes if num_bytes is None else num_bytes
         self._store(file)
 
-    def unused(self) -> list[SlotFile]:
+    def list_unused(self) -> list[SlotFile]:
         """Return unused files, the largest first."""
         found = [file for file in self._files.values() if file.tokens is None and file.name not in self._writing]
         return sorted(found, key=lambda file: -file.num_bytes)

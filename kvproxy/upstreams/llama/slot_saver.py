@@ -40,7 +40,11 @@ class SlotSaver:
         return self.failures < MAX_FAILURES
 
     def saved_prefixes(self) -> list[tuple[str, Tokens]]:
-        return [(file.name, file.tokens or b"") for file in self.files.saved(self.identity)] if self.is_enabled else []
+        return (
+            [(file.name, file.tokens or b"") for file in self.files.list_restorable(self.identity)]
+            if self.is_enabled
+            else []
+        )
 
     async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
         """Save the slot if the request would overwrite unsaved tokens, then restore the chosen file.
@@ -56,7 +60,9 @@ class SlotSaver:
         return None if file is None else await self._restore(slot, file)
 
     def unsaved_tokens(self, slot: Slot) -> int:
-        saved = (common_prefix_length(file.tokens or b"", slot.prefix) for file in self.files.saved(self.identity))
+        saved = (
+            common_prefix_length(file.tokens or b"", slot.prefix) for file in self.files.list_restorable(self.identity)
+        )
         return num_tokens(slot.prefix) - max(saved, default=0)
 
     def should_save_idle(self, slot: Slot) -> bool:
@@ -66,7 +72,7 @@ class SlotSaver:
 
     async def save(self, slot: Slot) -> None:
         """Save a slot; a failure is only logged."""
-        name = self.files.allocate(self.identity)
+        name = self.files.allocate_name(self.identity)
         written = None
         try:
             if await self._is_same_server():
@@ -133,7 +139,7 @@ class SlotSaver:
         return identity == self.identity
 
     async def _shrink_unused_files(self, slot: Slot, name: str) -> None:
-        unused = [file for file in self.files.unused() if file.num_bytes > _MAX_EMPTY_FILE_BYTES]
+        unused = [file for file in self.files.list_unused() if file.num_bytes > _MAX_EMPTY_FILE_BYTES]
         if self.files.total_bytes <= self._max_bytes or not unused:
             return
         restored = None

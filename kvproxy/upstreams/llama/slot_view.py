@@ -48,7 +48,7 @@ class SlotView:
         if saver is not None:
             found += [
                 _CachedPrefix(url, _DISK, file.tokens or b"", file.num_tokens, "cached", None, file.used)
-                for file in saver.files.saved(saver.identity)
+                for file in saver.files.list_restorable(saver.identity)
             ]
         return found
 

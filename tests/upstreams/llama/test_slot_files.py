@@ -33,10 +33,10 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
         files = SlotFiles(Path(folder) / "slots.db", URL, clock)
         for what, tokens, size, identity in steps:
             key = tuple(tokens)
-            file = next((each for each in files.saved(identity) if each.tokens == pack(tokens)), None)
+            file = next((each for each in files.list_restorable(identity) if each.tokens == pack(tokens)), None)
             match what:
                 case "save":
-                    files.commit(files.allocate(identity), identity, pack(tokens), len(tokens), size)
+                    files.commit(files.allocate_name(identity), identity, pack(tokens), len(tokens), size)
                     gone = [each for each in model if each[0] == identity and key[: len(each[1])] == each[1]]
                     model = [each for each in model if each not in gone] + [(identity, key, size)]
                 case "touch" if file is not None:
@@ -52,21 +52,21 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
                     files = SlotFiles(Path(folder) / "slots.db", URL, clock)
             for name in ("one", "two"):
                 expected = [pack(each[1]) for each in reversed(model) if each[0] == name]
-                assert [each.tokens for each in files.saved(name)] == expected
+                assert [each.tokens for each in files.list_restorable(name)] == expected
         files.close()
 
 
 def test_names_are_reused_for_the_same_model_only(tmp_path: Path) -> None:
     files = SlotFiles(tmp_path / "slots.db", URL)
-    first = files.allocate("one")
-    assert files.allocate("one") != first
+    first = files.allocate_name("one")
+    assert files.allocate_name("one") != first
     files.commit(first, "one", pack([1]), 1, 10)
     files.discard(first)
     assert files.total_bytes == 10
-    assert files.allocate("two") != first
-    assert files.allocate("one") == first
+    assert files.allocate_name("two") != first
+    assert files.allocate_name("one") == first
     # A reserved file is not given to another slot.
-    assert files.allocate("one") != first
+    assert files.allocate_name("one") != first
     files.close()
 
 
@@ -77,11 +77,11 @@ def test_prefixes_are_encrypted_with_a_key(tmp_path: Path) -> None:
         return SlotFiles(path, URL, cipher=Cipher(keys) if keys else None)
 
     files = opened(b"1" * 32)
-    name = files.allocate("one")
+    name = files.allocate_name("one")
     files.commit(name, "one", secret, 20, 10)
     files.close()
     assert secret not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
     for keys, found in (((b"1" * 32,), [secret]), ((b"2" * 32, b"1" * 32), [secret]), ((b"2" * 32,), [])):
         files = opened(*keys)
-        assert [file.tokens for file in files.saved("one")] == found
+        assert [file.tokens for file in files.list_restorable("one")] == found
         files.close()

@@ -45,7 +45,7 @@ async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp
     client, files = FakeClient(one, two), SlotFiles(tmp_path / "slots.db", "http://llama")
     budget = 2 * num_tokens(one) * BYTES_PER_TOKEN
     saver = SlotSaver("http://llama", client, ServerInfo("one", 2, True, True, False), files, budget, 1)
-    for name in [files.allocate("one") for _ in range(2)]:
+    for name in [files.allocate_name("one") for _ in range(2)]:
         files.commit(name, "one", long, num_tokens(long), num_tokens(long) * BYTES_PER_TOKEN)
         files.discard(name)
     first = asyncio.create_task(saver.save(Slot(0, one, num_tokens(one))))
@@ -55,8 +55,8 @@ async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp
         await asyncio.sleep(0)
     client.resume.set()
     await asyncio.gather(first, second)
-    assert {file.tokens for file in files.saved("one")} == {one, two}
-    assert all(client.files[file.name] == file.tokens for file in files.saved("one"))
+    assert {file.tokens for file in files.list_restorable("one")} == {one, two}
+    assert all(client.files[file.name] == file.tokens for file in files.list_restorable("one"))
     assert files.total_bytes <= budget
     assert client.contents == {0: one, 1: two}
     files.close()

@@ -81,7 +81,7 @@ class RelayedResponse:
     served_by: ServingUpstream | None = None
 
     @property
-    def streams(self) -> bool:
+    def is_streamed(self) -> bool:
         return is_stream(self.headers)
 
     async def wait_for_first_chunk(self) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from kvproxy.blocks.block import KVCacheBlock
 
+_WINDOW = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
@@ -27,13 +29,13 @@ class ResidencyStats:
 
 
 class ResidencyTracker:
-    def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 4096) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._cached_at: dict[int, float] = {}
         self._used_at: dict[int, float] = {}
         self._hit: set[int] = set()
-        self._evictions: deque[tuple[float, float, bool]] = deque(maxlen=window)
-        self._gaps: deque[float] = deque(maxlen=window)
+        self._evictions: deque[tuple[float, float, bool]] = deque(maxlen=_WINDOW)
+        self._gaps: deque[float] = deque(maxlen=_WINDOW)
         self._num_evicted = 0
 
     def on_stored(self, blocks: Iterable[KVCacheBlock]) -> None:

@@ -105,7 +105,7 @@ class Placement:
 
     def record_response(self, reply: RelayedResponse) -> None:
         """Capture the response while the client receives it, and release the slot after its end."""
-        capture = ResponseCapture(self.request.api, reply.streams)
+        capture = ResponseCapture(self.request.api, reply.is_streamed)
         reply.chunks = capture.capture(reply.chunks)
         reply.on_end.append(lambda: self._server.start_task(self._finish(capture, reply.status)))
 

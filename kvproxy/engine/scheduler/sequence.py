@@ -49,7 +49,7 @@ class SequenceState:
     Attributes:
         num_cached_tokens: number of prompt tokens found in the block pool or a tier.
         num_tier_tokens: number of prompt tokens found in a tier.
-        num_saved_chunks: number of leading chunks that the tiers contain.
+        num_saved_chunks: number of leading chunks that need no further save to the tiers.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_forma
 from kvproxy.errors import InvalidRequest
 
 _MAX_TOKEN_CHARACTERS = 512
-"""Maximum characters of a token in any vocabulary. The number of a text's tokens thus has a lower bound."""
+"""Maximum characters of a token in any vocabulary, which gives a text's minimum number of tokens."""
 
 CheckLength = Callable[[int], None]
 """Raises an error if a prompt of at least this number of tokens is too long."""

@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
-"""States of RFC 5861. An entry in the state `stale-while-revalidate` may be served after an error, too."""
+"""State of an entry by its age, with the stale periods of RFC 5861. An `expired` entry is never served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +13,10 @@ class Entry:
 
     Attributes:
         key: digest of everything in the request that can change the response.
-        namespace: digest of the same without the prompt. Semantic hits require an equal namespace.
+        namespace: digest of these parts except the prompt. Semantic hits require an equal namespace.
         endpoint: name of the API, for instance `chat`.
-        prompt: text of the last user turn; with the setting `cache.conversations`, after all earlier user turns.
-        semantic: the response may answer similar questions.
+        prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
+        semantic: the entry may have semantic hits.
         request, response: JSON bodies; the response is one object, not chunks of a stream.
         created, expires: seconds since the epoch.
         stale_while_revalidate, stale_if_error: seconds after `expires` (RFC 5861).
@@ -66,7 +66,7 @@ class Entry:
         }
 
     def export_line(self) -> bytes:
-        """Return a line of an export, which contains the bodies as stored, because parsing could change them."""
+        """Return the entry as a line of JSON. The bodies are copied unparsed, because parsing could change them."""
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
         # JSON strings contain no unescaped line breaks.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))

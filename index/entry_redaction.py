@@ -16,11 +16,11 @@ class Redactor(Protocol):
     """Removes secrets and private data from a text. Thread-safe."""
 
     def __call__(self, text: str) -> str:
-        """Return the redacted text, which is equal if nothing was removed; raises RedactionFailed."""
+        """Return the redacted text, or the same text if nothing is private; raises RedactionFailed."""
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
-    """Return the redacted entry; None if the answer contains text to redact, because answers are served unchanged.
+    """Return the redacted entry; None if its response contains private text, because responses are served unchanged.
 
     An entry with a redacted question has exact hits only, because redaction can make different questions equal.
     """

@@ -23,7 +23,7 @@ class EmbedderError(Exception):
 
 
 class ImportFailed(CacheStoreError):
-    """A line of an import cannot be read."""
+    """A line of an imported file is invalid."""
 
 
 class VerifierError(Exception):

@@ -6,7 +6,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class FailureLog:
-    """Logs the first failure after a success, but at most once a minute, and the recovery from a logged failure."""
+    """Logs the first of consecutive failures, at most one a minute, and the recovery from a logged failure."""
 
     def __init__(self) -> None:
         self._is_failing = False

@@ -1,21 +1,21 @@
-"""Entries that are being stored. They already have exact hits, and semantic lookups can wait for them."""
+"""Entries that are being stored. They already have exact hits, and a semantic lookup waits for similar ones."""
 
 import asyncio
 
 from kvproxy.index.entry import Entry
 
 _MAX_BYTES = 32 * 2**20
-"""Size of all pending writes from which further ones delay their responses; enough for hundreds of small entries."""
+"""If the pending writes exceed this size, new responses end only after some are stored."""
 
 
 class PendingWrite:
     """An entry that is being stored.
 
     Args:
-        namespace: None if semantic lookups need not wait for the entry.
+        namespace: None if the entry cannot have semantic hits yet, so that lookups need not wait for it.
         entry: the redacted entry; None if redaction forbids storing it.
         task: stores the entry, and returns whether it was stored.
-        size: bytes of memory until the write ends.
+        size: estimated bytes of memory.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class PendingWrite:
 
     @property
     def id(self) -> str | None:
-        """The entry's id; None during redaction, or if the entry was not stored."""
+        """The entry's id; None until redaction has ended, or if the entry was not stored."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
 
     async def wait_for_entry(self, seconds: float | None = None) -> Entry | None:
-        """Wait for redaction, and return the entry; None if it must not be stored, or after a timeout."""
+        """Wait for redaction and return the entry; None after a timeout, or if redaction forbids storing it."""
         if not self._entry.done():
             await asyncio.wait([self._entry], timeout=seconds)
         return self._redacted()
@@ -86,7 +86,7 @@ class PendingWrites:
             await self._has_space.wait()
 
     def add(self, write: PendingWrite) -> None:
-        """Add a write until its task ends. `get` returns the latest write of a key."""
+        """Add a write, which is removed when its task ends. `get` returns the latest write of a key."""
         self._all.add(write)
         self.bytes += write.size
         self._latest[write.key] = write
@@ -107,6 +107,6 @@ class PendingWrites:
         return tuple(write for write in self._all if write.namespace == namespace)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait for the end of all current writes, or for a timeout."""
+        """Wait until all current writes have ended, but at most `seconds`."""
         if self._all:
             await asyncio.wait([write.task for write in self._all], timeout=seconds)

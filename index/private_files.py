@@ -34,9 +34,8 @@ def is_accessible_to_others(path: Path) -> bool:
 
 
 def restrict_to_owner(path: Path) -> None:
-    """Remove the permissions of other users, if the path is this user's own and not shared."""
+    """Remove other users' permissions, unless the path belongs to another user or has the sticky bit, as /tmp has."""
     status = path.stat()
-    # A folder with the sticky bit, such as /tmp, is shared on purpose.
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
         # Some file systems have no permissions.
         with contextlib.suppress(OSError):

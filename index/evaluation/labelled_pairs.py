@@ -20,15 +20,15 @@ class Pair:
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """Read pairs from a file with lines `{"a", "b", "same"}`; see `read_json_lines`."""
+    """Read pairs from a file with a line `{"a": .., "b": .., "same": ..}` for each; see `read_json_lines`."""
     return read_json_lines(path, _pair, '{"a": "..", "b": "..", "same": 1}')
 
 
 def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], example: str) -> Iterator[Record]:
-    """Read a file of JSON lines, gzipped if its name ends in `.gz`.
+    """Yield the records of a file of JSON lines, gzipped if its name ends in `.gz`.
 
     Args:
-        parse: converts a line; raises a ValueError, KeyError, or TypeError if it is invalid.
+        parse: converts the object of a line; raises a ValueError, KeyError, or TypeError if it is invalid.
         example: a valid line, for the error message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Measures policies on labelled pairs at many levels, to choose a level: the minimum cosine or probability of a hit."""
+"""Measures policies on labelled pairs at many levels. A level is a minimum score of a hit: a cosine or a probability."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """The results of a policy at one level, on all labelled pairs. A pair whose score reaches the level is served.
+    """The results of a policy at one level, on all labelled pairs. A pair is "served" if its score reaches the level.
 
     Attributes:
         hit_rate: share of served pairs among the pairs with the same answer.
@@ -42,10 +42,11 @@ class LevelResult:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredLevels:
-    """The configured levels of the policies `threshold` and `checked`.
+    """The configured levels of the policies.
 
     Attributes:
-        floor: minimum cosine of the pairs that the verifier scores.
+        threshold: minimum cosine of the policy `threshold`.
+        checked, floor: minimum probability and minimum cosine of the policy `checked`.
     """
 
     threshold: float
@@ -55,10 +56,11 @@ class ConfiguredLevels:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The results of all policies. The dictionaries have a key for each policy.
+    """The results of all policies. Dictionaries have the names of policies as keys.
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
+        target_error: see `calibrate`.
         default: the configured level.
         p_chr_auc: see `precision_hit_ratio_area`.
         recommended: the level with the highest hit rate within the target error; None if no level is within it.
@@ -95,12 +97,13 @@ def calibrate(
     languages: Sequence[str] = (EVERY,),
     progress: Progress = lambda share: None,
 ) -> Calibration:
-    """Measure three policies on labelled pairs: `threshold` without guards, `threshold` with `guards`, and `checked`.
+    """Measure `threshold` without guards, `threshold` with guards, and `checked` on labelled pairs.
 
     Args:
-        pairs: the second question of each pair acts as the cached question.
+        pairs: the second question of each pair is used as the cached question.
         verifier: None omits `checked`.
-        target_error: maximum upper end of `wrong_interval` at a recommended level.
+        target_error: maximum for the upper end of `LevelResult.wrong_interval` at a recommended level.
+        languages: ISO 639-1 codes; pairs in other languages are never served.
 
     Raises:
         ValueError: there is no pair.

@@ -22,7 +22,7 @@ _POINTS = 100
 """Number of requests between two points of a curve."""
 _THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
 _HOPELESS = 4
-"""Multiple of `max_error`. If a threshold's wrong share exceeds it, lower thresholds are not tried."""
+"""Multiple of `max_error`: if a threshold causes a higher share of wrong answers, lower thresholds are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class StreamReport:
     """The results of the policies on a stream.
 
     Attributes:
-        outcomes: by policy; `threshold` uses the threshold that is best for this stream.
-        level: this threshold; None if the wrong share of every threshold exceeds `max_error`.
-        bound: upper bound of the wrong share that `learned` reports after the stream.
+        outcomes: results by policy; the policy `threshold` has the best threshold for this stream.
+        level: the best threshold; None if every threshold has a share of wrong answers above `max_error`.
+        bound: upper bound of the share of wrong answers that `learned` reports after the stream.
         orders: results of `learned` on the stream in random orders.
     """
 
@@ -78,17 +78,17 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def curve(outcome: Outcome) -> list[tuple[int, int, int]]:
-    """Return the cumulative numbers (requests, served, wrong) after every hundred requests and at the end."""
+    """Return the numbers of requests, served answers, and wrong answers so far, after every hundred requests."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_POINTS, len(served), _POINTS), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
 
 def read_stream(path: Path) -> list[StreamLine]:
-    """Read a stream from a file with lines `{"text", "answer"}`, gzipped if its name ends in `.gz`.
+    """Read a stream from a file with a line `{"text": .., "answer": ..}` for each request; see `read_json_lines`.
 
     Raises:
-        ImportFailed: a line is invalid, or the file is empty. The message names the line.
+        ImportFailed: a line is invalid, or the file is empty.
     """
     lines = list(read_json_lines(path, _line, '{"text": "How do I ..", "answer": ".."}'))
     if not lines:
@@ -106,10 +106,11 @@ def _line(record: dict[str, Any]) -> StreamLine:
 def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream for a replay.
+    """Embed the questions of a stream.
 
     Args:
-        min_cosine: minimum cosine of two equal answers; None compares their `digest` instead.
+        min_cosine: minimum cosine of two answers that count as equal; None requires equal texts, except for case, spaces,
+            and punctuation.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed(texts, embedder, progress)
@@ -125,7 +126,7 @@ def embed_stream(
 
 
 def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
-    """Return the vectors of texts, `[n, dim]`."""
+    """Return the unit vectors of n texts, `[n, dim]`. A repeated text is embedded once."""
     once = sorted(set(texts), key=len)
     parts = []
     for start in range(0, len(once), _BATCH):
@@ -136,9 +137,9 @@ def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.nd
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
-    """Return the threshold with the highest hit rate whose wrong share is within `max_error`, and its results.
+    """Return the threshold with the highest hit rate whose share of wrong answers is within `max_error`, and its results.
 
-    Guards are not used.
+    The policy `threshold` is replayed without guards. The threshold is None if no threshold is within `max_error`.
     """
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
@@ -176,9 +177,9 @@ def measure(
     """Replay a stream with the policies `learned`, `checked`, and `threshold`.
 
     Args:
-        learned: creates a policy without observations.
+        learned: creates a `learned` policy that has no observations yet.
         orders: number of further replays with `learned`, each in a random order.
-        judge_error: share of inverted comparisons, to simulate a judge that errs.
+        judge_error: share of comparisons whose result is inverted, to simulate errors of the judge.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:

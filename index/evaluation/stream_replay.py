@@ -10,15 +10,16 @@ from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyRes
 from kvproxy.index.store.observations import Observation, Observations
 
 AnswersEqual = Callable[[int, int], bool]
-"""Returns whether the answers of two questions, given by index, are equal."""
+"""Returns whether the answers of two questions, given by their indexes in the stream, are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Questions in the order of their arrival, with the true answers.
+    """Questions in the order of arrival, with their true answers.
 
     Attributes:
-        vectors: of the questions, `[n, dim]`.
+        vectors: unit vectors of the questions, `[n, dim]`.
+        same: returns whether two answers are equal.
     """
 
     texts: Sequence[str]
@@ -37,13 +38,13 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a policy on a stream, as arrays with a value for each request.
+    """The results of a policy on a stream, as arrays `[n]` with a value for each request.
 
     Attributes:
         served: the policy served a stored answer.
-        wrong: this answer was wrong.
+        wrong: the policy served a wrong answer.
         scores: the highest score of a stored answer; -1 if the policy can serve no answer.
-        right: the answer with this score is right.
+        right: the answer with the highest score is right.
     """
 
     served: np.ndarray
@@ -61,7 +62,7 @@ class Outcome:
 
     @property
     def worst_wrong_share(self) -> float:
-        """The largest share of wrong answers at any time after 500 served answers."""
+        """The largest share of wrong answers among the answers served so far, at any time after 500 served answers."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
@@ -75,7 +76,8 @@ def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
     """Return the area under the curve of precision against hit ratio (P-CHR AUC, arXiv 2606.19719).
 
     Args:
-        scores: answers with a score below 0 are never served.
+        scores: score of each request's best answer `[n]`; an answer with a score below 0 is never served.
+        right: whether this answer is right, `[n]`.
     """
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
@@ -96,7 +98,7 @@ class StoredQuestions:
         self._cosines = np.empty((0, 0), dtype=np.float32)
 
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
-        """Return the indexes of the nearest stored questions, nearest first, and their cosines."""
+        """Return the indexes of the stored questions that are nearest to a line of the stream, and their cosines."""
         if line not in self._block:
             # Later questions are added below.
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
@@ -148,11 +150,11 @@ def replay(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Replay a stream with a policy. A question without a hit is stored, and the learned policy learns from its answer.
+    """Replay a stream with a policy. A question without a hit is stored, and `learned` learns from its true answer.
 
     Args:
-        judge: compares answers for the learned policy; None uses `stream.same`.
-        seed: of the random numbers that decide about exploration.
+        judge: compares answers for the policy `learned`; None uses `stream.same`.
+        seed: seed of the random decisions about exploration.
     """
     chance = random.Random(seed).random
     stored = StoredQuestions(stream)

@@ -1,6 +1,6 @@
-"""Compares questions by their content words, in languages that the verifier and the guards do not know.
+"""Compares questions by their content words, in languages that the verifier and the guards do not support.
 
-The learned policy serves an answer only if stored questions with this answer have all content words of the question.
+The policy `learned` serves an answer only if the stored questions with this answer contain all content words of the question.
 """
 
 import re
@@ -45,18 +45,18 @@ _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
 def new_words_test(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
-    """Return `has_new_words` for the multilingual embedder; None for others, because the guards compare English."""
+    """Return `has_new_words` for the multilingual embedder; None for an English embedder, where the guards suffice."""
     return has_new_words if embedder.startswith(NAME) else None
 
 
 def has_new_words(question: str, stored: Sequence[str]) -> bool:
-    """Whether a question has content words that no stored question has; False for English, which the guards compare."""
+    """Whether a question has content words that no stored question has; False if all are English (the guards suffice)."""
     return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 
 @lru_cache(maxsize=4096)
 def is_surely_english(text: str) -> bool:
-    """Whether the words of a text are English. `language_of` returns English also for unknown words."""
+    """Whether the words of a text are in an English vocabulary; `language_of` also returns English for unknown words."""
     return language_of(text) == ENGLISH and is_english(text, _english_vocabulary())
 
 
@@ -66,7 +66,7 @@ def _english_vocabulary() -> frozenset[str]:
 
 
 def new_words(question: str, stored: Sequence[str]) -> list[str]:
-    """Return the content words that no stored question has, even with another ending."""
+    """Return the content words that no stored question contains, not even with another ending."""
     known = frozenset[str]().union(*map(content_words, stored))
     unknown = content_words(question) - known
     return [word for word in unknown if not any(_is_inflected(word, other) for other in known)]
@@ -79,7 +79,7 @@ def _is_inflected(word: str, other: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def content_words(text: str) -> frozenset[str]:
-    """Return the lower-case words that can change an answer. Each Chinese character and each run of kana is a word."""
+    """Return the content words in lower case. Each Chinese character and each run of kana is a word."""
     language, plain = language_of(text), unicodedata.normalize("NFKC", text).lower()
     empty = EMPTY.get(language, "").split()
     if language in _UNSPACED:

@@ -19,18 +19,18 @@ class Embedder(Protocol):
     """Converts texts to vectors. Threads may share it."""
 
     name: str
-    """Identifies the vectors: only vectors of equal names are comparable."""
+    """Identifies the model and its rounding: only vectors of embedders with equal names are comparable."""
     dim: int
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """The vocabulary of a tokenizer for English, to recognise other languages; None for another tokenizer."""
+        """The vocabulary of an English tokenizer, to detect other languages; None if the tokenizer is not for English."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors, `[len(texts), dim]` float32."""
 
     def can_read(self, text: str) -> bool:
-        """Whether the model reads all of a text: it is not too long, and has no unknown characters."""
+        """Whether a text is within the model's maximum length, and has no unknown tokens."""
 
 
 class ThreadedEmbedder:
@@ -158,7 +158,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return what `embed_or_none` returns, from the cache if possible."""
+        """Return the unit vectors of texts, as `embed_or_none` does; cached vectors are not computed again."""
         found = {text: self.get_cached(text) for text in texts}
         missing = [text for text, vector in found.items() if vector is None]
         if missing:

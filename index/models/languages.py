@@ -89,7 +89,7 @@ _LEAST_KNOWN = 0.3
 def language_of(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, or `other`.
 
-    One word in a script other than Latin is enough, because the answer may depend on it.
+    One word in another script than Latin determines the language, because the answer may depend on this word.
     """
     script = _script(text)
     if script is not None:
@@ -126,14 +126,14 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether a text may have semantic hits: it is in one of the languages, and the embedder reads all of it."""
+    """Whether a text may have semantic hits: it is in one of the languages, and `Embedder.can_read` accepts it."""
     return (
         not has_hidden_text(text) and is_in_languages(text, languages, embedder.vocabulary) and embedder.can_read(text)
     )
 
 
 def is_in_languages(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
-    """Whether a text is in one of several languages.
+    """Whether a text is in one of the languages.
 
     Args:
         language_codes: ISO 639-1 codes, or `*` for all languages.

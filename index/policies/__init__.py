@@ -1,1 +1,1 @@
-"""Policies, which decide on semantic hits; start with policy.py, the interface."""
+"""Policies decide whether a stored answer may serve a similar question; start with policy.py, the interface."""

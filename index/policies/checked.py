@@ -9,14 +9,14 @@ from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
 _HOPELESS = 0.55
-"""Share of the level. If a neighbour's score is lower, farther ones are not scored, because 99.9% would be rejected."""
+"""If a neighbour's score is below this share of the level, farther neighbours would be rejected, and are not scored."""
 
 
 class CheckedPolicy:
     """Serves the nearest neighbour that passes all three tests.
 
     Args:
-        level: minimum probability that the neighbour has the same answer.
+        level: minimum probability of the verifier that one answer serves both questions.
         floor: minimum cosine.
     """
 

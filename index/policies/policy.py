@@ -25,9 +25,9 @@ class Neighbour:
     """A stored question that is similar to the current one.
 
     Attributes:
-        prompt: its last turn.
-        similarity: cosine of the two questions.
-        answer: class of its answer; empty if unknown.
+        prompt: the stored question, without the earlier turns of its conversation.
+        similarity: cosine similarity of the two questions.
+        answer: class of its answer (see `answer_classes`); empty if unknown.
     """
 
     prompt: str
@@ -67,9 +67,10 @@ class Decision:
     """The decision on one neighbour.
 
     Attributes:
-        guard: name of the guard that vetoed.
-        score: the verifier's probability that the answers are equal; for the policy `threshold`, the cosine.
-        error: the learned policy's estimated probability that the neighbour's answer is wrong.
+        guard: name of the guard that vetoed, if any.
+        score: the verifier's probability that one answer serves both questions; for the policy `threshold`, the cosine.
+            None if it was not computed.
+        error: the policy `learned`'s estimated probability that the neighbour's answer is wrong; None for other policies.
     """
 
     verdict: Verdict
@@ -80,12 +81,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LearningRecord:
-    """Inputs of a decision, from which the policy learns after a comparison with a fresh answer.
+    """Inputs of a decision, from which the policy `learned` learns after the comparison with a fresh answer.
 
     Attributes:
-        place: index of the judged neighbour.
+        place: index of the neighbour about which the policy decided.
         features, error, checked: see `Observation`.
-        risk: estimated error to add to `ServingLevel.risk` if the neighbour is served.
+        risk: estimated error that is added to `ServingLevel.risk` if the neighbour is served.
     """
 
     place: int
@@ -101,7 +102,8 @@ class PolicyResult:
 
     Attributes:
         chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        exploration_share: share of such requests to forward, in order to compare the answers.
+        exploration_share: probability with which the caller forwards this accepted request, in order to compare answers.
+        record: None if the policy does not learn from the decision.
     """
 
     decisions: list[Decision]
@@ -118,7 +120,7 @@ class LearningStatus:
         observations: number of comparisons.
         serves: the policy decides without `checked`.
         level: maximum estimated error of a served answer.
-        expected_wrong: expected number of wrong answers among the served ones.
+        expected_wrong: expected number of wrong answers among the `served` answers.
         bound: upper bound of the share of wrong answers.
         would_serve: share of recent requests whose estimated error is within the level.
         doubted: number of answer classes that may have changed.
@@ -179,11 +181,11 @@ class Policy(Protocol):
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> PolicyResult:
-        """Decide about all neighbours, which must be sorted, nearest first."""
+        """Decide about all neighbours, which are sorted by similarity, nearest first."""
 
 
 def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    """Return a decision if the floor or a guard rejects a neighbour; None if the neighbour passes."""
+    """Return a decision if the minimum cosine or a guard rejects a neighbour; None if the neighbour passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

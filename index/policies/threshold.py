@@ -5,7 +5,7 @@ from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyRes
 
 
 class ThresholdPolicy:
-    """Serves the nearest neighbour whose cosine reaches the threshold, and which no guard vetoes."""
+    """Serves the nearest neighbour if its cosine reaches the threshold and no guard vetoes it."""
 
     name = "threshold"
     num_neighbours = 5

@@ -1,4 +1,4 @@
-"""Prompts of conversations: all user turns, joined to one text, so that earlier turns may be reworded, too."""
+"""Prompts of conversations: all user turns, joined into one text, so that rewordings of earlier turns match, too."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,10 +7,10 @@ import numpy as np
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 
 SEPARATOR = "⏎"
-"""Separates two turns, with a space before and after it. A conversation that contains it otherwise has exact hits only."""
+"""Separates two turns, between spaces. A conversation whose text contains this character has exact hits only."""
 _JOIN = f" {SEPARATOR} "
 _MAX_COMPARED = 5
-"""Maximum number of reworded turns that a lookup compares, because each comparison may run the models."""
+"""Maximum number of reworded turns that one lookup compares, because each comparison may run the models."""
 
 
 def join_turns(turns: Sequence[str]) -> str:
@@ -26,11 +26,11 @@ def earlier_turns(question: str) -> list[str]:
 
 
 class EarlierTurns:
-    """Compares the earlier turns of a conversation with the earlier turns of its neighbours.
+    """Compares the earlier turns of a conversation with the earlier turns of stored conversations.
 
     Args:
         policy: decides whether two turns mean the same; None requires equal turns.
-        embed: returns the unit vector of a text, `[dim]` float32; None if the embedder cannot read it.
+        embed: returns the unit vector of a text, `[dim]` float32; None if the models do not support the text.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def matches(self, question: str) -> bool:
-        """Whether each earlier turn equals the stored question's turn, or the policy accepts the difference."""
+        """Whether each earlier turn equals the turn of the stored conversation, or the policy accepts the difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

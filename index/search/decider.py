@@ -13,7 +13,7 @@ from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER = 4
-"""If one of the nearest entries has expired, this multiple of entries is searched for fresh ones."""
+"""Factor by which a search is enlarged to find fresh entries if one of the nearest entries is not fresh."""
 
 
 class Decider:
@@ -21,9 +21,9 @@ class Decider:
 
     Args:
         observations: contain people's verdicts on entries; None ignores verdicts.
-        make_policy: creates a policy by name, for requests that name a policy; may load a model.
+        make_policy: creates the policy that a request names; may load a model.
         random_number: returns a uniform random number below 1, for exploration.
-        embed: returns the vector of a text, float32 `[dim]`; None if the embedder cannot read it.
+        embed: see `EarlierTurns`.
     """
 
     def __init__(
@@ -59,7 +59,11 @@ class Decider:
     def search(
         self, request: LookupRequest, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `limit` entries, and the nearest `limit` of an allowed freshness, with their cosines."""
+        """Return the nearest `limit` entries of any freshness, and the nearest `limit` of an allowed one, with cosines.
+
+        Args:
+            floor: see `VectorSearch.search`.
+        """
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:
             found = self._vector_search.search(request.namespace, vector, count, floor)

@@ -17,11 +17,11 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
-"""The result of a lookup, or pending writes of similar questions, to wait for before another lookup."""
+"""The result of a lookup; or pending writes of similar questions, after which the lookup must be repeated."""
 _START_SHARE = 0.5
-"""A lookup that has waited for this share of its timeout is skipped, because it would time out anyway."""
+"""A lookup that is still queued after this share of its timeout is skipped, because it would time out anyway."""
 _BACKGROUND_SECONDS = 1.0
-"""A background job that has waited this long no longer gives way to lookups."""
+"""Seconds for which lookups take precedence over a background job."""
 
 
 def model_threads() -> int:
@@ -45,7 +45,7 @@ class _WaitingLookup:
 
 
 class _Job(NamedTuple):
-    """A background job. From `due` on (`time.monotonic`), it runs even if lookups wait."""
+    """A background job. After `due` (`time.monotonic`), it runs even if lookups wait."""
 
     compute: Callable[[], Any]
     future: "Future[Any]"
@@ -78,7 +78,7 @@ class LookupQueue:
         """Return the result of a lookup.
 
         Args:
-            seconds: timeout; None waits without a limit, and enters even a full queue.
+            seconds: timeout; None waits indefinitely, and enters the queue even if it is full.
 
         Raises:
             QueueFull: too many lookups are waiting.
@@ -98,7 +98,7 @@ class LookupQueue:
             return await asyncio.wrap_future(waiting.future)
 
     async def run_in_background(self, job: Callable[[], Value]) -> Value:
-        """Run a job on a lookup thread. For one second, lookups take precedence."""
+        """Run a job on a lookup thread when no lookup waits, or after one second, and return its result."""
         future: Future[Value] = Future()
         with self._lock:
             self._background.append(_Job(job, future, time.monotonic() + _BACKGROUND_SECONDS))

@@ -6,9 +6,9 @@ from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.policies.policy import LearningRecord, Limits, PolicyName, Verdict
 
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
-"""States of entries that may be served while the backend is available."""
+"""States in which an entry may be served while the backend is available."""
 SERVABLE_AFTER_ERROR: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
-"""States of entries that may be served after the backend failed."""
+"""States in which an entry may be served after the backend failed."""
 
 SkipReason = Literal["queue-full", "timeout"]
 
@@ -18,7 +18,7 @@ class Candidate:
     """A stored question with the policy's decision on it; see `Decision`.
 
     Attributes:
-        answer: class of its answer; empty if unknown.
+        answer: class of its answer (see `answer_classes`); empty if unknown.
     """
 
     id: str
@@ -33,13 +33,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PendingObservation:
-    """A decision, to be compared with the backend's response if the request is forwarded.
+    """A decision of the policy, to be compared with the backend's response if the request is forwarded.
 
     Attributes:
         candidate: the accepted candidate, or the one with the highest score.
-        candidates: passed to the policy, nearest first; `record.place` is an index into them.
+        candidates: all candidates of the policy, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
-        comparison_probability: probability that such a request is forwarded.
+        comparison_probability: probability of forwarding the request: the exploration share if accepted, else 1.
     """
 
     candidate: Candidate
@@ -81,7 +81,10 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen candidate, else the one with the highest score, else the nearest; omit `ignored` verdicts."""
+        """Return the chosen candidate, else the one with the highest score, else the nearest.
+
+        Candidates with an `ignored` verdict are skipped. None if no candidate remains.
+        """
         left = [each for each in self.candidates if each.verdict not in ignored]
         # Of equal scores, `max` returns the first, which is the nearest.
         best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)

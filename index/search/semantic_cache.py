@@ -35,10 +35,10 @@ _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
 _WRITES_SHARE = 0.75
-"""Maximum share of its timeout that a lookup waits for pending writes."""
+"""Maximum share of a lookup's timeout for waiting for pending writes."""
 _WRITES_SECONDS = 1.0
 _IDLE_FACTOR = 10
-"""Factor of the timeout if no other lookup waits or runs, because the first run of a model is slow."""
+"""Factor for the timeout of a lookup if no other lookup waits or runs, because the first run of a model is slow."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -49,7 +49,7 @@ class SemanticCache:
         observations: None disables learning.
         random_number: returns a uniform random number below 1, for exploration.
         languages: ISO 639-1 codes; questions in other languages have exact hits only.
-        make_policy: creates a policy by name, for requests that name a policy.
+        make_policy: see `Decider`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SemanticCache:
         return self.decider.policy
 
     def can_read(self, text: str) -> bool:
-        """Whether the models know the language of the last turn, and can read all of it."""
+        """Whether the models support the language and the length of the last turn."""
         return can_match(last_turn(text), self._embedder, self._languages)
 
     def _vector_or_none(self, text: str) -> np.ndarray | None:
@@ -112,7 +112,7 @@ class SemanticCache:
 
         Args:
             text: the prompt, see `Entry`.
-            explore: allow the policy to forward a request that could be served, in order to learn.
+            explore: the policy may forward a request that it could serve, in order to compare the answers.
             seconds: timeout, multiplied by ten if no other lookup runs; None waits without a limit.
             policy: None uses the configured policy.
         """
@@ -173,7 +173,7 @@ class SemanticCache:
             await self.learning.record_verdict(entry, right, lookup)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry and its vector durably, and add it to the index."""
+        """Store an entry and its vector durably, and index the vector; return whether the entry was stored."""
         if entry.semantic and self.can_read(entry.prompt):
             try:
                 return await self._writes.put(
@@ -184,7 +184,7 @@ class SemanticCache:
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
 
     async def insert_deferred(self, entry: Entry) -> bool:
-        """Store an entry durably, and embed it in the background."""
+        """Store an entry durably, and embed it later in the background; return whether the entry was stored."""
         if not entry.semantic or self._embeddings.get_cached(last_turn(entry.prompt)) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
@@ -204,7 +204,7 @@ class SemanticCache:
         """Embed entries without a vector, load the indexes, and return the number of embedded entries.
 
         Raises:
-            EmbedderError: the embedder fails for every text.
+            EmbedderError: the embedder fails even for a simple text.
         """
         embedded = 0
         while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):

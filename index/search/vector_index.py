@@ -1,6 +1,7 @@
 """A FAISS index of one namespace: flat, or, with many vectors, an HNSW graph or a flat index on a GPU.
 
-FAISS cannot delete vectors from a graph. A background thread rebuilds it without them, while lookups and writes continue.
+The store numbers vectors in the order of their insertion. FAISS cannot delete vectors from a graph, so deleted vectors are
+skipped until a background thread has built a new graph.
 """
 
 import functools
@@ -25,12 +26,12 @@ _STEP = 4  # Vectors added per lock; each takes 1 ms in a graph of a million vec
 _PAUSE = 0.0005  # Seconds between two steps, in which lookups can acquire the lock.
 
 ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Returns the next vectors after a number: ascending numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
+"""Returns a batch of the vectors with higher numbers: numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """FAISS's resources on a GPU. Every call requires the lock, because even searches are not thread-safe."""
+    """FAISS's resources on a GPU. Hold `lock` during every FAISS call, because even searches are not thread-safe."""
 
     resources: Any
     lock: Any
@@ -182,7 +183,10 @@ class VectorIndex:
             return not self._segment.large and total > self._flat_limit
 
     def rebuild(self, read: ReadVectors, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Build a new index from the store's vectors; return False if `stop` returned True before the end."""
+        """Build the index again from the store's vectors, which `read` returns.
+
+        `stop` is called after each batch. If it returns True, keep the old index and return False.
+        """
         with self._lock:
             self._removed = []
             large = len(self._segment) - len(self._dead) > self._flat_limit

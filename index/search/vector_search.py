@@ -1,4 +1,4 @@
-"""Vector search in a namespace: over the store's vectors, or, in a large namespace, with a FAISS index."""
+"""Vector search in a namespace: a scan of the store's vectors, or a FAISS index if the namespace is large."""
 
 import logging
 import os
@@ -13,9 +13,9 @@ from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
 MIN_INDEXED = 256
-"""Number of vectors from which a namespace has an index. Reading fewer vectors takes less time than embedding a question."""
+"""Vectors from which a namespace has a FAISS index. Scanning fewer takes less time than embedding a question."""
 _BATCH = 2_000
-"""Vectors per read from the store, so that lookups do not wait long for the connection."""
+"""Vectors per read from the store; small, so that lookups do not wait long for the connection."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -38,7 +38,7 @@ class VectorSearch:
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:
-        """Add the entries of a write to the index. The calls must have the order of the writes."""
+        """Add the entries of a write and their numbers in `result` to the index. Call it in the order of the writes."""
 
     def remove(self, removed: Iterable[RemovedEntry]) -> None: ...
 
@@ -79,7 +79,7 @@ class FaissSearch(VectorSearch):
         self._closing = threading.Event()
 
     def load(self) -> None:
-        """Load the vectors of large namespaces. HNSW graphs are built in the background."""
+        """Load the vectors of each large namespace. HNSW graphs are built in the background."""
         for namespace in self._store.namespaces(self._embedder, self._min_indexed):
             self._open_index(namespace)
 

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 class Transaction(Protocol):
-    """Runs SQL statements with named values, `:name`."""
+    """Runs SQL statements, in which `:name` stands for the value of that name."""
 
     def __call__(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
@@ -61,14 +61,14 @@ class Database(Protocol):
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Open a transaction, which the end of the `with` block commits. Only one can be open at a time.
+        """Open a transaction, which is committed at the end of the `with` block. Only one can be open at a time.
 
         Args:
             durable: flush the commit to disk; otherwise, a power failure may lose it.
         """
 
     def is_in(self, column: str, name: str) -> str:
-        """Return the SQL condition that a column is in the list `:name`, a value from `array`."""
+        """Return an SQL condition that is true if the column is in the list `:name`. Pass the list through `list_value`."""
 
     def array(self, values: Sequence[str]) -> Any: ...
 

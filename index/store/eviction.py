@@ -4,8 +4,8 @@ The priority of an entry is computed when it is stored, and after each hit:
 
     age + (hits + 1) * tokens / bytes
 
-`tokens` are those of prompt and answer, which a hit saves. `age` is the priority of the last evicted entry. It rises, so
-entries without hits fall behind newer ones.
+`tokens` is the sum of prompt and answer tokens, which a hit saves. `age` is the priority of the last evicted entry. It rises
+with every eviction, so old entries without hits have lower priorities than new ones.
 
 The tenants `NAME` and `NAME/PART` have the owner `NAME`, and share its limit.
 """
@@ -42,7 +42,7 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
 def make_room(
     run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, entry_bytes: int, now: float
 ) -> float:
-    """Evict entries until a new entry of `entry_bytes` fits, and return the priority of the new entry."""
+    """Evict entries with `remove` until a new entry of `entry_bytes` fits; return the priority of the new entry."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
         _shrink_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
     while True:

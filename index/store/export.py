@@ -18,7 +18,7 @@ def export_lines(store: Store) -> Iterator[bytes]:
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Parse an export; of entries with equal keys, return the last. Raises ImportFailed."""
+    """Parse an export, and return the last entry of each key. Raises ImportFailed."""
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 
@@ -42,7 +42,7 @@ def _reason(error: Exception) -> str:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries whose keys are new, and return their number. At its next start, the proxy embeds them."""
+    """Store the entries whose keys are new, and return their number. The proxy embeds them when it starts."""
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

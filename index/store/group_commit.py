@@ -25,7 +25,7 @@ class WriteBatcher:
         """Write an entry durably; raises a CacheStoreError.
 
         Returns:
-            False if the entry was not stored: it exceeds the capacity, or was evicted in the same transaction.
+            False if the entry exceeds the capacity, or if a later entry of the same transaction evicted it.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))

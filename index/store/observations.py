@@ -1,6 +1,6 @@
-"""A log of comparisons between cached and fresh answers, from which the learned policy computes its state.
+"""A log of comparisons between cached and fresh answers, from which the policy `learned` learns.
 
-Snapshots of the state (`learned.learner`) allow deleting old observations.
+Observations can be deleted after a snapshot of what the policy learned from them (`Learner`) is stored.
 """
 
 import json
@@ -16,23 +16,22 @@ Source = Literal["answer", "user", "served"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A comparison of a cached answer with a fresh answer, and the hits since the last observation.
+    """A comparison of a cached answer with a fresh answer, and a count of the hits before it.
 
     Attributes:
         entry: id of the cached answer; empty if only hits are counted.
         right: the answers are equal, or a person approved the cached answer.
         source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (only hits are counted).
-        accepted: the policy would have served the answer.
+        accepted: the policy accepted the cached answer, but the request was forwarded.
         created: seconds since the epoch.
-        answer: class of the cached answer.
+        answer, joined: classes of the cached and of the fresh answer (see `answer_classes`).
         features, error: inputs and result of the error model; see `compute_features`.
-        chance: probability that such a request is compared.
+        chance: probability with which this request was forwarded for a comparison.
         vetoes: names of the guards that vetoed.
-        joined: class of the fresh answer.
         checked: the policy `checked` accepted the answer.
-        repeat: the questions are equal, so a difference is an error of the judge or a random one of the model.
-        served, risk: number of hits since the last observation, and the sum of their estimated errors.
-        number: position in the log; the database sets it.
+        repeat: the questions are equal, so different answers are an error of the judge or a random difference.
+        served, risk: hits in the namespace since the last observation, and the sum of their estimated errors.
+        number: position in the log, which the database assigns.
     """
 
     entry: str
@@ -120,7 +119,7 @@ class Observations:
             run.executemany(_INSERT, [each.row() for each in observations])
 
     def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
-        """Return a namespace's observations after a number, oldest first."""
+        """Return a namespace's observations with higher numbers than `number`, oldest first."""
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
             " order by number limit :limit"
@@ -129,7 +128,7 @@ class Observations:
         return [Observation.from_row(row) for row in rows]
 
     def rejected_entries(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids among `ids` whose last verdict by a person is negative."""
+        """Return the entries among `ids` that a person rejected in the last verdict."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.is_in('entry', 'ids')} group by entry)"
@@ -141,7 +140,7 @@ class Observations:
         return str(rows[0]["state"]) if rows else None
 
     def save_snapshot(self, namespace: str, number: int, state: str) -> None:
-        """Save the learned policy's state after an observation, unless a later state is saved."""
+        """Save the learned policy's state after the observation `number`, unless a later state is already saved."""
         with self._database.transaction(durable=False) as run:
             run(_SAVE, {"namespace": namespace, "number": number, "state": state})
 
@@ -149,10 +148,10 @@ class Observations:
         return {name: int(value) for name, value in self._database.query(_SUMMARY)[0].items()}
 
     def prune(self, keep: int) -> int:
-        """Delete old observations, add them to the totals, and return their number.
+        """Delete old observations, of which only the counts in `summary` remain, and return their number.
 
-        An observation is old if its namespace's snapshot includes it; without a snapshot, if it is not among the newest
-        `keep`. People's verdicts and the newest observation are not deleted.
+        An observation is old if its namespace's snapshot includes it. In a namespace without a snapshot, it is old if it
+        is not among the newest `keep` of the log. People's verdicts and the newest observation are not deleted.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})

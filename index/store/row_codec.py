@@ -34,9 +34,9 @@ class EntryCipher(Protocol):
 
 
 class RowCodec:
-    """Converts entries' rows to stored rows, and back.
+    """Converts the values of an entry to a row of the table `responses`, and back.
 
-    The column `sealed` is the name of the encryption key; empty without encryption.
+    The column `sealed` contains the name of the encryption key, or an empty string without encryption.
 
     Args:
         cipher: None disables encryption.
@@ -92,7 +92,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """Return a stored row that expires now, with a new checksum; a damaged row keeps its wrong checksum."""
+    """Return a row that expires now. Its checksum is updated only if it was right, so that damage stays detectable."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 
@@ -112,7 +112,7 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _associated_data(row: Row, column: str) -> bytes:
-    """Return data that binds a ciphertext to its entry and column, so that ciphertexts cannot be exchanged."""
+    """Return data that binds a ciphertext to its entry and column, so that it is invalid anywhere else."""
     return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
 
 

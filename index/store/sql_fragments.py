@@ -14,9 +14,9 @@ _HAS_VALID_TIME = "created <= :soon"
 SERVABLE_UNTIL = (
     "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
 )
-"""End of the last stale period. Queries use an index only with exactly this expression."""
+"""SQL: end of the last stale period, in seconds since the epoch. Both databases have an index on this expression."""
 IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
-"""Requires the values `:now` and `:soon`; see `Store.time_parameters`."""
+"""SQL: the entry may be served, fresh or stale. Requires the values of `Store.time_parameters`."""
 _FRESHNESS = (
     f"case when not ({_HAS_VALID_TIME}) then 'expired' when expires > :now then 'fresh'"
     " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"
@@ -26,12 +26,12 @@ QUESTION = (
     f"r.id, r.key, r.namespace, r.prompt, r.sealed, {_FRESHNESS} as freshness,"
     " coalesce((select name from answers where entry = r.id), r.id) as answer"
 )
-"""Columns of a StoredQuestion, from the table `responses` as `r`. Requires the values `:now` and `:soon`."""
+"""SQL: columns of a StoredQuestion from the table `responses r`. Requires the values of `Store.time_parameters`."""
 _log = logging.getLogger("kvproxy")
 
 
 def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
-    """Yield rows with their questions; log and skip questions that cannot be decrypted."""
+    """Yield each row with its question; log and skip questions that cannot be decrypted."""
     for row in rows:
         try:
             prompt = codec.decrypt(row)["prompt"]

@@ -70,7 +70,7 @@ class Store(StoreWriter):
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry with a key, unless its last stale period is over."""
+        """Return the entry with a key; None without an entry, or if it is `expired` (see `Freshness`)."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.time_parameters()))
         # A damaged index can return another entry.
@@ -97,13 +97,17 @@ class Store(StoreWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
-        """Return the question of each entry by id; missing entries are omitted."""
+        """Return the questions of entries by id; missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of an equal answer, if one is stored; `text` is the answer's `answer_classes.digest`."""
+        """Return the class of an equal stored answer; None if no answer is equal.
+
+        Args:
+            text: `answer_classes.digest` of the answer.
+        """
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None
@@ -153,7 +157,7 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
-        """Return the storage of each tenant, model, endpoint, or tag, largest first."""
+        """Return the entries, bytes, and hits of each tenant, model, endpoint, or tag, the largest first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (
@@ -220,7 +224,7 @@ class Store(StoreWriter):
         }
 
     def entries(self) -> Iterator[Entry]:
-        """Yield all entries, oldest first; only a page of them is in memory."""
+        """Yield all entries, oldest first. They are read in pages of about 1 MiB."""
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
         for ids in self._pages():
@@ -259,7 +263,7 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
-        """Return the number of entries by encryption key; unencrypted entries have the key `""`."""
+        """Return the number of entries by name of their encryption key; `""` counts unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 

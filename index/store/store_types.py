@@ -9,7 +9,7 @@ from kvproxy.index.entry import Entry, Freshness
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """Conditions on entries, all of which must hold; None matches all entries.
+    """Conditions on entries, all of which must hold; a condition of None matches every entry.
 
     Attributes:
         namespace, key: the digest begins with this text.
@@ -28,7 +28,7 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """Return a text for the log, without private words."""
+        """Return a text for the log, in which `prompt` and `search` are hidden."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]
@@ -37,7 +37,7 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An entry with the reason for its position in the order of eviction: expired ones first, pinned ones last."""
+    """An entry with the reason for its position in the eviction order: expired entries first, pinned entries last."""
 
     entry: Entry
     reason: Literal["expired", "low priority", "pinned"]
@@ -70,14 +70,14 @@ class NewEntry:
 
     @property
     def size(self) -> int:
-        """The bytes of request, response, prompt, and vector."""
+        """Bytes of request, response, prompt, and vector."""
         entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
         return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """The part of an entry that semantic search needs; `answer` is the class of its answer."""
+    """The part of an entry that semantic search needs; `answer` is the class of its answer (see `answer_classes`)."""
 
     id: str
     namespace: str
@@ -94,7 +94,7 @@ class RemovedEntry:
     """An entry that was removed, or not stored.
 
     Attributes:
-        numbers: see `WriteResult`; an entry has a vector for each embedder.
+        numbers: numbers of its vectors, one for each embedder; see `WriteResult`.
         reason: None if it was not stored, because it exceeds the capacity.
     """
 
@@ -110,7 +110,8 @@ class WriteResult:
     """The result of `Store.put_many`.
 
     Attributes:
-        numbers: number of each entry's vector; None without a vector. Numbers ascend and are never reused.
+        numbers: number of each new entry's vector; None without a vector. The store numbers vectors in ascending order,
+            and never reuses a number.
         removed: replaced and evicted entries, and new entries that were not stored.
     """
 
@@ -123,8 +124,8 @@ class Capacity:
     """The maximum size of a store; None is unlimited.
 
     Attributes:
-        bytes: see `NewEntry.size`.
-        tenant_limit: returns an owner's limit in bytes (see `eviction`); called on the writing thread.
+        bytes: maximum sum of `NewEntry.size`.
+        tenant_limit: returns the limit in bytes of a tenant's owner (see `eviction`); called on the writing thread.
     """
 
     entries: int | None = None

@@ -39,11 +39,11 @@ _PAGE = 500  # Entries that one transaction encrypts.
 
 
 class StoreWriter:
-    """The writes of a response store.
+    """The write operations of a response store.
 
     Attributes:
         name, remote: see `Database`.
-        removal_listeners: called after the commit of a removal, on the writing thread.
+        removal_listeners: called with removed entries after the commit, on the writing thread.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StoreWriter:
         return self.put_many([NewEntry(entry, vector, embedder)])
 
     def put_many(self, entries: Sequence[NewEntry]) -> WriteResult:
-        """Store entries in one durable transaction. They replace entries with equal keys; see also `eviction`."""
+        """Store entries in one durable transaction. They replace entries with equal keys, and may evict entries."""
         removed: list[RemovedEntry] = []
         with self.database.transaction() as run:
             numbers = tuple(self._put(run, put, removed) for put in entries)
@@ -109,7 +109,7 @@ class StoreWriter:
         return gone
 
     def expire_now(self, ids: Sequence[str]) -> int:
-        """End the fresh period of entries, so that their stale periods begin; return their number."""
+        """End the fresh period of entries now, so that their stale periods begin; return the number of changed entries."""
         now, expired = self._clock(), 0
         chosen = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
@@ -128,7 +128,7 @@ class StoreWriter:
             run(eviction.PIN if pinned else eviction.UNPIN, {"id": id, "pinned": eviction.PINNED, "count": 0})
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
-        """Delete the vectors of entries, which then have exact hits only, and return the entries."""
+        """Delete the vectors of entries, so that they have exact hits only; return the entries that had vectors."""
         chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.array(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
@@ -136,11 +136,11 @@ class StoreWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def classify(self, id: str, namespace: str, name: str, text: str) -> None:
-        """Store the class of an entry's answer, unless the entry was removed.
+        """Assign an entry to a class of equal answers (see `answer_classes`), unless the entry was removed.
 
         Args:
-            name: the id of the first entry of the class.
-            text: the answer's `answer_classes.digest`, by which `answer_class` finds equal answers.
+            name: name of the class: the id of its first entry.
+            text: `answer_classes.digest` of the answer, by which `Store.answer_class` finds equal answers.
         """
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):
@@ -166,7 +166,7 @@ class StoreWriter:
             resealed += len(rows)
 
     def expire(self) -> list[RemovedEntry]:
-        """Remove up to 2,000 entries whose last stale period is over, and return them."""
+        """Remove up to 2,000 entries in the state `expired` (see `Freshness`), and return them."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
         self._notify(gone)
@@ -187,7 +187,7 @@ class StoreWriter:
         ]
 
     def record_hit(self, id: str) -> None:
-        """Count a hit in memory until the next `flush`."""
+        """Count a hit in memory; `flush` writes the count."""
         self._add_hits(id, 1, self._clock())
 
     def _add_hits(self, id: str, count: int, last: float) -> None:
@@ -214,7 +214,7 @@ class StoreWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store the vectors of entries without a vector; return their numbers by entry id."""
+        """Store vectors of entries that have no vector of this embedder; return the vectors' numbers by entry id."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
             f"select id from responses r where {self.database.is_in('id', 'ids')} and not exists"

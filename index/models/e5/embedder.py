@@ -13,19 +13,19 @@ from kvproxy.index.models.minilm.weights import MATRICES, WIDTH
 
 NAME = "multilingual-e5-small"
 MEAN = Path(__file__).parent / "mean.npy"
-"""The mean vector of questions in six languages; `training.multilingual_mean` computes it."""
+"""File of the mean vector of questions in six languages, which `training.multilingual_mean` computes."""
 _MAX_TOKENS = 256
 _MAX_READ = _MAX_TOKENS // 2
 _PREFIX = "query: "
 _CACHED_TEXTS = 64
 _RANGE = 3.0
-"""Assumed range of activations for int8. The cosine of a vector to its float32 version is at least 0.998."""
+"""Assumed largest activation for int8. The cosine between an int8 vector and its float32 version is at least 0.998."""
 
 
 class MultilingualEmbedder(ThreadedEmbedder):
     """Embeds texts of about 100 languages.
 
-    It subtracts the mean vector: otherwise, all cosines would lie between 0.75 and 1.
+    It subtracts the mean vector from each vector. Otherwise, all cosines would lie between 0.75 and 1.
     """
 
     dim = WIDTH

@@ -33,7 +33,7 @@ class E5File:
     Attributes:
         pieces: id of each piece of the vocabulary.
         scores: log probability of each piece, by id.
-        replacements: characters to replace before tokenization, by code point.
+        replacements: replacement text of a character before tokenization, by code point.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class E5File:
         return np.frombuffer(self._content, kind, count, start)
 
     def packed_rows(self, name: str) -> np.ndarray:
-        """Return a matrix of packed blocks, `[rows, columns / 32]`."""
+        """Return a matrix as 4-bit blocks of 32 weights, `[rows, columns / 32]`."""
         _, _, offset, size = self._tensors[name]
         packed = np.frombuffer(self._content, _BLOCK, size // _BLOCK.itemsize, offset)
         return packed.reshape(-1, WIDTH * (4 if name.endswith("fo.w") else 1) // 32)
@@ -85,7 +85,7 @@ class E5File:
 
 
 def unpack(blocks: np.ndarray) -> np.ndarray:
-    """Convert packed blocks `[rows, n]` to float32 `[rows, 32 * n]`."""
+    """Convert 4-bit blocks `[rows, n]` to float32 weights `[rows, 32 * n]`."""
     pairs = blocks["pairs"]
     integers = np.concatenate([pairs & 15, pairs >> 4], axis=-1).astype(np.float32) - 8
     weights: np.ndarray = integers * blocks["scale"][..., None].astype(np.float32)

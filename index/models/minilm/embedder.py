@@ -23,7 +23,7 @@ from kvproxy.index.models.minilm.weights import (
 
 FLOAT32_NAME = "all-MiniLM-L6-v2"
 INT8_NAME = "all-MiniLM-L6-v2-int8.3"
-"""Name of the int8 vectors. It ends in a version, because vectors with different rounding are not comparable."""
+"""`Embedder.name` with int8. It ends in a version, because vectors with different rounding are not comparable."""
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
 _CACHED_TEXTS = 64
@@ -33,7 +33,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
     """Embeds texts in ONNX Runtime.
 
     Args:
-        int8: compute in int8, otherwise in float32; None uses int8 if the processor computes it exactly.
+        int8: compute in int8, otherwise in float32; None selects int8 if the processor multiplies int8 values exactly.
     """
 
     dim = WIDTH

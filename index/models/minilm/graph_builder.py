@@ -1,9 +1,10 @@
-"""Builds MiniLM as an ONNX graph. A run computes one text or pair, so that its result does not depend on a batch.
+"""Builds MiniLM as an ONNX graph. A run computes one text or one pair, so that its result does not depend on a batch.
 
-The input is the sum of embeddings of each token, from `weights.embed_tokens`. With `ranges` of activations, the graph computes in
-int8 with SmoothQuant (arXiv 2211.10438): weights have a scale for each output channel, activations one for each run.
+The input is the sum of embeddings of each token, from `weights.embed_tokens`. `ranges` are the largest activations of each
+matrix's inputs. With them, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights have a scale for each output
+channel, and activations have one scale in each run.
 
-After a change of the rounding, also change the name `embedder.INT8_NAME`.
+If you change the rounding, also change `embedder.INT8_NAME`.
 """
 
 from pathlib import Path
@@ -20,12 +21,12 @@ _RUNTIME = "com.microsoft"
 
 
 def code_digest() -> str:
-    """Return a digest of this file, so that graphs that another version built are not reused."""
+    """Return a digest of this source file. Graphs from another version of it are not reused."""
     return file_digest(Path(__file__))
 
 
 class Graph:
-    """Collects the nodes and constants of an ONNX graph. The methods return the names of the added values."""
+    """Collects the nodes and constants of an ONNX graph. `constant`, `node`, and `split` return names of values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -61,9 +62,9 @@ def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
 
 
 def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Build the verifier, `training.verifier.network.CrossEncoder`, with the output logit `[1, 1]`.
+    """Build the verifier (`training.verifier.network.CrossEncoder`), whose output is a logit `[1, 1]`.
 
-    The inputs `tokens` and `sides` come from `embed_tokens` and `averaging_matrix`.
+    Its inputs are `tokens` from `embed_tokens`, and `sides` from `averaging_matrix`.
     """
     graph = Graph()
     last = _encoder(graph, weights, ranges)
@@ -129,7 +130,7 @@ def _quantize(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probe_graph() -> bytes:
-    """Build a graph that multiplies `tokens`, `[1, 1, 2]`, by the largest int8 weights, for `computes_int8_exactly`."""
+    """Build the graph of `computes_int8_exactly`, which multiplies `tokens`, `[1, 1, 2]`, by the largest int8 weights."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))
     product = graph.node("DynamicQuantizeMatMul", "tokens", weights, scales, domain=_RUNTIME)

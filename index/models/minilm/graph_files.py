@@ -1,7 +1,7 @@
 """A cache of built ONNX graphs in files, which load in milliseconds.
 
-A file `KIND-SOURCE-CONTENT.onnx` is named by a digest of the weights and the code, and a digest of its content. Damaged files
-are replaced. Processes may share a folder.
+In the name `KIND-SOURCE-CONTENT.onnx`, SOURCE is a digest of weights and code, and CONTENT is a digest of the file. Damaged
+files are replaced. Processes may share a folder.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from kvproxy.index.models.minilm.graph_builder import code_digest, probe_graph
 from kvproxy.index.models.minilm.weights import file_digest
 
 MAX_FILES = 4
-"""Files of each kind that are not deleted, so that two versions of kvproxy can share the folder."""
+"""Number of the newest files of each kind to keep, so that two versions of kvproxy can share the folder."""
 _MAX_TEMPORARY_AGE = 3600.0  # Seconds.
 _log = logging.getLogger("kvproxy")
 
@@ -37,7 +37,12 @@ class GraphFiles:
         self._folders = folders
 
     def open(self, kind: str, source_digest: str, build: Callable[[], bytes]) -> Any:
-        """Return an ONNX Runtime session of a graph; `source_digest` identifies the weights and code that `build` uses."""
+        """Return an ONNX Runtime session of a graph; if it has no file, `build` returns its content.
+
+        Args:
+            kind: first part of the file name, such as `embedder`.
+            source_digest: digest of the weights and the code that `build` uses.
+        """
         name = f"{kind}-{source_digest}"
         for folder in self._folders:
             session = _from_file(folder, name)
@@ -55,7 +60,7 @@ class GraphFiles:
 
 
 def graph_files(data: Path | None = None) -> GraphFiles:
-    """Return the graph files of the user's cache folder, or, if it is not writable, of the data folder."""
+    """Return the graph files of the user's cache folder, or of the data folder if the cache folder is not writable."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
@@ -113,7 +118,7 @@ def _tidy(folder: Path, kind: str) -> None:
 def computes_int8_exactly(files: GraphFiles) -> bool:
     """Whether this processor multiplies the largest int8 values exactly.
 
-    x86 processors without VNNI add two products in 16 bits, which saturate, unless `open_session` selects exact products.
+    x86 processors without VNNI add two products in 16 bits, which saturate, unless ONNX Runtime selects exact products.
     """
     largest = np.full((1, 1, 2), 255, np.float32)
     product = files.open("probe", code_digest()[:16], probe_graph).run(None, {"tokens": largest})[0].item()

@@ -1,4 +1,4 @@
-"""Checks files of weights: packaged ones have known digests, and a user's must not be pickles, which can execute code."""
+"""Checks files of weights: packaged files by their digests, users' files for pickles, which can execute code."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def check_packaged_weights(path: Path) -> None:
-    """Raise a ValueError if a packaged file differs from its digest. After a training, update the digest."""
+    """Raise a ValueError if the digest of a packaged file is not the one in `SHA256`."""
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != SHA256[path.name]:
         raise ValueError(f"{path} is not the released file (SHA-256 {found[:12]}..): install kvproxy again")
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise a ValueError if a folder has pickled weights without a safetensors file."""
+    """Raise a ValueError if a folder contains pickled weights, but no safetensors file."""
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if file.suffix in _PICKLES and file.name != "training_args.bin" and not any(file.parent.glob("*.safetensors")):
             raise ValueError(f"{file} is a pickle, which runs code when it is read: save the model as safetensors")

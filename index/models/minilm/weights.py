@@ -1,6 +1,6 @@
 """Reads the packaged weights of all-MiniLM-L6-v2, and applies adapters.
 
-A wheel contains them in float16. A source tree rounds float32 weights to float16, so that the vectors are equal.
+A wheel contains float16 weights. A source tree has float32 weights, which are rounded to float16 for equal results.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _DTYPES = {"F32": np.float32, "F16": np.float16}
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
 
 BUNDLED = Path(__file__).parent / "model"
-"""The weights' folder in a wheel; see `training.bundle_model`."""
+"""Folder of the weights in a wheel; `training.bundle_model` creates it."""
 
 RANGES = Path(__file__).parent / "ranges.safetensors"
 
@@ -97,7 +97,7 @@ def embedding_tables(folder: Path) -> Weights:
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return all weights, as float32 rounded to float16, under short names.
+    """Return all weights as float32 with values rounded to float16, under short names.
 
     The query, key, and value matrices of a layer are concatenated to `layer.N.qkv`, `[1152, 384]`.
     """
@@ -130,10 +130,10 @@ def _packaged_tensors(folder: Path) -> Weights:
 
 
 def merge_adapter(base: Weights, adapter: Weights) -> Weights:
-    """Return base weights with an adapter applied, float32.
+    """Return the base weights with an adapter applied, as float32.
 
-    The product of `NAME.high`, `[out, rank]`, and `NAME.low`, `[rank, in]`, is added to `NAME.weight`. Other weights of the
-    adapter replace the base weights of the same name.
+    An adapter changes a matrix by low rank: the product of `NAME.high`, `[out, rank]`, and `NAME.low`, `[rank, in]`, is added
+    to `NAME.weight`. Its other weights replace the base weights of the same name.
     """
     merged = dict(base)
     for name, value in adapter.items():
@@ -156,10 +156,7 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 @cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """Return a tokenizer that truncates the longer text of a pair first.
-
-    Callers share it, because it needs 9 MB, and must not change its settings.
-    """
+    """Return a tokenizer that truncates the longer text of a pair first. It is shared: do not change its settings."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -177,7 +174,11 @@ def embed_tokens(weights: Weights, ids: Sequence[int], segments: Sequence[int]) 
 
 
 def averaging_matrix(segments: Sequence[int]) -> np.ndarray:
-    """Return a matrix that averages the hidden states of each text of a pair, `[1, 2, length]` float32."""
+    """Return the matrix `[1, 2, length]` float32 that averages the hidden states of each text of a pair.
+
+    Args:
+        segments: 0 for each token of the first text, 1 for each token of the second.
+    """
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""Verifiers estimate whether one answer serves two questions; start with built_in.py."""
+"""Verifiers estimate the probability that one answer serves two questions; start with built_in.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,11 @@ class Verifier(Protocol):
     def can_read(self, text: str) -> bool: ...
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
-        """Return the probability that one answer serves both questions, for each pair. Thread-safe.
+        """Return the probability that one answer serves both questions of each pair, `[n]` float32. Thread-safe.
 
-        `cosines` and the result are `[len(pairs)]` float32.
+        Args:
+            pairs: n pairs of questions.
+            cosines: cosine similarity of each pair, `[n]` float32.
         """
 
 
@@ -26,7 +28,7 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
     """Load a verifier by name.
 
     Args:
-        name: `built-in`, else a folder or id of a sentence-transformers CrossEncoder with one output.
+        name: `built-in`, or a folder or id of a sentence-transformers CrossEncoder with one output.
         embedder: name of the embedder that computes the cosines for `score`.
         data: folder for the ONNX graph if the user's cache folder is not writable.
 

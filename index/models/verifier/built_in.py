@@ -37,10 +37,7 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlattScaling:
-    """Converts a logit to the probability `sigmoid(slope * logit + cosine * c + offset)`.
-
-    `c` is the cosine similarity of the two questions.
-    """
+    """Converts logits to probabilities: `sigmoid(slope * logit + cosine * c + offset)`, for questions of cosine `c`."""
 
     slope: float
     offset: float
@@ -56,10 +53,10 @@ class PlattScaling:
 class BuiltInVerifier:
     """Scores a pair of questions with a cross-encoder and Platt scaling.
 
-    The cross-encoder reads them in alphabetical order, so the score is symmetric.
+    The two questions are sorted first, so the score is symmetric.
 
     Args:
-        adapter: changes of the packaged MiniLM weights, see `merge_adapter`, and ranges of activations named `ranges.*`.
+        adapter: changes of the packaged MiniLM weights (see `merge_adapter`), and `ranges.NAME` (see `graph_builder`).
         int8: see `MiniLMEmbedder`.
     """
 
@@ -123,7 +120,10 @@ class BuiltInVerifier:
 
 
 def read_scaling(metadata: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling for an embedder's cosines from the adapter's metadata; for an unknown embedder, without cosines."""
+    """Return the scaling for an embedder's cosines from the adapter's metadata.
+
+    For an unknown embedder, return a scaling that ignores cosines.
+    """
     scalings = json.loads(metadata["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**scalings.get(family, scalings[ALONE]))
@@ -142,7 +142,7 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Whether the share of words in the vocabulary is at least 80%; function words count twice."""
+    """Whether at least 80% of the words are in the vocabulary; known function words count twice."""
     tokens = words(text)
     if not tokens:
         return True

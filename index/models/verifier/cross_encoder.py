@@ -1,4 +1,4 @@
-"""A verifier from a sentence-transformers model that the user names."""
+"""A verifier from a sentence-transformers model that the settings name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from kvproxy.index.models.minilm.packaged_digests import refuse_pickles
 
 
 class CrossEncoderVerifier:
-    """A sentence-transformers CrossEncoder; the sigmoid of its one output is the probability."""
+    """A sentence-transformers CrossEncoder with one output, whose sigmoid is the probability."""
 
     def __init__(self, name: str, model: Any) -> None:
         self.name = name

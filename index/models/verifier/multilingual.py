@@ -9,7 +9,7 @@ _SAME_WORDS = 0.95
 
 
 class MultilingualVerifier:
-    """Scores English pairs with the built-in verifier, and other pairs by their content words: 0.95 if equal, else 0."""
+    """Scores English pairs with the built-in verifier; another pair has the score 0.95 if its content words are equal."""
 
     def __init__(self, english: BuiltInVerifier) -> None:
         self.name = f"{english.name}-words"

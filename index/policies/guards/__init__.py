@@ -23,7 +23,7 @@ class Guard:
     """A rule. `vetoes(question, cached_question)` returns whether the questions need different answers.
 
     Attributes:
-        difference: what differs, for the user.
+        difference: description of the vetoed difference, for the user.
     """
 
     name: str
@@ -50,4 +50,4 @@ GUARDS = (
     Guard("case", "other upper and lower case", case_differs),
 )
 ADDITIONS = Guard("additions", "one asks for more", adds_content)
-"""A guard of the policy `checked` only. The policy `learned` observes which additions change an answer."""
+"""A guard of the policy `checked` only, because the policy `learned` learns which additions change an answer."""

@@ -42,11 +42,11 @@ _WEIGHTS = {"after": 2, "left": 1, "right": 1}
 _DECISIVE = 2
 
 Role = tuple[str, str]
-"""What determines the role of a word: a preposition before it (`after`), or the word to its `left` or `right`."""
+"""A sign of a word's role: ("after", preposition), or ("left" or "right", adjacent word)."""
 
 
 def has_exchanged_words(question: str, cached_question: str) -> bool:
-    """Whether two words of one question have exchanged roles in the other.
+    """Whether two words have exchanged their roles between the questions.
 
     Prepositions and adjacent words determine the role of a word: `to Rome from Oslo` equals `from Oslo to Rome`. Words around
     `and` or `or` have equal roles.
@@ -74,7 +74,7 @@ def _tokens(text: str) -> tuple[str, ...]:
 
 
 def _common_names(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """Map each word that the other text lacks to a word there with a common root, if any."""
+    """Map each word that is missing in the other text to a word of that text with a common root, if there is one."""
     free = [word for word in dict.fromkeys(others) if word not in tokens and _is_content(word)]
     alone = [token for token in dict.fromkeys(tokens) if token not in others and _is_content(token)]
     return {token: word for token in alone for word in reversed(free) if not roots(word).isdisjoint(roots(token))}
@@ -173,7 +173,7 @@ def _is_coordination(tokens: Sequence[str]) -> bool:
 
 
 def _is_same_frame(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    """Whether two texts differ only in the order of their content words, not around `and` or `or`."""
+    """Whether texts differ only in the order of content words, and no `and` or `or` is among the moved words."""
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(ours) != _frame(theirs):
         return False
     moved = [place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]

@@ -25,7 +25,7 @@ _NAMES = frozenset(
 def case_differs(question: str, cached_question: str) -> bool:
     r"""Whether units, codes, or names differ in letter case: `5 mW` and `5 MW`, `\d` and `\D`, `Polish` and `polish`.
 
-    Ignored are the first word of each sentence, and names in a question without capitals.
+    The first word of each sentence is ignored, and so are names if a question has no capital letters.
     """
     ours, theirs = _forms(question), _forms(cached_question)
     typed = _is_uniform(question) or _is_uniform(cached_question)

@@ -10,7 +10,7 @@ _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must",
 
 @cache
 def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
-    """Read the opposites of each word from `opposites.txt`, or from `antonyms.txt` (WordNet)."""
+    """Return the opposites of each word in a packaged file, `opposites.txt` or `antonyms.txt` (from WordNet)."""
     table: dict[str, set[str]] = {}
     for line in (Path(__file__).parent / name).read_text().splitlines():
         if not line.startswith("#"):

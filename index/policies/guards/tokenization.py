@@ -5,7 +5,7 @@ WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
 
 cached_by_text = lru_cache(maxsize=512)
-"""Decorator for functions of a text, which several guards call. Callers must not modify the result."""
+"""Decorator that caches a function of one text. Callers must not modify the result."""
 
 
 @cached_by_text
@@ -15,7 +15,7 @@ def words(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8192)
 def base_forms(word: str) -> frozenset[str]:
-    """Return candidates for a word's base form: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
+    """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
     found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
     for ending in ("ed", "ing", "er", "est"):
         stem = word.removesuffix(ending)

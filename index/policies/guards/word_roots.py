@@ -1,4 +1,4 @@
-"""Finds roots that words have in common: inflections, and adjectives such as `Indian` for `India`."""
+"""Finds common roots of words: of inflected forms, and of names and their adjectives, such as `India` and `Indian`."""
 
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ _ROOTS = {
 
 @lru_cache(maxsize=8192)
 def roots(word: str) -> frozenset[str]:
-    """Return candidates for a word's root, in lower case. Words with a common root may name the same thing."""
+    """Return possible roots of a word. Two words with a common root may have the same meaning."""
     if word in _ROOTS:
         return frozenset({_ROOTS[word]})
     unit = word_lists.UNITS.get(word)

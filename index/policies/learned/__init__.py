@@ -1,1 +1,1 @@
-"""The policy `learned`, which learns from fresh responses which stored answers are right; start with learned_policy.py."""
+"""The policy `learned` learns from fresh answers which stored answers are right; start with learned_policy.py."""

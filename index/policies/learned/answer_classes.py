@@ -1,4 +1,4 @@
-"""Classes of equal answers, found by comparing each fresh answer with those of its neighbours."""
+"""Answer classes: sets of entries with equal answers. A fresh answer is compared with stored answers to find its class."""
 
 import hashlib
 import re
@@ -11,10 +11,10 @@ _OTHER_CLASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class ClassAssignment:
-    """The result of comparing a fresh answer with those of its neighbours; see `comparison_order`.
+    """The result of comparing a fresh answer with the answers of its question's neighbours.
 
     Attributes:
-        right: the judged neighbour's answer equals the fresh answer.
+        right: the fresh answer equals the answer of the judged neighbour, about which the policy decided.
         joined: class of the fresh answer; None if it differs from all compared answers.
         is_outlier: the judged neighbour's answer differs, but another answer of its class is equal.
     """
@@ -25,13 +25,13 @@ class ClassAssignment:
 
 
 def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
-    """Return the indexes of the neighbours to compare with a fresh answer, until an answer is equal.
+    """Return indexes of neighbours whose answers are compared with a fresh answer, until one is equal.
 
-    These are the judged neighbour, another neighbour of its class, and the nearest neighbours of two other classes.
+    These are the judged neighbour, another neighbour of its class, and the nearest neighbour of each of two other classes.
 
     Args:
         judged: index of the neighbour about which the policy decided.
-        classes: the class of each neighbour's answer, nearest first.
+        classes: class of each neighbour's answer, nearest neighbour first.
     """
     own = classes[judged]
     second = [place for place, name in enumerate(classes) if name == own and place != judged][:1]
@@ -40,16 +40,16 @@ def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
 
 
 def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
-    """Return the class of a fresh answer: the class of the last compared answer if both are equal.
+    """Assign a fresh answer to the class of the answer that it equals.
 
     Args:
-        places: indexes in `classes`, the result of `comparison_order`.
-        are_equal: results of the comparisons so far; only the last can be True.
+        places: indexes of the compared neighbours, from `comparison_order`.
+        are_equal: result of each comparison until the first True, or until the comparisons ended.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])
 
 
 def digest(text: str) -> str:
-    """Return a digest of a text that ignores case, spaces, and punctuation."""
+    """Return a digest of a text, which ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]

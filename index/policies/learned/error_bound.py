@@ -1,9 +1,9 @@
 """Bounds of the number of wrong answers that hold at all times with 90% probability, in any order of the requests.
 
-Each wrong answer is an event whose probability is estimated before it, up to an unknown common factor f. Let x be the sum of
-all estimates, and w the number of wrong answers. Then `r^w * exp((1 - r) f x)` is a supermartingale for every ratio r. So is
-its mean over a distribution of ratios, above 1 for served answers, and below 1 for comparisons. So is the product of both
-means. By Ville's inequality, it ever reaches 10 with at most 10% probability.
+A wrong answer is an event. Its true probability is its estimated probability times a factor f, which is unknown and common to
+all answers. Let x be the sum of all estimates, and w the number of events. Then `r^w * exp((1 - r) f x)` is a supermartingale
+for every ratio r, and so is its mean over a distribution of ratios: above 1 for served answers, below 1 for comparisons. The
+product of both means is a supermartingale, too. By Ville's inequality, it exceeds 10 at any time with at most 10% probability.
 """
 
 import math
@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 MIN_SERVED = 500
-"""Number of served answers from which the bound holds. With fewer, as many wrong answers are allowed as with 500."""
+"""The bound allows a share of wrong answers. With fewer served answers, it allows as many wrong answers as with 500."""
 _LOG_LIMIT = math.log(10)
-"""Logarithm of the value that the supermartingale ever reaches with at most 10% probability."""
+"""Logarithm of the value that the supermartingale exceeds with at most 10% probability."""
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
 _COMPARED_RATIOS = (40.0, 52.0)
@@ -21,17 +21,17 @@ _MOST = 1e4
 
 
 def max_expected_events(allowed: float) -> float:
-    """Return the largest expected number of events such that at most `allowed` ever occur with 90% probability."""
+    """Return the largest sum of probabilities of events of which at most `allowed` occur, with 90% probability."""
     return float(_max_expected(allowed, np.array([_LOG_LIMIT]))[0])
 
 
 def max_risk(allowed: float, wrong: float, expected: float) -> float:
-    """Return the largest sum of estimated errors of served answers such that at most `allowed` of them are wrong.
+    """Return the largest sum of estimated errors of served answers of which at most `allowed` are wrong.
 
     This holds with 90% probability for every factor f.
 
     Args:
-        wrong, expected: number of wrong answers among the comparisons, and the sum of their estimated errors.
+        wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors of all compared answers.
     """
     if expected <= 0:
         return 0.0
@@ -41,7 +41,7 @@ def max_risk(allowed: float, wrong: float, expected: float) -> float:
 
 
 def max_error_factor(wrong: float, expected: float) -> float:
-    """Return the largest factor f that is compatible with the comparisons."""
+    """Return the largest factor f that is plausible (90%) after the comparisons; see `max_risk` for the arguments."""
     if expected <= 0:
         return _MOST
     # The evidence against a number of events above the observed one rises with it.
@@ -54,7 +54,7 @@ def _possible_events(wrong: float) -> np.ndarray:
 
 
 def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
-    """Return the expected numbers of events at which `allowed + 1` events reach the needed log evidence."""
+    """Return the expected number of events at which `allowed + 1` events have the log evidence `needed`, for each of it."""
     if allowed <= 0:
         return np.zeros_like(needed)
     count = math.floor(allowed + 1e-9) + 1.0
@@ -67,7 +67,7 @@ def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
 
 
 def _log_evidence(expected: np.ndarray, count: float, shape: float, rate: float) -> np.ndarray:
-    """Return the logarithm of the supermartingale's mean over gamma-distributed ratios, for w = `count`."""
+    """Return the logarithm of the supermartingale's mean over gamma-distributed ratios, for w = `count` events."""
     constant = shape * math.log(rate) - math.lgamma(shape) + math.lgamma(shape + count)
     evidence: np.ndarray = expected + constant - (shape + count) * np.log(rate + expected)
     return evidence

@@ -20,17 +20,17 @@ COVARIANCE = (
 NUM_NEIGHBOURS = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WIDTH = 0.05
-"""Distance in cosine to the nearest neighbour at which a neighbour's weight is 1/e."""
+"""A neighbour whose cosine is lower by this than the nearest neighbour's cosine has the weight 1/e in `rivals`."""
 _NEAREST = 5
 _MAX_MARGIN = 5.0
 
 
 def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
-    """Return the features of the nearest neighbour, `[len(FEATURES)]`, scaled to a magnitude of about 1:
+    """Return the error model's inputs for the nearest neighbour, `[len(FEATURES)]`, scaled to about 1:
 
     - `cosine` of the nearest neighbour;
     - `margin`: difference to the cosine of the nearest neighbour of another class;
-    - `rivals`: negative logarithm of the weight of other classes among the neighbours;
+    - `rivals`: negative logarithm of the share of other classes among the neighbours, weighted by closeness;
     - `density`: mean cosine of the nearest five;
     - `votes`: share of its class among the nearest five;
     - `company`: whether another neighbour has its class.
@@ -58,19 +58,20 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
 
 
 _MAX_IMPORTANCE = 8.0
-"""Maximum weight of a rare observation, to limit the variance."""
+"""Maximum weight of an observation that had a low probability, to limit the variance."""
 
 
 @dataclass(slots=True)
 class ErrorModel:
     """Estimates the probability that the nearest neighbour's answer is wrong, by Bayesian logistic regression.
 
-    The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the rate of random errors,
+    The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the share of random errors,
     which the features cannot predict.
 
     Attributes:
         weights, covariance: `[n]` and `[n, n]` for n features.
-        num_slips, num_sure: random errors, and comparisons of which the model was sure; their quotient is `slips`.
+        num_slips, num_sure: estimated number of random errors, and of comparisons in which the model was sure; `slips` is
+            their quotient.
     """
 
     weights: np.ndarray
@@ -82,12 +83,12 @@ class ErrorModel:
         return 1 - (1 - self.num_slips / self.num_sure) * _sigmoid(float(features @ self.weights))
 
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
-        """Update the weights by one Newton step.
+        """Update the weights by one Newton step after a comparison.
 
-        An answer that is probably wrong has little weight, because it would not be served.
+        A probably wrong answer has little influence, because it would not be served.
 
         Args:
-            chance: probability that such a request is compared; its inverse weights the observation.
+            chance: probability with which this request was chosen for a comparison; its inverse is the observation's weight.
         """
         probability = _sigmoid(float(features @ self.weights))
         slips = self.num_slips / self.num_sure
@@ -108,15 +109,16 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Weight of the prior, in expected errors; low, so that each namespace needs its own evidence."""
+"""Expected errors in the prior of a new namespace; few, so that each namespace needs its own evidence."""
 
 
 @dataclass(slots=True)
 class Prior:
-    """The initial error model of new namespaces, which learns from all namespaces.
+    """The initial error model of new namespaces; it learns from the comparisons in all namespaces.
 
     Attributes:
-        seen_wrong, seen_expected: wrong answers among comparisons with a small estimated error, and their expected number.
+        seen_wrong, seen_expected: number of wrong answers in comparisons with small estimated errors, and the sum of these
+            errors.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))

@@ -13,17 +13,17 @@ from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
-"""Returns whether the answer of an entry, given by id, equals a fresh answer; None if they cannot be compared."""
+"""Returns whether the answer of the entry with this id equals the fresh answer; None if they cannot be compared."""
 
 _MAX_OBSERVATIONS = 10_000
-"""Maximum length of the log of observations if no policy learns from it."""
+"""Number of the newest observations that are kept if no policy learns from them."""
 
 
 class FeedbackRecorder:
-    """Compares fresh answers with stored ones, and records the results for the learned policy.
+    """Compares fresh answers with stored answers, and records the results for the policy `learned`.
 
     Args:
-        policy: learns from the results; None only stores them.
+        policy: learns from the results; None only stores the results.
         unindex: excludes entries from semantic search; called on a worker thread.
     """
 
@@ -50,7 +50,7 @@ class FeedbackRecorder:
 
         Args:
             answer_text: text of the fresh response.
-            was_to_be_served: the request was forwarded for another reason than exploration, such as shadow mode.
+            was_to_be_served: the request was not forwarded for exploration, but for another reason, such as shadow mode.
 
         Returns:
             The observation; None if no answer was compared.
@@ -109,7 +109,11 @@ class FeedbackRecorder:
         return assign_class(places, results, classes) if results else None
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
-        """Store a person's verdict on an entry. If the answer is wrong, the entry leaves its answer class."""
+        """Store a person's verdict on an entry. If the answer is wrong, the entry leaves its answer class.
+
+        Args:
+            lookup: of the question for which the answer was judged; None if the verdict names no question.
+        """
         verdict = Observation.from_verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation
         if lookup is not None and pending is not None and pending.candidate.id == entry.id:

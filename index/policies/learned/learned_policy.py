@@ -23,23 +23,23 @@ from kvproxy.index.store.observations import Observation, Observations
 _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_NAMESPACES = 2000
-"""Maximum number of namespaces in memory; the states of other namespaces are in the database."""
+"""Maximum number of learners in memory; the learners of other namespaces are in the database only."""
 _LIFTED_ERROR = 2.0
-"""Maximum estimated error of an answer that is served despite a lifted guard's veto, as a multiple of `max_error`."""
+"""Multiple of `max_error`: maximum estimated error of an answer that is served although a lifted guard vetoes it."""
 _SURE = 0.5
-"""Before `checked` has proved itself, the error of a class's only entry may be this share of `1 - checked.level`."""
+"""Until `checked` has proved itself, `1 - score` of a class's only entry may be this share of `1 - checked.level`."""
 
 
 class LearnedPolicy:
     """Serves the nearest neighbour if the probability that its answer is wrong is within the limit of the namespace.
 
     Args:
-        checked: decides in new namespaces, and about an answer that only one neighbour has; None serves neither.
+        checked: decides in new namespaces, and about an answer that only one neighbour has; None serves neither of these.
         max_error: maximum share of wrong answers among the served ones.
         floor: minimum cosine of a served neighbour.
         guards: their vetoes count until comparisons show that the difference does not change the answer.
-        has_new_words: whether a question has words that all stored questions with the answer lack. If so, it is not served,
-            and its comparison is not counted. None if the guards know the languages of all questions.
+        has_new_words: returns whether a question contains words that no stored question with the answer contains. If so, the
+            answer is not served, and its comparison is not counted. None if the guards support the questions' languages.
     """
 
     name = "learned"
@@ -147,7 +147,7 @@ class LearnedPolicy:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))
 
     def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit with its estimated error. The namespace's next observation stores the count."""
+        """Count a semantic hit and its estimated error. The next observation of the namespace stores the counts."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error

@@ -1,6 +1,6 @@
-"""The state of the learned policy in one namespace, which depends only on the sequence of its observations.
+"""The learned policy's state in one namespace. It depends only on the sequence of the namespace's observations.
 
-Therefore all proxies that share a store compute the same state.
+Therefore, all proxies that share a store compute the same state.
 """
 
 import json
@@ -20,20 +20,20 @@ _VERSION = 1
 
 
 MIN_EXPECTED_ERRORS = 8.0
-"""Number of expected errors among the comparisons from which the policy decides without `checked`."""
+"""Sum of the compared answers' estimated errors from which the policy decides without `checked`."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN = 50.0
-"""Number of expected errors among the comparisons from which exploration decreases."""
+"""Sum of the compared answers' estimated errors from which fewer accepted requests are explored."""
 _OBSOLETE_MARGIN = 0.05
-"""If an obsolete neighbour's cosine is higher by more than this, the other neighbours are probably wrong, too."""
+"""If a neighbour of an obsolete class is nearer by more than this cosine, the next neighbour is probably wrong."""
 _NEW = 50
-"""Number of comparisons before which the decisions of `checked` are not explored."""
+"""With fewer comparisons, no request that `checked` accepted is forwarded for exploration."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _PROVED = 30
-"""Number of comparisons from which the error of `checked` counts as known."""
+"""Number of compared answers from which the error of `checked` counts as known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
-"""Prior: of 50 answers that `checked` accepted, 0.5 are wrong."""
+"""Prior of `checked_error`: 0.5 of 50 answers are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ErrorEstimate:
     Attributes:
         place: index of the neighbour.
         error: estimated probability that its answer is wrong.
-        is_only_member: no other neighbour has the same answer.
+        is_only_member: no other neighbour is in its answer class.
     """
 
     place: int
@@ -57,8 +57,8 @@ class Learner:
     """The state of the learned policy in one namespace.
 
     Attributes:
-        num_checked, num_checked_wrong: compared answers that `checked` had accepted, and the wrong ones among them.
-        number: position of the last observation in the log.
+        num_checked, num_checked_wrong: number of compared answers that `checked` had accepted, and how many were wrong.
+        number: number of the last observation; see `Observation`.
     """
 
     error_model: ErrorModel
@@ -76,7 +76,7 @@ class Learner:
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        """Estimate the error of the nearest neighbour; None if the classes of all neighbours are obsolete."""
+        """Estimate the error of the nearest neighbour whose class is not obsolete; None if there is no such neighbour."""
         places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
         if not places:
             return None
@@ -95,13 +95,13 @@ class Learner:
         return self.level.limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
-        """Return, for an estimated error, the share of accepted requests to forward anyway, to compare the answers."""
+        """Return the share of accepted requests with this estimated error that are forwarded to compare the answers."""
         known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 
     @property
     def checked_error(self) -> float:
-        """The estimated share of wrong answers among those that `checked` accepted."""
+        """The estimated share of wrong answers among the answers that `checked` accepted."""
         return (_CHECKED_WRONG + self.num_checked_wrong) / (_CHECKED_SEEN + self.num_checked)
 
     @property
@@ -114,7 +114,7 @@ class Learner:
     def may_serve_checked(self) -> bool:
         """Whether answers that `checked` accepts may be served.
 
-        Their estimated share of wrong answers must be within `max_error`. If the policy is ready, it must be within half of
+        `checked_error` must be within `max_error`. If the policy is ready, `checked_error` must be within half of
         `max_error`, and known from enough comparisons in this namespace.
         """
         if self.is_ready and not (self.num_checked >= _PROVED and self.checked_error <= self.level.max_error / 2):
@@ -127,7 +127,7 @@ class Learner:
         self.level.update()
 
     def add(self, observation: Observation) -> None:
-        """Add an observation. After the last call, call `level.update`, which takes longer."""
+        """Add an observation. Call `level.update`, which is slow, after the last observation."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:
@@ -152,7 +152,7 @@ class Learner:
         self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def to_json(self) -> str:
-        """Return the state as JSON, in which floats keep their exact values."""
+        """Return the state as JSON, without rounding numbers."""
         model, level, errors = self.error_model, self.level, self.class_errors
         return json.dumps(
             {

@@ -1,4 +1,4 @@
-"""Computes the maximum estimated error of a served answer, such that the share of wrong answers stays within the bound."""
+"""Computes the maximum estimated error of a served answer, so that the share of wrong answers stays within its bound."""
 
 import math
 from bisect import bisect_left
@@ -12,19 +12,19 @@ _BINS = 64
 _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
 _WINDOW = 1500.0
-"""Number of requests after which the weight of a request in the histogram is 1/e."""
+"""Number of later requests that reduce the weight of a request in the histogram to 1/e."""
 _HORIZON = 500
-"""Number of future answers over which the remaining allowed errors are spread."""
+"""Number of future answers among which the remaining allowed errors are divided."""
 _CHECKED_SHARE = 0.8
 _SHARE = 1.5
-"""Maximum planned share of wrong answers, as a multiple of `max_error`, so that unused errors are not spent at once."""
+"""Multiple of `max_error`: maximum planned share of wrong answers, even if many allowed errors are unused."""
 _TESTED, _MAX_TESTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0
-"""Prior: of 50 comparisons of equal answers, the judge errs in one."""
+"""Prior of `judge_error`: the judge errs in one of 50 comparisons."""
 _TIMES = 12.0
-"""Maximum estimated error of a served answer, as a multiple of `max_error`."""
+"""Multiple of `max_error`: maximum estimated error of a served answer."""
 
 
 @dataclass(slots=True)
@@ -34,11 +34,12 @@ class ServingLevel:
     Attributes:
         max_error: maximum share of wrong answers.
         served, risk: number of served answers, and the sum of their estimated errors.
-        wrong, expected: wrong answers among comparisons up to `max_tested_error`, and their expected number.
-        num_repeats, num_judged_different: comparisons between equal questions, and those with different answers.
-        factor: the largest factor by which the estimated errors may be too small.
+        wrong, expected: wrong answers in the comparisons whose estimated error is at most `max_tested_error`, and the sum of
+            these errors.
+        num_repeats, num_judged_different: comparisons between equal questions, and how many found different answers.
+        factor: the largest factor by which the estimated errors may be too small; see `max_error_factor`.
         limit: maximum estimated error of a served answer; 0 serves no answer.
-        error_histogram: `[64]` decaying histogram of the estimated errors of requests.
+        error_histogram: `[64]` histogram of the estimated errors of requests, in which old requests decay.
     """
 
     max_error: float
@@ -54,12 +55,12 @@ class ServingLevel:
 
     @property
     def max_tested_error(self) -> float:
-        """The maximum estimated error of the comparisons that test the estimates."""
+        """The maximum estimated error of the comparisons that count in `wrong` and `expected`."""
         return min(_MAX_TESTED_ERROR, _TESTED * self.max_error)
 
     @property
     def bound(self) -> float:
-        """An upper bound of the share of wrong answers among the served ones."""
+        """An upper bound of the share of wrong answers among the served answers."""
         risk = self.risk / (1 - self.judge_error)
         wrong = bisect_left(
             range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
@@ -68,12 +69,12 @@ class ServingLevel:
 
     @property
     def acceptable_share(self) -> float:
-        """The share of recent requests with an estimated error within the limit."""
+        """The share of recent requests whose estimated error is within `limit`."""
         total = float(self.error_histogram.sum())
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def can_afford(self, error: float) -> bool:
-        """Whether the bound allows another answer of `checked` with this estimated error."""
+        """Whether the bound allows serving one more answer that `checked` accepted, with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -83,7 +84,7 @@ class ServingLevel:
             self._add_requests(risk / answers, answers)
 
     def add_comparison(self, error: float, right: bool) -> None:
-        """Add a comparison. After the last call, call `update`."""
+        """Add a comparison. Call `update` after the last comparison."""
         if error <= self.max_tested_error:
             self.wrong += not right
             self.expected += error
@@ -95,7 +96,7 @@ class ServingLevel:
 
     @property
     def judge_error(self) -> float:
-        """The probability that a comparison errs, at most 0.5; estimated from equal questions, which need equal answers."""
+        """The probability that a comparison errs, at most 0.5; estimated from comparisons between equal questions."""
         return min(0.5, (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats))
 
     def update(self) -> None:
@@ -106,7 +107,7 @@ class ServingLevel:
         self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.judge_error)
 
     def planned_risk(self) -> float:
-        """Return the mean estimated error that the next 500 answers may have within the bound."""
+        """Return the mean estimated error that the bound allows for the next 500 answers."""
         if not self.expected:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _HORIZON, MIN_SERVED), self.wrong, self.expected)
@@ -114,7 +115,7 @@ class ServingLevel:
         return max(0.0, min(left, _SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
 
     def update_limit(self) -> None:
-        """Set the limit such that requests within it have the planned risk on average."""
+        """Set the limit so that the mean estimated error of the requests within it is `planned_risk`."""
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))

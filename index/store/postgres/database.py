@@ -63,7 +63,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """Return a connection of the pool. For five seconds after a failure, raise a CacheStoreError without an attempt."""
+        """Return a connection of the pool. For five seconds after a failure, raise a CacheStoreError immediately."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:
@@ -135,7 +135,7 @@ class _PostgresTransaction:
 
 
 def display_name(url: str) -> str:
-    """Return a URL without user, password, and options."""
+    """Return the URL without user, password, and options, for messages."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:

@@ -47,7 +47,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_schema(connection: sqlite3.Connection, name: str, version: int, statements: Sequence[str]) -> None:
-    """Create the schema in an empty file; raises a SchemaVersionError if it has another schema. Process-safe."""
+    """Create the schema if the file is empty; raises a SchemaVersionError if it has another version. Process-safe."""
     if _version(connection) == version:
         return
     with connection:
@@ -97,7 +97,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Write the log into the open, deleted file. Otherwise, SQLite would write it into a new file at this path."""
+        """Write the write-ahead log into the deleted, still open file. Otherwise, SQLite would write it into a new file."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

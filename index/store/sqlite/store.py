@@ -48,14 +48,18 @@ class SqliteStore(Store):
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": min_vectors})]
 
     def vector_count(self, namespace: str, embedder: str, limit: int) -> int:
-        """Count the vectors of a namespace, but not beyond `limit`."""
+        """Count the vectors of a namespace, at most up to `limit`."""
         sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :most"
         return len(self.database.query(sql, {"embedder": embedder, "namespace": namespace, "most": limit}))
 
     def vectors(
         self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the vectors after a number: ascending numbers `[n]` int64, and vectors `[n, dim]` float32."""
+        """Return vectors with higher numbers than `after_number`: ascending numbers `[n]` int64, vectors `[n, dim]` float32.
+
+        Args:
+            limit: maximum number of vectors; -1 is unlimited.
+        """
         sql = (
             "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
             " and number > :after order by number limit :limit"
@@ -68,7 +72,7 @@ class SqliteStore(Store):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def questions_by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
-        """Return the question of each vector by its number, in ascending order; removed vectors are omitted."""
+        """Return the questions of the vectors with these numbers, by number; removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"

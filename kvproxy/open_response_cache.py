@@ -7,7 +7,7 @@ from pathlib import Path
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
-from kvproxy.index.models.content_words import new_words_test
+from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import DEFAULT, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -114,7 +114,7 @@ def build_policy(
         verifier = load(settings.verifier, embedder, data=data)
         checked = CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
     if settings.policy == "learned":
-        new_words = new_words_test(embedder or "")
+        new_words = new_words_detector(embedder or "")
         return LearnedPolicy(observations, checked, settings.max_error, settings.least_similarity, guards, new_words)
     if checked is None:
         raise SettingsError(

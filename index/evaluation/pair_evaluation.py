@@ -8,7 +8,7 @@ import numpy as np
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import Pair
-from kvproxy.index.evaluation.stream_evaluation import Progress, embed
+from kvproxy.index.evaluation.stream_evaluation import Progress, embed_texts
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.models.languages import EVERY, can_match
@@ -111,7 +111,7 @@ def calibrate(
     if not pairs:
         raise ValueError("no pairs")
     same = np.array([pair.same for pair in pairs])
-    cosine = _similarity(pairs, embedder, languages, lambda share: progress(share / 2))
+    cosine = _cosines(pairs, embedder, languages, lambda share: progress(share / 2))
     cosines = sorted({*LEVELS, levels.threshold})
     asked = cosine >= min(cosines[0], levels.floor)
     passed = _unvetoed(pairs, asked, guards)
@@ -120,18 +120,18 @@ def calibrate(
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
         left = _unvetoed(pairs, passed & (cosine >= levels.floor), [ADDITIONS] if guards else [])
-        scores["checked"] = _verify(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
+        scores["checked"] = _verifier_scores(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         tested["checked"] = sorted({*PROBABILITIES, levels.checked})
-    curves = {name: _curve(found, same, tested[name]) for name, found in scores.items()}
+    curves = {name: _level_results(found, same, tested[name]) for name, found in scores.items()}
     areas = {name: precision_hit_ratio_area(found, same) for name, found in scores.items()}
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
     return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended)
 
 
-def _similarity(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
+def _cosines(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
     texts = [pair.a for pair in pairs] + [pair.b for pair in pairs]
-    vectors = embed(texts, embedder, progress)
+    vectors = embed_texts(texts, embedder, progress)
     known = {text: can_match(text, embedder, languages) for text in set(texts)}
     cosine = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return np.where([known[pair.a] and known[pair.b] for pair in pairs], cosine, -1.0)
@@ -146,7 +146,7 @@ def _unvetoed(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Guard]
     )
 
 
-def _verify(
+def _verifier_scores(
     pairs: Sequence[Pair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
 ) -> np.ndarray:
     found = np.full(len(pairs), -1.0)
@@ -158,7 +158,7 @@ def _verify(
     return found
 
 
-def _curve(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[LevelResult]:
+def _level_results(scores: np.ndarray, same: np.ndarray, levels: Iterable[float]) -> list[LevelResult]:
     total = int(same.sum())
     points = []
     for level in levels:

@@ -11,7 +11,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.labelled_pairs import read_json_lines
 from kvproxy.index.evaluation.stream_replay import AnswersEqual, Outcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
-from kvproxy.index.policies.learned.answer_classes import digest
+from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
@@ -21,7 +21,7 @@ _BATCH = 256
 _POINTS = 100
 """Number of requests between two points of a curve."""
 _THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
-_HOPELESS = 4
+_STOP_FACTOR = 4
 """Multiple of `max_error`: if a threshold causes a higher share of wrong answers, lower thresholds are not tried."""
 
 
@@ -72,12 +72,13 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "worst": outcome.worst_wrong_share,
         "p_chr_auc": outcome.p_chr_auc,
         "curve": [
-            {"requests": requests, "served": served, "wrong": wrong} for requests, served, wrong in curve(outcome)
+            {"requests": requests, "served": served, "wrong": wrong}
+            for requests, served, wrong in cumulative_counts(outcome)
         ],
     }
 
 
-def curve(outcome: Outcome) -> list[tuple[int, int, int]]:
+def cumulative_counts(outcome: Outcome) -> list[tuple[int, int, int]]:
     """Return the numbers of requests, served answers, and wrong answers so far, after every hundred requests."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_POINTS, len(served), _POINTS), len(served)]
@@ -113,9 +114,9 @@ def embed_stream(
             and punctuation.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
-    vectors = embed(texts, embedder, progress)
-    digests = [digest(answer) for answer in answers]
-    of_answers = None if min_cosine is None else embed(answers, embedder, progress)
+    vectors = embed_texts(texts, embedder, progress)
+    digests = [text_digest(answer) for answer in answers]
+    of_answers = None if min_cosine is None else embed_texts(answers, embedder, progress)
 
     def same(one: int, other: int) -> bool:
         if digests[one] == digests[other] or of_answers is None or min_cosine is None:
@@ -125,7 +126,7 @@ def embed_stream(
     return Stream(texts, answers, vectors, same)
 
 
-def embed(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
+def embed_texts(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
     """Return the unit vectors of n texts, `[n, dim]`. A repeated text is embedded once."""
     once = sorted(set(texts), key=len)
     parts = []
@@ -143,16 +144,16 @@ def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tupl
     """
     level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
-        found = replay(stream, _Nearest(threshold))
+        found = replay(stream, _NearestOnlyPolicy(threshold))
         if found.wrong_share <= max_error and found.hit_rate > best.hit_rate:
             level, best = threshold, found
-        if found.wrong_share > _HOPELESS * max_error and found.wrong.sum() > 50:
+        if found.wrong_share > _STOP_FACTOR * max_error and found.wrong.sum() > 50:
             break
         progress(place / len(_THRESHOLDS))
     return level, best
 
 
-class _Nearest(ThresholdPolicy):
+class _NearestOnlyPolicy(ThresholdPolicy):
     num_neighbours = 1
 
     def __init__(self, threshold: float) -> None:
@@ -164,7 +165,7 @@ def add_judge_errors(judge: AnswersEqual, share: float, seed: int) -> AnswersEqu
     return lambda one, other: judge(one, other) != (chance() < share)
 
 
-def measure(
+def replay_policies(
     stream: Stream,
     learned: Callable[[], LearnedPolicy],
     checked: Policy | None,

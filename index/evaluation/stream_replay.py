@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
+from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
@@ -111,7 +111,7 @@ class StoredQuestions:
         near = near[np.argsort(-cosines[near], kind="stable")]
         return near.tolist(), cosines[near].tolist()
 
-    def drop(self, place: int) -> None:
+    def remove(self, place: int) -> None:
         self._vectors[place] = 0.0
         if place < self._cosines.shape[1]:
             self._cosines[:, place] = 0.0
@@ -204,7 +204,7 @@ def _learn(
     result: PolicyResult,
     judge: AnswersEqual | None,
 ) -> str:
-    own = digest(stream.answers[line]) if judge is None else f"line {line}"
+    own = text_digest(stream.answers[line]) if judge is None else f"line {line}"
     record, compare = result.record, judge or stream.same
     if record is None or not isinstance(policy, LearnedPolicy):
         return own
@@ -218,7 +218,7 @@ def _learn(
     assignment = assign_class(order, found, classes)
     joined = assignment.joined or own
     if assignment.is_outlier:
-        stored.drop(places[record.place])
+        stored.remove(places[record.place])
     policy.learn(
         [
             Observation(

@@ -44,7 +44,7 @@ _UNSPACED = ("zh", "ja")
 _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
-def new_words_test(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
+def new_words_detector(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
     """Return `has_new_words` for the multilingual embedder; None for an English embedder, where the guards suffice."""
     return has_new_words if embedder.startswith(NAME) else None
 

@@ -8,7 +8,7 @@ from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
-_HOPELESS = 0.55
+_STOP_SHARE = 0.55
 """If a neighbour's score is below this share of the level, farther neighbours would be rejected, and are not scored."""
 
 
@@ -48,6 +48,6 @@ class CheckedPolicy:
                 decisions[place] = Decision("accepted", score=score)
                 return PolicyResult(decisions, place)
             decisions[place] = Decision("low probability", score=score)
-            if score < _HOPELESS * level:
+            if score < _STOP_SHARE * level:
                 break
         return PolicyResult(decisions, None)

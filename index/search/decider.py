@@ -40,7 +40,7 @@ class Decider:
         self._vector_search = vector_search
         self._observations = observations
         self.policy = policy
-        self._other = make_policy
+        self._make_policy = make_policy
         self.random_number = random_number
         self._embed = embed
 
@@ -52,9 +52,9 @@ class Decider:
         return lookup if policy is self.policy else replace(lookup, observation=None)
 
     def policy_by_name(self, name: PolicyName | None) -> Policy:
-        if name is None or name == self.policy.name or self._other is None:
+        if name is None or name == self.policy.name or self._make_policy is None:
             return self.policy
-        return self._other(name)
+        return self._make_policy(name)
 
     def search(
         self, request: LookupRequest, vector: np.ndarray, limit: int, floor: float = -1.0

@@ -86,7 +86,7 @@ class _Segment:
         return self._numbers[: self._count]
 
     @property
-    def last(self) -> int:
+    def last_number(self) -> int:
         return int(self._numbers[self._count - 1]) if self._count else 0
 
     def has(self, number: int) -> bool:
@@ -94,7 +94,7 @@ class _Segment:
         return place < self._count and int(self._numbers[place]) == number
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        fresh = numbers > self.last
+        fresh = numbers > self.last_number
         numbers, end = numbers[fresh], self._count + int(fresh.sum())
         while end > len(self._numbers):
             self._numbers = np.concatenate([self._numbers, np.empty_like(self._numbers)])
@@ -192,12 +192,12 @@ class VectorIndex:
             large = len(self._segment) - len(self._dead) > self._flat_limit
         segment = _Segment(self._dim, large=large)
         try:
-            while len((part := read(segment.last))[0]):
+            while len((part := read(segment.last_number))[0]):
                 segment.add(*part)
                 if stop():
                     return False
             with self._lock:
-                while len((part := read(segment.last))[0]):
+                while len((part := read(segment.last_number))[0]):
                     segment.add(*part)
                 self._dead = {number for number in self._removed if segment.has(number)}
                 self._segment = segment

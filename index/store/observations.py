@@ -133,7 +133,7 @@ class Observations:
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.is_in('entry', 'ids')} group by entry)"
         )
-        return {row["entry"] for row in self._database.query(sql, {"ids": self._database.array(ids)})}
+        return {row["entry"] for row in self._database.query(sql, {"ids": self._database.list_value(ids)})}
 
     def snapshot(self, namespace: str) -> str | None:
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})

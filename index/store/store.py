@@ -99,14 +99,14 @@ class Store(StoreWriter):
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
         """Return the questions of entries by id; missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
-        rows = self.database.query(sql, {"ids": self.database.array(ids)} | self.time_parameters())
+        rows = self.database.query(sql, {"ids": self.database.list_value(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
         """Return the class of an equal stored answer; None if no answer is equal.
 
         Args:
-            text: `answer_classes.digest` of the answer.
+            text: `answer_classes.text_digest` of the answer.
         """
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
@@ -228,7 +228,7 @@ class Store(StoreWriter):
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
         for ids in self._pages():
-            yield from self._intact_entries(self.database.query(sql, {"ids": self.database.array(ids)}))
+            yield from self._intact_entries(self.database.query(sql, {"ids": self.database.list_value(ids)}))
 
     def _pages(self) -> Iterator[list[str]]:
         sql = (

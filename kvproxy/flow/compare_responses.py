@@ -14,7 +14,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.policies.learned.answer_classes import digest
+from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.settings import CacheSettings
@@ -139,7 +139,7 @@ class ResponseComparer:
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
         """Whether two answers are equal, or equivalent according to `cache.judge`; None if the judge does not decide."""
         judge = self._settings.judge
-        if digest(cached) == digest(fresh):
+        if text_digest(cached) == text_digest(fresh):
             return True
         if judge == "model":
             return await judge_with_model(self._backend, request, question, cached, fresh)

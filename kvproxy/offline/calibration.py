@@ -7,9 +7,15 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.index.evaluation.pair_evaluation import Calibration, ConfiguredLevels, calibrate
-from kvproxy.index.evaluation.stream_evaluation import StreamReport, curve, embed_stream, measure, read_stream
+from kvproxy.index.evaluation.stream_evaluation import (
+    StreamReport,
+    cumulative_counts,
+    embed_stream,
+    read_stream,
+    replay_policies,
+)
 from kvproxy.index.evaluation.stream_replay import ReplayObservations
-from kvproxy.index.models.content_words import new_words_test
+from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -66,10 +72,10 @@ def calibrate_stream(
         embedder, verifier = _models(settings)
         similarity = cache.judge_similarity if judge == "similarity" else None
         stream = embed_stream(lines, embedder, similarity, progress)
-        checked, new_words = None, new_words_test(embedder.name)
+        checked, new_words = None, new_words_detector(embedder.name)
         if verifier is not None:
             checked = CheckedPolicy(verifier, cache.min_probability, LEAST_SIMILARITY["checked"], guards)
-        return measure(
+        return replay_policies(
             stream,
             lambda: LearnedPolicy(
                 ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards, new_words
@@ -96,7 +102,7 @@ def calibration_charts(result: Calibration) -> list[Chart]:
 def stream_charts(report: StreamReport) -> list[Chart]:
     hits, wrong = [], []
     for name, outcome in report.outcomes.items():
-        points = curve(outcome)
+        points = cumulative_counts(outcome)
         counts = [count for count, _, _ in points]
         hits.append(ChartLine(name, counts, [served / count for count, served, _ in points]))
         wrong.append(ChartLine(name, counts, [errors / max(1, served) for _, served, errors in points]))

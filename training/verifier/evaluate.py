@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
-from kvproxy.index.evaluation.stream_evaluation import embed
+from kvproxy.index.evaluation.stream_evaluation import embed_texts
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import BUILT_IN, load_verifier
 from kvproxy.index.policies.guards import GUARDS
@@ -23,7 +23,7 @@ WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
 def cosines(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
     """Return the cosine similarity of each pair, `[len(pairs)]` float32."""
-    vectors = embed([pair.a for pair in pairs] + [pair.b for pair in pairs], embedder, lambda share: None)
+    vectors = embed_texts([pair.a for pair in pairs] + [pair.b for pair in pairs], embedder, lambda share: None)
     found: np.ndarray = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return found
 

@@ -8,7 +8,7 @@ from kvproxy.index.models.e5.tokenizer import UNKNOWN, UnigramTokenizer
 from kvproxy.index.models.e5.weights import LAYERS, PACKAGED, E5File, installed_file, unpack
 from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
 from kvproxy.index.models.minilm.weights import MATRICES, WIDTH
 
 NAME = "multilingual-e5-small"
@@ -40,9 +40,9 @@ class MultilingualEmbedder(ThreadedEmbedder):
         channels = {f"layer.{layer}.{name}": width for layer in range(LAYERS) for name, width in widths.items()}
         ranges = {name: np.full(width, _RANGE) for name, width in channels.items()} if int8 else None
         self.name = f"{NAME}-int8.1" if int8 else f"{NAME}.1"
-        source_digest = digest_of(ranges or {}, PACKAGED, code_digest())
+        source_digest = content_digest(ranges or {}, PACKAGED, code_digest())
         self._session = files.open(NAME, source_digest, lambda: embedder_graph(source.weights(), ranges))
-        self._words = source.packed_rows("emb.word")
+        self._words = source.packed_matrix("emb.word")
         self._positions = source.tensor("emb.pos").reshape(-1, WIDTH) + source.tensor("emb.type")[:WIDTH]
         self._ids = lru_cache(maxsize=_CACHED_TEXTS)(UnigramTokenizer(source).encode)
         self._mean = np.load(MEAN)

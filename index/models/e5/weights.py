@@ -61,7 +61,7 @@ class E5File:
         start, self._place = self._place, self._place + np.dtype(kind).itemsize * count
         return np.frombuffer(self._content, kind, count, start)
 
-    def packed_rows(self, name: str) -> np.ndarray:
+    def packed_matrix(self, name: str) -> np.ndarray:
         """Return a matrix as 4-bit blocks of 32 weights, `[rows, columns / 32]`."""
         _, _, offset, size = self._tensors[name]
         packed = np.frombuffer(self._content, _BLOCK, size // _BLOCK.itemsize, offset)
@@ -70,7 +70,7 @@ class E5File:
     def tensor(self, name: str) -> np.ndarray:
         """Return a tensor as float32, `[rows, columns]` or `[columns]`."""
         is_packed, count, offset, _ = self._tensors[name]
-        return unpack(self.packed_rows(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
+        return unpack(self.packed_matrix(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 
     def weights(self) -> Weights:
         """Return the weights under the names that `minilm.graph_builder` uses."""

@@ -6,7 +6,7 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
 from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
@@ -45,7 +45,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
         folder = packaged_model()
         ranges = _ranges() if int8 else None
         self.name = INT8_NAME if int8 else FLOAT32_NAME
-        source_digest = digest_of(ranges or {}, PACKAGED, code_digest())
+        source_digest = content_digest(ranges or {}, PACKAGED, code_digest())
         self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = embedding_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)

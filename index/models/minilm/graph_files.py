@@ -52,7 +52,7 @@ class GraphFiles:
         for folder in self._folders:
             try:
                 file = _write(folder, name, graph)
-                _tidy(folder, kind)
+                _delete_old_files(folder, kind)
                 return open_session(str(file))
             except Exception as error:
                 _log.debug("cannot store a graph in %s: %s", folder, error)
@@ -67,7 +67,7 @@ def graph_files(data: Path | None = None) -> GraphFiles:
     return GraphFiles([folder / "graphs" for folder in folders])
 
 
-def digest_of(parts: Mapping[str, np.ndarray], *texts: str) -> str:
+def content_digest(parts: Mapping[str, np.ndarray], *texts: str) -> str:
     digest = hashlib.sha256(repr(texts).encode())
     for name in sorted(parts):
         array = np.ascontiguousarray(parts[name])
@@ -102,7 +102,7 @@ def _write(folder: Path, name: str, graph: bytes) -> Path:
         raise
 
 
-def _tidy(folder: Path, kind: str) -> None:
+def _delete_old_files(folder: Path, kind: str) -> None:
     files: list[tuple[float, Path]] = []
     for file in folder.glob(f"{kind}-*"):
         with contextlib.suppress(OSError):

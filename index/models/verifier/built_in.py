@@ -12,7 +12,7 @@ import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.minilm.graph_builder import code_digest, verifier_graph
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, digest_of, graph_files
+from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
 from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
@@ -76,7 +76,7 @@ class BuiltInVerifier:
         def build() -> bytes:
             return verifier_graph(merge_adapter(base_weights(folder), trained), ranges if int8 else None)
 
-        source_digest = digest_of(adapter, PACKAGED, code_digest(), "8 bits" if int8 else "float32")
+        source_digest = content_digest(adapter, PACKAGED, code_digest(), "8 bits" if int8 else "float32")
         self._session = files.open("verifier", source_digest, build)
         tables = embedding_tables(folder)
         self._tables = merge_adapter(tables, {name: value for name, value in trained.items() if name in tables})
@@ -110,10 +110,10 @@ class BuiltInVerifier:
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the logit of each pair, float32 `[len(pairs)]`."""
         if len(pairs) < 2:
-            return np.array([self._one(pair) for pair in pairs], dtype=np.float32)
-        return np.array(list(self._pool.map(self._one, pairs)), dtype=np.float32)
+            return np.array([self._logit(pair) for pair in pairs], dtype=np.float32)
+        return np.array(list(self._pool.map(self._logit, pairs)), dtype=np.float32)
 
-    def _one(self, pair: tuple[str, str]) -> float:
+    def _logit(self, pair: tuple[str, str]) -> float:
         encoded = self._tokenizer.encode(*sorted(pair))
         tokens = embed_tokens(self._tables, encoded.ids, encoded.type_ids)
         return float(self._session.run(None, {"tokens": tokens, "sides": averaging_matrix(encoded.type_ids)})[0].item())

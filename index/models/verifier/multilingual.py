@@ -19,9 +19,9 @@ class MultilingualVerifier:
         return True
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: np.ndarray) -> np.ndarray:
-        return np.concatenate([self._one(*each) for each in zip(pairs, cosines, strict=True)] or [np.zeros(0)])
+        return np.concatenate([self._score_pair(*each) for each in zip(pairs, cosines, strict=True)] or [np.zeros(0)])
 
-    def _one(self, pair: tuple[str, str], cosine: float) -> np.ndarray:
+    def _score_pair(self, pair: tuple[str, str], cosine: float) -> np.ndarray:
         if all(map(is_surely_english, pair)):
             return self._english.score([pair], np.array([cosine]))
         one, other = pair

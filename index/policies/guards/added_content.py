@@ -26,7 +26,7 @@ _LONG = 12
 
 def adds_content(question: str, cached_question: str) -> bool:
     ours, theirs = _tokens(question), _tokens(cached_question)
-    (fewer, _), (more, run) = sorted((_own_words(ours, theirs), _own_words(theirs, ours)))
+    (fewer, _), (more, run) = sorted((_count_unmatched_words(ours, theirs), _count_unmatched_words(theirs, ours)))
     if fewer == more:
         return False
     one, other = Counter(ours), Counter(theirs)
@@ -40,7 +40,7 @@ def _tokens(text: str) -> tuple[str, ...]:
     return tuple(token.lower().replace("’", "'") for token in _TOKEN.findall(text))
 
 
-def _own_words(tokens: Sequence[str], others: Sequence[str]) -> tuple[int, int]:
+def _count_unmatched_words(tokens: Sequence[str], others: Sequence[str]) -> tuple[int, int]:
     """Return the number of words that share no root with a word of the other text, and their longest run."""
     known, kept = {root for word in others for root in roots(word)}, set(others)
     own: set[str] = set()

@@ -52,7 +52,7 @@ def has_exchanged_words(question: str, cached_question: str) -> bool:
     `and` or `or` have equal roles.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
-    names = _common_names(theirs, ours)
+    names = _map_by_common_root(theirs, ours)
     participles = {token for token in ours if _is_participle(token)}
     participles |= {names.get(token, token) for token in theirs if _is_participle(token)}
     theirs = tuple(names.get(token, token) for token in theirs)
@@ -60,7 +60,7 @@ def has_exchanged_words(question: str, cached_question: str) -> bool:
     ours, theirs = _join(ours, phrases), _join(theirs, phrases)
     one, other = _roles(ours, participles), _roles(theirs, participles)
     moved = [word for word, roles in one.items() if roles != other.get(word, roles)]
-    return any(_are_exchanged(ours, theirs, one, other, pair) for pair in combinations(moved, 2)) or _is_same_frame(
+    return any(_are_exchanged(ours, theirs, one, other, pair) for pair in combinations(moved, 2)) or _is_reordered(
         ours, theirs
     )
 
@@ -73,7 +73,7 @@ def _tokens(text: str) -> tuple[str, ...]:
     return tuple(token for token in found if token not in _ARTICLES)
 
 
-def _common_names(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+def _map_by_common_root(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
     """Map each word that is missing in the other text to a word of that text with a common root, if there is one."""
     free = [word for word in dict.fromkeys(others) if word not in tokens and _is_content(word)]
     alone = [token for token in dict.fromkeys(tokens) if token not in others and _is_content(token)]
@@ -172,7 +172,7 @@ def _is_coordination(tokens: Sequence[str]) -> bool:
     return not _COORDINATION.isdisjoint(tokens) and _PREPOSITIONS.keys().isdisjoint(tokens)
 
 
-def _is_same_frame(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+def _is_reordered(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Whether texts differ only in the order of content words, and no `and` or `or` is among the moved words."""
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(ours) != _frame(theirs):
         return False

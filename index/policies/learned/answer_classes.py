@@ -50,6 +50,6 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])
 
 
-def digest(text: str) -> str:
+def text_digest(text: str) -> str:
     """Return a digest of a text, which ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -19,7 +19,7 @@ COVARIANCE = (
 
 NUM_NEIGHBOURS = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
-_WIDTH = 0.05
+_WEIGHT_DISTANCE = 0.05
 """A neighbour whose cosine is lower by this than the nearest neighbour's cosine has the weight 1/e in `rivals`."""
 _NEAREST = 5
 _MAX_MARGIN = 5.0
@@ -42,7 +42,7 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     near = np.asarray(cosines, dtype=np.float64)
     own = np.fromiter((name == classes[0] for name in classes), bool, len(classes))
     other = float(near[~own][0]) if not own.all() else float(near[-1])
-    weights = np.exp((near - near[0]) / _WIDTH)
+    weights = np.exp((near - near[0]) / _WEIGHT_DISTANCE)
     rivals = float(weights[~own].sum() / weights.sum())
     return np.array(
         [
@@ -130,7 +130,7 @@ class Prior:
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property
-    def wrong(self) -> float:
+    def initial_wrong(self) -> float:
         return PRIOR_ERRORS * max(1.0, self.seen_wrong / self.seen_expected)
 
     def learn(self, features: np.ndarray, error: float, right: bool, max_tested_error: float) -> None:

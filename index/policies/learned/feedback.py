@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, digest
+from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary
 from kvproxy.index.search.conversations import last_turn
@@ -68,10 +68,10 @@ class FeedbackRecorder:
         assignment: ClassAssignment | None,
         was_to_be_served: bool,
     ) -> Observation | None:
-        pending, text = lookup.observation, digest(answer_text)
+        pending, text = lookup.observation, text_digest(answer_text)
         known = self._store.answer_class(fresh_entry.namespace, text)
         joined = known or (assignment.joined if assignment is not None else None) or fresh_entry.id
-        self._store.classify(fresh_entry.id, fresh_entry.namespace, joined, text)
+        self._store.set_answer_class(fresh_entry.id, fresh_entry.namespace, joined, text)
         if pending is None or assignment is None:
             return None
         if assignment.is_outlier:
@@ -91,7 +91,7 @@ class FeedbackRecorder:
             self._vetoes(lookup.question, pending.candidate.prompt),
             joined,
             pending.record.checked,
-            digest(lookup.question) == digest(pending.candidate.prompt),
+            text_digest(lookup.question) == text_digest(pending.candidate.prompt),
         )
         self._add(observation)
         return observation
@@ -126,7 +126,7 @@ class FeedbackRecorder:
                 accepted=pending.accepted,
             )
         if not right:
-            await asyncio.to_thread(self._store.reset_classes, [entry.id])
+            await asyncio.to_thread(self._store.reset_answer_classes, [entry.id])
         await asyncio.to_thread(self._add, verdict)
 
     def _vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ _MAX_NAMESPACES = 2000
 """Maximum number of learners in memory; the learners of other namespaces are in the database only."""
 _LIFTED_ERROR = 2.0
 """Multiple of `max_error`: maximum estimated error of an answer that is served although a lifted guard vetoes it."""
-_SURE = 0.5
+_SURE_SHARE = 0.5
 """Until `checked` has proved itself, `1 - score` of a class's only entry may be this share of `1 - checked.level`."""
 
 
@@ -102,7 +102,7 @@ class LearnedPolicy:
         if not (error <= learner.level.limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
             return Decision("uncertain", error=error)
         vetoes = self.vetoes(question, nearest.prompt)
-        veto = learner.class_errors.standing_veto(nearest.answer, vetoes)
+        veto = learner.class_evidence.effective_veto(nearest.answer, vetoes)
         if veto is not None:
             return Decision("vetoed", veto, error=error)
         if vetoes and error > _LIFTED_ERROR * self.max_error:
@@ -116,7 +116,7 @@ class LearnedPolicy:
         decision = replace(self.checked.decide(question, [nearest], limits).decisions[0], error=error)
         if decision.verdict == "accepted" and estimate.is_only_member and not learner.may_serve_checked:
             # Until `checked` has proved itself in this namespace, its usual level is not enough.
-            is_sure = decision.score is not None and 1 - decision.score <= _SURE * (1 - self.checked.level)
+            is_sure = decision.score is not None and 1 - decision.score <= _SURE_SHARE * (1 - self.checked.level)
             return decision if is_sure else replace(decision, verdict="low probability")
         return decision
 
@@ -244,7 +244,7 @@ class LearnedPolicy:
             level.bound,
             self.max_error,
             level.acceptable_share,
-            sum(odds > 0.1 for odds in learner.class_errors.odds.values()),
+            sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
         )
 
     def statuses(self) -> dict[str, LearningStatus]:

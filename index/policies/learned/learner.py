@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.class_errors import ClassErrors
+from kvproxy.index.policies.learned.class_evidence import ClassEvidence
 from kvproxy.index.policies.learned.error_model import FEATURES, PRIOR_ERRORS, ErrorModel, Prior, compute_features
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
@@ -23,14 +23,14 @@ MIN_EXPECTED_ERRORS = 8.0
 """Sum of the compared answers' estimated errors from which the policy decides without `checked`."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
-_KNOWN = 50.0
+_KNOWN_ERRORS = 50.0
 """Sum of the compared answers' estimated errors from which fewer accepted requests are explored."""
 _OBSOLETE_MARGIN = 0.05
 """If a neighbour of an obsolete class is nearer by more than this cosine, the next neighbour is probably wrong."""
-_NEW = 50
+_MIN_COMPARISONS = 50
 """With fewer comparisons, no request that `checked` accepted is forwarded for exploration."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
-_PROVED = 30
+_MIN_CHECKED = 30
 """Number of compared answers from which the error of `checked` counts as known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
 """Prior of `checked_error`: 0.5 of 50 answers are wrong."""
@@ -63,7 +63,7 @@ class Learner:
 
     error_model: ErrorModel
     level: ServingLevel
-    class_errors: ClassErrors = field(default_factory=ClassErrors)
+    class_evidence: ClassEvidence = field(default_factory=ClassEvidence)
     num_comparisons: int = 0
     num_checked: int = 0
     num_checked_wrong: int = 0
@@ -71,19 +71,19 @@ class Learner:
 
     @classmethod
     def new(cls, prior: Prior, max_error: float) -> "Learner":
-        level = ServingLevel(max_error, wrong=prior.wrong, expected=PRIOR_ERRORS)
+        level = ServingLevel(max_error, wrong=prior.initial_wrong, expected=PRIOR_ERRORS)
         level.update_factor()
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
         """Estimate the error of the nearest neighbour whose class is not obsolete; None if there is no such neighbour."""
-        places = [place for place, each in enumerate(neighbours) if not self.class_errors.is_obsolete(each.answer)]
+        places = [place for place, each in enumerate(neighbours) if not self.class_evidence.is_obsolete(each.answer)]
         if not places:
             return None
         classes = [neighbours[place].answer for place in places]
         features = compute_features([neighbours[place].similarity for place in places], classes)
         error = self.error_model.error(features)
-        error += (1 - error) * self.class_errors.change_probability(classes[0])
+        error += (1 - error) * self.class_evidence.change_probability(classes[0])
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question probably belongs to the obsolete class, whose new answer is not stored yet.
             error += (1 - error) * 0.5
@@ -96,7 +96,7 @@ class Learner:
 
     def exploration_share(self, error: float) -> float:
         """Return the share of accepted requests with this estimated error that are forwarded to compare the answers."""
-        known = min(1.0, math.sqrt(_KNOWN / max(self.level.expected, 1.0)))
+        known = min(1.0, math.sqrt(_KNOWN_ERRORS / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 
     @property
@@ -106,9 +106,9 @@ class Learner:
 
     @property
     def checked_exploration_share(self) -> float:
-        if self.num_comparisons < _NEW:
+        if self.num_comparisons < _MIN_COMPARISONS:
             return 0.0
-        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_PROVED / max(self.num_checked, _PROVED)))
+        return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_MIN_CHECKED / max(self.num_checked, _MIN_CHECKED)))
 
     @property
     def may_serve_checked(self) -> bool:
@@ -117,10 +117,10 @@ class Learner:
         `checked_error` must be within `max_error`. If the policy is ready, `checked_error` must be within half of
         `max_error`, and known from enough comparisons in this namespace.
         """
-        if self.is_ready and not (self.num_checked >= _PROVED and self.checked_error <= self.level.max_error / 2):
+        if self.is_ready and not (self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2):
             return False
         within = self.checked_error <= self.level.max_error
-        return within and (self.num_comparisons < _NEW or self.level.can_afford(self.checked_error))
+        return within and (self.num_comparisons < _MIN_COMPARISONS or self.level.bound_allows(self.checked_error))
 
     def learn(self, observation: Observation) -> None:
         self.add(observation)
@@ -131,14 +131,14 @@ class Learner:
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:
-            self.class_errors.add_member(observation.joined)
+            self.class_evidence.add_member(observation.joined)
         if observation.checked:
             self.num_checked += 1
             self.num_checked_wrong += not observation.right
         if observation.features is None or observation.error is None:
             return
         features = np.array(observation.features)
-        counted = self.class_errors.standing_veto(observation.answer, observation.vetoes) is None
+        counted = self.class_evidence.effective_veto(observation.answer, observation.vetoes) is None
         expected = self.error_model.error(features)
         self.num_comparisons += 1
         if observation.repeat:
@@ -148,12 +148,12 @@ class Learner:
         if counted:
             self.level.add_comparison(observation.error, observation.right)
             self.error_model.learn(features, observation.right, observation.chance)
-            self.class_errors.add_comparison(observation.answer, expected, observation.right)
-        self.class_errors.update_guards(observation.answer, observation.vetoes, observation.right)
+            self.class_evidence.add_comparison(observation.answer, expected, observation.right)
+        self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def to_json(self) -> str:
         """Return the state as JSON, without rounding numbers."""
-        model, level, errors = self.error_model, self.level, self.class_errors
+        model, level, errors = self.error_model, self.level, self.class_evidence
         return json.dumps(
             {
                 "version": _VERSION,
@@ -182,5 +182,5 @@ class Learner:
         level.error_histogram = np.array(state["spread"])
         level.update()
         model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["slips"])
-        errors = ClassErrors(state["odds"], {(name, guard) for name, guard in state["lifted"]})
+        errors = ClassEvidence(state["odds"], {(name, guard) for name, guard in state["lifted"]})
         return cls(model, level, errors, *state["counts"])

@@ -16,14 +16,14 @@ _WINDOW = 1500.0
 _HORIZON = 500
 """Number of future answers among which the remaining allowed errors are divided."""
 _CHECKED_SHARE = 0.8
-_SHARE = 1.5
+_MAX_PLANNED_SHARE = 1.5
 """Multiple of `max_error`: maximum planned share of wrong answers, even if many allowed errors are unused."""
 _TESTED, _MAX_TESTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
-_JUDGE_SLIPS, _JUDGE_REPEATS = 1.0, 50.0
+_PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
 """Prior of `judge_error`: the judge errs in one of 50 comparisons."""
-_TIMES = 12.0
+_MAX_LIMIT = 12.0
 """Multiple of `max_error`: maximum estimated error of a served answer."""
 
 
@@ -73,7 +73,7 @@ class ServingLevel:
         total = float(self.error_histogram.sum())
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
-    def can_afford(self, error: float) -> bool:
+    def bound_allows(self, error: float) -> bool:
         """Whether the bound allows serving one more answer that `checked` accepted, with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
@@ -97,7 +97,7 @@ class ServingLevel:
     @property
     def judge_error(self) -> float:
         """The probability that a comparison errs, at most 0.5; estimated from comparisons between equal questions."""
-        return min(0.5, (_JUDGE_SLIPS + self.num_judged_different) / (_JUDGE_REPEATS + self.num_repeats))
+        return min(0.5, (_PRIOR_JUDGE_ERRORS + self.num_judged_different) / (_PRIOR_REPEATS + self.num_repeats))
 
     def update(self) -> None:
         self.update_factor()
@@ -112,12 +112,12 @@ class ServingLevel:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _HORIZON, MIN_SERVED), self.wrong, self.expected)
         left = (allowed * (1 - self.judge_error) - self.risk) / _HORIZON
-        return max(0.0, min(left, _SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
+        return max(0.0, min(left, _MAX_PLANNED_SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
 
     def update_limit(self) -> None:
         """Set the limit so that the mean estimated error of the requests within it is `planned_risk`."""
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
-        highest = min(_HIGHEST, _TIMES * self.max_error)
+        highest = min(_HIGHEST, _MAX_LIMIT * self.max_error)
         self.limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0

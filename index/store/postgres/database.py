@@ -92,13 +92,13 @@ class PostgresDatabase:
     def is_in(self, column: str, name: str) -> str:
         return f"{column} = any(:{name})"
 
-    def array(self, values: Sequence[str]) -> list[str]:
+    def list_value(self, values: Sequence[str]) -> list[str]:
         return list(values)
 
     def storable_text(self, text: str) -> str:
         return text.replace("\x00", "")
 
-    def vector(self, vector: np.ndarray) -> str:
+    def vector_value(self, vector: np.ndarray) -> str:
         return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"
 
     def disk_bytes(self) -> int:

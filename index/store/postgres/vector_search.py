@@ -43,7 +43,7 @@ class PostgresSearch(VectorSearch):
             f"select id, -({distance}) as score from vectors"
             f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
         )
-        near = self._database.vector(vector)
+        near = self._database.vector_value(vector)
         values = {"embedder": self._embedder, "namespace": namespace, "near": near, "limit": limit}
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
         rows = self._database.query(sql, values | self._store.time_parameters())

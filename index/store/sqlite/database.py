@@ -76,13 +76,13 @@ class SqliteDatabase:
     def is_in(self, column: str, name: str) -> str:
         return f"{column} in (select value from json_each(:{name}))"
 
-    def array(self, values: Sequence[str]) -> str:
+    def list_value(self, values: Sequence[str]) -> str:
         return json.dumps(list(values))
 
     def storable_text(self, text: str) -> str:
         return text
 
-    def vector(self, vector: np.ndarray) -> bytes:
+    def vector_value(self, vector: np.ndarray) -> bytes:
         return vector.astype(np.float32).tobytes()
 
     def disk_bytes(self) -> int:

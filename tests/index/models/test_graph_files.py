@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.models.minilm.graph_builder import probe_graph
-from kvproxy.index.models.minilm.graph_files import MAX_FILES, GraphFiles, digest_of
+from kvproxy.index.models.minilm.graph_files import MAX_FILES, GraphFiles, content_digest
 
 PROBE = probe_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
@@ -127,13 +127,13 @@ def test_concurrent_and_killed_writers_leave_intact_files(tmp_path: Path) -> Non
 
 def test_a_digest_covers_names_shapes_and_values() -> None:
     one = np.arange(6, dtype=np.float32)
-    same = digest_of({"a": one, "b": one}, "x")
-    assert same == digest_of({"b": one.copy(), "a": one}, "x")
+    same = content_digest({"a": one, "b": one}, "x")
+    assert same == content_digest({"b": one.copy(), "a": one}, "x")
     others = [
-        digest_of({"a": one}, "x"),
-        digest_of({"a": one, "c": one}, "x"),
-        digest_of({"a": one, "b": one.reshape(2, 3)}, "x"),
-        digest_of({"a": one, "b": one + 1}, "x"),
-        digest_of({"a": one, "b": one}, "x", ""),
+        content_digest({"a": one}, "x"),
+        content_digest({"a": one, "c": one}, "x"),
+        content_digest({"a": one, "b": one.reshape(2, 3)}, "x"),
+        content_digest({"a": one, "b": one + 1}, "x"),
+        content_digest({"a": one, "b": one}, "x", ""),
     ]
     assert len({same, *others}) == len(others) + 1

@@ -8,7 +8,7 @@ import pytest
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models import embedder as embedders
-from kvproxy.index.models.content_words import content_words, has_new_words, new_words, new_words_test
+from kvproxy.index.models.content_words import content_words, has_new_words, new_words, new_words_detector
 from kvproxy.index.models.e5.embedder import MultilingualEmbedder
 from kvproxy.index.models.e5.tokenizer import UnigramTokenizer
 from kvproxy.index.models.e5.weights import E5File, installed_file
@@ -151,7 +151,7 @@ def test_the_verifier_reads_english_and_compares_words_of_other_languages(embedd
 
 def test_a_question_with_new_words_is_neither_served_nor_learned_from() -> None:
     def policy(name: str) -> LearnedPolicy:
-        return LearnedPolicy(MemoryObservations(), None, 0.05, 0.5, has_new_words=new_words_test(name))
+        return LearnedPolicy(MemoryObservations(), None, 0.05, 0.5, has_new_words=new_words_detector(name))
 
     near = [Neighbour("Wie sperre ich die Karte?", 0.97, "a"), Neighbour("Karte sperren", 0.95, "a")]
     result = policy("multilingual-e5-small.1").decide("Karte entsperren", near)
@@ -169,7 +169,7 @@ def test_without_the_embedder_nothing_changes() -> None:
     assert CacheSettings().languages_of(embedders.MULTILINGUAL) == ("*",)
     assert CacheSettings(languages=("de",)).languages_of(embedders.MULTILINGUAL) == ("de",)
     assert isinstance(load_verifier(embedder="all-MiniLM-L6-v2"), BuiltInVerifier)
-    assert new_words_test("all-MiniLM-L6-v2-int8.3") is new_words_test("a-model#12") is None
+    assert new_words_detector("all-MiniLM-L6-v2-int8.3") is new_words_detector("a-model#12") is None
 
 
 def test_after_little_traffic_no_opposite_is_served(embedder: MultilingualEmbedder) -> None:

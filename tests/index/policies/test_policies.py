@@ -117,9 +117,9 @@ def test_a_single_entry_needs_the_verifier() -> None:
 def test_a_veto_stands_until_it_is_lifted_for_the_class() -> None:
     policy, question, near = taught(1.0), "how do I close the account", near_class("a", "a")
     assert policy.decide(question, near).decisions[0].guard == "opposites"
-    policy.learner("").class_errors.update_guards("a", ["opposites"], right=True)
+    policy.learner("").class_evidence.update_guards("a", ["opposites"], right=True)
     assert policy.decide(question, near).chosen == 0
-    policy.learner("").class_errors.update_guards("a", ["opposites"], right=False)
+    policy.learner("").class_evidence.update_guards("a", ["opposites"], right=False)
     assert policy.decide(question, near).decisions[0].guard == "opposites"
 
 

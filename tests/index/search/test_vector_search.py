@@ -130,7 +130,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
             puts = [NewEntry(entry, vector, "e")]
             near.index_entries(puts, store.put_many(puts))
             if data.draw(st.booleans()):
-                store.classify(entry.id, "a", data.draw(st.sampled_from("xy")), "t")
+                store.set_answer_class(entry.id, "a", data.draw(st.sampled_from("xy")), "t")
         near.wait_for_rebuilds()
         # As if another process removed entries: the index is not notified.
         gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))

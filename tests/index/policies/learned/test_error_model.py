@@ -42,11 +42,11 @@ def test_extreme_odds_do_not_overflow() -> None:
 
 def test_the_prior_becomes_stricter_with_errors_but_never_more_lenient() -> None:
     prior, features = Prior(), np.ones(len(FEATURES))
-    assert prior.wrong == 2.0
+    assert prior.initial_wrong == 2.0
     prior.learn(features, 0.1, False, 0.1)
     prior.learn(features, 0.11, False, 0.1)
     assert (prior.seen_wrong, prior.seen_expected) == (3.0, pytest.approx(2.1))
-    assert prior.wrong == pytest.approx(2.0 * 3 / 2.1)
+    assert prior.initial_wrong == pytest.approx(2.0 * 3 / 2.1)
     for _ in range(100):
         prior.learn(features, 0.1, True, 0.1)
-    assert prior.wrong == 2.0
+    assert prior.initial_wrong == 2.0

@@ -92,7 +92,7 @@ async def test_a_rejected_entry_leaves_its_class_and_a_removed_one_loses_its_ans
     await shop.cache.feedback(second, right=False, question=f"{QUESTION} now")
     assert shop.answer_class(second) == second.id != shop.answer_class(first)
     shop.store.delete([first.id])
-    shop.store.classify(first.id, "n", "x", "t")
+    shop.store.set_answer_class(first.id, "n", "x", "t")
     assert shop.store.answer_class("n", "t") is None
 
 

@@ -132,7 +132,7 @@ def test_across_a_lifted_guard_only_small_errors_are_served(other: float) -> Non
     assert estimate is not None
     assert (estimate.error <= 0.25, estimate.error <= 0.04) == (True, is_small)
     assert policy.decide("port 8080", near, namespace="n").decisions[0].guard == "numbers"
-    learner.class_errors.update_guards("a", policy.vetoes("port 8080", "port 80"), right=True)
+    learner.class_evidence.update_guards("a", policy.vetoes("port 8080", "port 80"), right=True)
     assert (policy.decide("port 8080", near, namespace="n").decisions[0].verdict == "accepted") is is_small
     assert policy.decide("port 80", near, namespace="n").decisions[0].verdict == "accepted"
 

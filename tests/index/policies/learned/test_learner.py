@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, digest
-from kvproxy.index.policies.learned.class_errors import ClassErrors
+from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, text_digest
+from kvproxy.index.policies.learned.class_evidence import ClassEvidence
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.policy import Neighbour
@@ -48,12 +48,12 @@ def test_an_answer_that_differs_from_its_class_is_odd() -> None:
 
 
 def test_a_digest_ignores_case_and_punctuation() -> None:
-    assert digest("It's **so**.") == digest("it s SO")
-    assert digest("2 apples") != digest("3 apples")
+    assert text_digest("It's **so**.") == text_digest("it s SO")
+    assert text_digest("2 apples") != text_digest("3 apples")
 
 
 def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> None:
-    errors = ClassErrors(odds={"b": 1000.0, "c": 999.0})
+    errors = ClassEvidence(odds={"b": 1000.0, "c": 999.0})
     assert (errors.is_obsolete("b"), errors.is_obsolete("c")) == (True, False)
     for _ in range(5):
         errors.add_comparison("a", 0.05, right=False)
@@ -62,7 +62,7 @@ def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> Non
         errors.add_member("a")
     assert not errors.is_obsolete("a")
     # Right answers clear a class after one error.
-    errors = ClassErrors()
+    errors = ClassEvidence()
     errors.add_comparison("a", 0.01, right=False)
     assert errors.change_probability("a") > 0.1
     for _ in range(3):
@@ -72,14 +72,14 @@ def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> Non
 
 @given(STEPS)
 def test_the_last_comparison_across_a_guard_decides_about_its_veto(steps: list[tuple[str, list[str], bool]]) -> None:
-    errors, last = ClassErrors(), dict[tuple[str, str], bool]()
+    errors, last = ClassEvidence(), dict[tuple[str, str], bool]()
     for name, guards, right in steps:
         errors.update_guards(name, guards, right)
         last |= {(name, guard): right for guard in guards}
     for name in "ab":
         standing = [guard for guard in "xyz" if not last.get((name, guard), False)]
-        assert errors.standing_veto(name, "xyz") == next(iter(standing), None)
-        assert errors.standing_veto(name, []) is None
+        assert errors.effective_veto(name, "xyz") == next(iter(standing), None)
+        assert errors.effective_veto(name, []) is None
 
 
 def observation(right: bool = True, **more: object) -> Observation:
@@ -115,15 +115,15 @@ def test_an_observation_updates_counts_model_and_class() -> None:
     assert (learner.number, learner.num_checked, learner.num_checked_wrong) == (7, 2, 1)
     learner.learn(observation(repeat=True))
     assert (learner.level.num_repeats, learner.level.num_judged_different) == (2, 1)
-    before, odds = learner.error_model.weights.copy(), learner.class_errors.odds["a"]
+    before, odds = learner.error_model.weights.copy(), learner.class_evidence.odds["a"]
     # A comparison across a guard only changes the guard.
     learner.learn(observation(right=False, vetoes=("names",)))
     assert (learner.error_model.weights == before).all()
-    assert learner.class_errors.odds["a"] == odds
+    assert learner.class_evidence.odds["a"] == odds
     assert learner.level.wrong == pytest.approx(2.0 + 1)
-    learner.class_errors.odds["a"] = 1.0
+    learner.class_evidence.odds["a"] = 1.0
     learner.learn(Observation("e", True, "served", False, 0.0, "n", joined="a"))
-    assert learner.class_errors.odds["a"] == pytest.approx(0.1)
+    assert learner.class_evidence.odds["a"] == pytest.approx(0.1)
     assert learner.num_comparisons == 4
 
 
@@ -139,13 +139,13 @@ def test_neighbours_of_obsolete_classes_are_skipped_and_raise_the_error() -> Non
     assert estimate(near[:2])[:2] == (0, True)
     place, alone, error = estimate(near[1:])
     assert (place, alone) == (0, False)
-    learner.class_errors.odds["a"] = 1e6
+    learner.class_evidence.odds["a"] = 1e6
     assert estimate(near) == (1, False, error)
     plain = error.expected
     assert estimate([Neighbour("", 0.96, "a"), *near[1:]]) == (1, False, plain + (1 - plain) / 2)
-    learner.class_errors.odds["b"] = 1.0
+    learner.class_evidence.odds["b"] = 1.0
     assert estimate(near[1:]) == (0, False, plain + (1 - plain) * 0.498)
-    learner.class_errors.odds |= {"b": 1e6, "c": 1e6}
+    learner.class_evidence.odds |= {"b": 1e6, "c": 1e6}
     assert learner.estimate(near) is None
 
 

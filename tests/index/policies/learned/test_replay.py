@@ -11,13 +11,13 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.stream_evaluation import (
     _THRESHOLDS,
     StreamLine,
-    _Nearest,
+    _NearestOnlyPolicy,
     add_judge_errors,
     best_threshold,
-    curve,
+    cumulative_counts,
     embed_stream,
-    measure,
     read_stream,
+    replay_policies,
 )
 from kvproxy.index.evaluation.stream_replay import Outcome, ReplayObservations, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -106,12 +106,12 @@ def test_shares_of_an_outcome() -> None:
         assert Outcome(served, wrong).worst_wrong_share == pytest.approx(10 / 500)
         wrong[599] = True
     assert Outcome(served[:100], wrong[:100]).worst_wrong_share == pytest.approx(0.1)
-    assert curve(Outcome(served, wrong))[-1] == (600, 600, 11)
+    assert cumulative_counts(Outcome(served, wrong))[-1] == (600, 600, 11)
 
 
 def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:
     small = cluster_stream(120)
-    each = {threshold: replay(small, _Nearest(threshold)) for threshold in _THRESHOLDS}
+    each = {threshold: replay(small, _NearestOnlyPolicy(threshold)) for threshold in _THRESHOLDS}
     for bound in (0.02, 0.1):
         level, found = best_threshold(small, bound, lambda share: None)
         fits = {threshold: one.hit_rate for threshold, one in each.items() if one.wrong_share <= bound}
@@ -124,7 +124,7 @@ def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:
 
 def test_a_report_has_the_figures_of_each_policy(stream: Stream) -> None:
     small = Stream(stream.texts[:200], stream.answers[:200], stream.vectors[:200], stream.same)
-    told = measure(small, lambda: learned(0.02), learned(0.02), 0.02, orders=2, judge_error=0.01).document()
+    told = replay_policies(small, lambda: learned(0.02), learned(0.02), 0.02, orders=2, judge_error=0.01).document()
     assert told["requests"] == 200
     assert set(told["policies"]) == {"learned", "checked", "threshold"}
     for figures in told["policies"].values():

@@ -15,7 +15,7 @@ _OBSOLETE_ODDS = 1000.0
 
 
 @dataclass(slots=True)
-class ClassErrors:
+class ClassEvidence:
     """Evidence about the answer classes of one namespace.
 
     Attributes:
@@ -61,7 +61,7 @@ class ClassErrors:
         else:
             self.odds[name] = min(odds, _MAX_ODDS)
 
-    def standing_veto(self, name: str, guards: Iterable[str]) -> str | None:
+    def effective_veto(self, name: str, guards: Iterable[str]) -> str | None:
         """Return the first of the guards that vetoed whose vetoes are not ignored for a class; None without one."""
         return next((guard for guard in guards if (name, guard) not in self.lifted_guards), None)
 

@@ -1,1 +1,1 @@
-"""The journal: the result of each request, and its reason. Read `record.py` first."""
+"""The journal: a record of each request, with its result and the reason for it. Read `record.py` first."""

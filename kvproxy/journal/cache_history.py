@@ -9,9 +9,9 @@ from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
-"""Earlier requests with the same question that `closest_change` reads."""
+"""Maximum number of earlier requests with the same question that `closest_change` compares."""
 _MAX_CHANGES = 2
-"""A request with more differing regions belongs to another conversation."""
+"""An earlier request that differs in more regions (see `Regions`) belongs to another conversation."""
 _MAX_TOMBSTONES = 100_000
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
@@ -21,8 +21,8 @@ class ResponseStored:
     """An event: a response was stored.
 
     Attributes:
-        time: of the commit, in seconds since the epoch.
-        request: id of the request for which it was computed.
+        time: time of the commit, in seconds since the epoch.
+        request: id of the request for which the response was computed.
     """
 
     key: str
@@ -41,11 +41,11 @@ class ResponseRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """A row of the table `prompts`: equal requests, which have one exact key.
+    """A row of the table `prompts`, which stands for all requests with the same exact key.
 
     Attributes:
-        entry, expires: id and expiry of the last stored response; None if there was none.
-        seconds: shortest duration of a computed response; None before the first response.
+        entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None if none was stored.
+        seconds: shortest time in which the backend computed a response; None if it computed none.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Change:
 
     Attributes:
         regions: names of the regions that differ (see `Regions`).
-        against: number of the earlier request's prompt.
+        against: `PromptRecord.number` of the earlier request.
     """
 
     regions: tuple[str, ...]
@@ -107,7 +107,7 @@ class CacheHistory:
         self._database.rows(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the last record of each prompt; `records` has record numbers by prompt number."""
+        """Set the number of each prompt's last record; `records` maps prompt numbers to record numbers."""
         sql = "update prompts set last = ? where number = ?"
         self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -134,7 +134,10 @@ class CacheHistory:
         return ("expired", known.expires) if is_expired else ("removed", None)
 
     def closest_change(self, key: bytes, regions: Regions) -> Change | None:
-        """Return the change from the most similar request with the same question; None if over two regions differ."""
+        """Return the difference from the most similar earlier request with the same question.
+
+        None without such a request, or if more than two regions differ.
+        """
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

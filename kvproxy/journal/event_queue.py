@@ -9,7 +9,7 @@ from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
 Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
 MAX_EXCHANGES = 20_000
 _MAX_BYTES = 64 * 2**20
-"""Limit of the bodies of waiting requests."""
+"""Maximum size of all request bodies in the queue."""
 
 
 class EventQueue:
@@ -36,7 +36,7 @@ class EventQueue:
         return True
 
     def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
-        """Add changes of the store, which are never dropped."""
+        """Add changes of the store, even if the queue is full."""
         with self._lock:
             self._events.extend(changes)
 

@@ -63,11 +63,11 @@ class Journal:
         return default
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
-        """Return prefix cache hits by pool size since the start, for each upstream; "" is the embedded engine."""
+        """Return the estimated prefix reuse by pool size since the start, by URL of the upstream ("": embedded engine)."""
         return {}
 
     def recent_question(self, number: int) -> str | None:
-        """Return the question of a recent record by its number; None if it is not in memory."""
+        """Return the question of the record with this number; None if it is not among the recent questions in memory."""
         return None
 
     def close(self) -> None: ...

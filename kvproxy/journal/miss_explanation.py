@@ -10,24 +10,25 @@ from kvproxy.journal.request_regions import QUESTIONS, Regions
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 
 _MAX_RECORDS = 3_000
-"""Earlier records that are searched."""
+"""Maximum number of earlier records that are searched for a similar request."""
 _MAX_COMPARED_TEXTS = 200
-"""Earlier prompts whose texts are compared."""
+"""Maximum number of earlier requests whose questions are compared as text."""
 _MAX_SHOWN = 60
-"""Characters that are shown of a text."""
+"""Maximum length of a shown text, in characters."""
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
-"""Regions of a prompt, in the order of a chat template."""
+"""Names of the regions that belong to the prompt, in the order of a chat template."""
 Texts = Callable[[int], Mapping[str, Json] | None]
-"""Function from the number of a prompt to the contents of its regions by name; None if they are not stored."""
+"""Returns the contents of a prompt's regions by name, for the prompt's number; None if they are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A region of a request (see `Regions`) that differs from an earlier request.
+    """A region of a request (see `Regions`) that differs from the same region of an earlier request.
 
     Attributes:
-        offset: number of equal characters before the difference.
-        before, after: text around the difference in each request.
+        offset: number of equal characters before the difference; None if unknown.
+        before, after: text at the difference in the earlier and in this request; None if the text is not stored, or if the
+            request does not have the region.
     """
 
     region: str
@@ -38,12 +39,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PromptDivergence:
-    """The end of the longest common prefix with an earlier prompt.
+    """The place where a prompt differs from the earlier prompt with the longest common prefix.
 
     Attributes:
         earlier: request id of the earlier prompt.
-        shared: number of regions in this prefix, such as the tools or a message.
-        region: the first region that differs; None if all are common.
+        shared: number of regions in the common prefix, such as the tools or a message.
+        region: name of the first region after the common prefix; None if the earlier prompt contains the whole prompt.
     """
 
     earlier: str
@@ -53,12 +54,13 @@ class PromptDivergence:
 
 @dataclass(frozen=True, slots=True)
 class MissExplanation:
-    """The cause of a miss.
+    """The cause of a cache miss.
 
     Attributes:
-        cause: the reason without `miss-`, or the first region that changed.
-        earlier: last request with the prompt from which the request differs least.
-        turn: the request's turn in its session; None if it did not reach the backend.
+        cause: the record's reason token without `miss-`, or the name of the first region that changed.
+        earlier: record of the most similar earlier request; None if no earlier request is similar.
+        differences: regions that differ from that request.
+        turn: the request's turn in its session; None if the request did not reach the backend.
     """
 
     record: Record
@@ -168,7 +170,7 @@ def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return both values as text, or as JSON. If two messages differ in their contents only, return the contents."""
+    """Return the contents of two regions as texts; only `content` of messages that differ in nothing else."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

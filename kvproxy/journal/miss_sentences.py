@@ -7,7 +7,7 @@ from kvproxy.journal.sessions.session_reader import Turn
 
 
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
-    """Return an explanation as sentences. They contain texts of requests, which the caller must escape."""
+    """Return an explanation as sentences. The caller must escape them, because they contain texts of requests."""
     record = explanation.record
     sentences = [meaning_of(record.reason)]
     if record.removed_at is not None:

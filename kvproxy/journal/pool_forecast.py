@@ -1,4 +1,4 @@
-"""Forecasts hit rates of other pool sizes and of a tier, from the prompts since the start."""
+"""Forecasts the prefix cache's hit rates for other pool sizes and for a tier, from the prompts since the start."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
 _UNLIMITED_TOKENS = 1e12
 _CHART_STEPS = 16
 _BLOCK_TOKENS = 16
-"""Assumed block size of an engine that does not report it."""
+"""Assumed block size of an engine that does not report its block size."""
 _TIER_BYTES_PER_SECOND = 20 * 2**30
-"""Bandwidth of host memory behind PCIe 4.0."""
+"""Bandwidth between host memory and GPU over PCIe 4.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class ForecastPoint:
 
     Attributes:
         name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.
-        pool_tokens: None if the pool has no limit.
-        hit_rate: share of the prompt tokens that the pool or the tier has.
-        ttft_ms: change of the mean time to the first token against the current pool; None if unknown.
+        pool_tokens: size in tokens; None for an unlimited pool.
+        hit_rate: share of the prompt tokens that the pool or the tier would contain.
+        ttft_ms: mean time to the first token minus the mean with the current pool; None if unknown.
     """
 
     name: str
@@ -36,11 +36,11 @@ class PoolForecast:
 
     Attributes:
         engine: URL of the upstream; empty for the embedded engine.
-        requests, prompt_tokens: number of prompts since the start, and their tokens.
-        measured_hit_rate: share of these tokens that the engine reused; None if it reported no reuse.
-        pool_tokens: size of the pool; None if the engine does not report it.
-        points: only `unlimited` if the size is unknown.
-        chart: sizes in tokens, and their hit rates.
+        requests, prompt_tokens: number of prompts since the start, and number of their tokens.
+        measured_hit_rate: share of the prompt tokens that the engine reused; None if the engine does not report reuse.
+        pool_tokens: size of the pool in tokens; None if the engine does not report it.
+        points: if the pool's size is unknown, for an unlimited pool and the tier only.
+        chart: pairs of a pool size in tokens and its hit rate.
     """
 
     engine: str
@@ -64,9 +64,11 @@ def forecast(
     """Forecast the pools of an engine.
 
     Args:
-        num_blocks, block_tokens: size of the pool, with its null block; None if the engine does not report it.
-        token_seconds: prefill time of a token; None if unknown.
-        token_bytes, tier_bytes: KV bytes of a token, and of a tier in host memory; None omits the tier.
+        curve: hit rates by pool size, from the prompts since the start.
+        num_blocks, block_tokens: size of the pool in blocks, with the null block, and of a block in tokens; None if the
+            engine does not report it.
+        token_seconds: prefill time of one token; None if unknown.
+        token_bytes, tier_bytes: KV bytes of one token, and size of a tier in host memory; None omits the tier.
     """
     pool_tokens = (num_blocks - 1) * block_tokens if num_blocks and block_tokens else None
     block_tokens = block_tokens or _BLOCK_TOKENS

@@ -11,9 +11,9 @@ import numpy as np
 
 MIN_REQUESTS = 20
 _MAX_REQUESTS = 400
-"""The newest requests of each model and upstream, compared in pairs."""
+"""Maximum number of requests in an estimate, because every pair of them is compared."""
 _MIN_SPREAD = 16
-"""Least difference in tokens between the 10% and 90% quantiles. Below this, noise hides the slope."""
+"""Minimum difference in tokens between the 10% and 90% quantiles; with less, noise would hide the slope."""
 _WINDOWS = 4
 _Z = 1.645
 """Quantile of the normal distribution for a two-sided interval of 90%."""
@@ -21,7 +21,7 @@ _Z = 1.645
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """The seconds of prefill per computed token: an estimate, and the ends of its range."""
+    """Estimated prefill time per computed token in seconds, and the ends of its plausible range."""
 
     seconds: float
     least: float
@@ -29,13 +29,13 @@ class PrefillCost:
 
 
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
-    """Return the Theil-Sen slope of seconds by tokens; None if the requests do not suffice for an estimate.
+    """Return the Theil-Sen slope of seconds by tokens; None with too few requests, or too similar numbers of tokens.
 
-    The range covers Sen's 90% interval and the slopes of consecutive windows, since the load changes.
+    The range covers Sen's 90% interval, and the slope of each quarter of the requests, because the load changes.
 
     Args:
         tokens: computed tokens of each request, newest first.
-        seconds: prefill time of each request.
+        seconds: prefill time of each request, in the same order.
     """
     x = np.asarray(tokens[:_MAX_REQUESTS], dtype=np.float64)
     y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
@@ -60,7 +60,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def mean_cost(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
-    """Return the mean of several costs, weighted by reused tokens."""
+    """Return the weighted mean of several costs; each pair is a cost and its weight."""
     total = sum(weight for _, weight in costs) or 1
     return PrefillCost(
         *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))

@@ -4,7 +4,12 @@ MILLION = 1_000_000
 
 
 def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the price of a prompt; `written_5m` and `written_1h` are tokens written to the provider's cache."""
+    """Return the price of a prompt in the prices' currency.
+
+    Args:
+        prompt, reused: number of tokens in the prompt, and of the tokens among them that the provider reused.
+        written_5m, written_1h: tokens that the provider wrote to its cache for 5 minutes and for 1 hour.
+    """
     plain = max(0, prompt - reused - written_5m - written_1h)
     paid = (
         reused * price.price_of_reuse
@@ -16,12 +21,12 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
 
 
 def storage_price(price: PriceSettings, token_hours: float) -> float:
-    """Return the price of storing prompt tokens; `token_hours` are tokens times hours."""
+    """Return the price of storing tokens in the provider's cache; `token_hours` is tokens times hours."""
     return token_hours * price.storage / MILLION
 
 
 def lost_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the price of losing one token: the mean price of a computed token minus the price of a reused one."""
+    """Return the mean price of a computed token minus the price of a reused token; arguments as in `input_price`."""
     computed = prompt - reused
     if computed <= 0:
         return 0.0

@@ -20,15 +20,15 @@ from kvproxy.journal.string_ids import StringIds
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 _MAX_SAMPLED = 5_000
-"""Records that are sampled for medians, and for the prefill cost."""
+"""Maximum number of records that are read for medians and for the prefill cost."""
 CACHES = ("exact", "semantic", "shared")
-"""Layers that respond without the backend."""
+"""Values of `Record.layer` for responses without a backend request of their own."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
-"""Layers with a response of the backend."""
+"""Values of `Record.layer` for responses of the backend."""
 _PROXY = ("revalidated", "warming")
-"""Layers of requests that no client reads."""
+"""Values of `Record.layer` for requests that the proxy sends itself."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Lengths in seconds from which `JournalReader.layer_counts` selects its time span."""
+"""Seconds: `JournalReader.layer_counts` selects the length of its time spans from this list."""
 _MOST_SPANS = 60
 
 
@@ -38,10 +38,10 @@ class Query:
 
     Attributes:
         since, until: seconds since the epoch.
-        reason: beginning of the reason token.
+        reason: beginning of the reason token (see `reasons.py`).
         where: SQL condition over the view `requests`.
-        after, before: exclusive bounds of the record number.
-        judged: only requests whose semantic lookup compared a neighbour.
+        after, before: exclusive bounds of `Record.number`.
+        judged: only requests whose semantic lookup compared a stored question.
     """
 
     since: float | None = None
@@ -59,14 +59,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class RequestGroup:
-    """Sums over the requests of a group, for example of a tenant.
+    """Sums over the requests of a group, for example of one tenant.
 
     Attributes:
-        name: the common value; for a prompt, its text or number.
-        entry: id of the prompt's stored response; None for other groups.
-        cached: requests that a cache answered.
-        computed: computed tokens.
-        seconds: time at the backend.
+        name: the value that the requests have in common; for a prompt, the beginning of its text or its number.
+        entry: id of the stored response, if the group is a prompt.
+        cached: number of requests with a cached response.
+        computed: number of prompt and response tokens that the backend computed.
+        seconds: total time of the requests to the backend.
     """
 
     name: str
@@ -79,7 +79,7 @@ class RequestGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptCount:
-    """Successful requests of a tenant with the same prompt."""
+    """Number of successful requests of one tenant with the same prompt."""
 
     number: int
     tenant: str
@@ -90,7 +90,7 @@ class PromptCount:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Requests by layer in consecutive time spans; `start` and `step` as in `Series`."""
+    """Number of requests in each of consecutive time spans, by layer; `start` and `step` as in `Series`."""
 
     start: float
     step: float
@@ -99,14 +99,16 @@ class LayerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Requests in consecutive time spans, by layer or reason.
+    """Statistics of the requests in each of consecutive time spans.
 
     Attributes:
-        start: seconds since the epoch.
+        start: start of the first time span, in seconds since the epoch.
         step: length of a time span in seconds.
-        prompt_tokens, reused_tokens: of prompts whose reuse the backend reported.
-        first_ms: median time to the first byte, by layer or reason.
-        cached_ms, backend_ms: median and 95th percentile of this time in each time span, from a sample.
+        counts: number of requests in each time span, by layer or reason.
+        prompt_tokens, reused_tokens: tokens of the prompts for which the backend reported its reuse.
+        first_ms: median time to the first byte over all time spans, by layer or reason.
+        cached_ms, backend_ms: median and 95th percentile of the time to the first byte in each time span, for responses of
+            caches and of the backend; None without a request.
     """
 
     start: float
@@ -121,10 +123,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """Sums over the requests of a group, with one layer and model.
+    """Sums over the requests of a group that have the same layer and model.
 
     Attributes:
-        saved_seconds: durations of the responses that hits replaced, minus the durations of the hits.
+        saved_seconds: durations of the original responses that hits replaced, minus the durations of the hits.
     """
 
     name: str
@@ -159,10 +161,7 @@ class JournalReader:
         return self._select(f"{condition} order by number desc{limit}", values)
 
     def find(self, name: str) -> Record:
-        """Return the last record whose request id equals or starts with a name, or the record with this number.
-
-        Raises NotFound.
-        """
+        """Return the last record whose request id is or starts with `name`, or whose number is `name`. Raises NotFound."""
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
             tries.append(("number = ?", int(name)))
@@ -176,7 +175,7 @@ class JournalReader:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Sum the matching requests by group, the largest first."""
+        """Return sums over the matching requests by group, the largest first."""
         condition, values = _where(query)
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
@@ -214,7 +213,7 @@ class JournalReader:
         return LayerCounts(start * step, step, counts)
 
     def prompt_counts(self) -> list[PromptCount]:
-        """Return the prompts of each tenant with their counts, the most frequent first."""
+        """Count the successful requests with each prompt, by tenant; the most frequent prompt is first."""
         sql = (
             "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
             f" and layer not in {_PROXY} group by prompt, tenant, api, model order by 5 desc, 1"
@@ -222,7 +221,12 @@ class JournalReader:
         return [PromptCount(*row) for row in self.rows(sql, [])]
 
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
-        """Count and time the requests of clients in each time span."""
+        """Return statistics of the clients' requests in `spans` time spans of `step` seconds.
+
+        Args:
+            by: groups `Series.counts` and `Series.first_ms`.
+            start: seconds since the epoch.
+        """
         end = start + step * spans
         first, last = self.first_since(start), self.first_since(end)
         condition = " where number >= ? and time >= ? and time < ?"
@@ -255,7 +259,7 @@ class JournalReader:
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def first_since(self, time: float) -> int:
-        """Return the number of the first record that ended at a time or later."""
+        """Return the number of the first record whose request ended at `time` (seconds since the epoch) or later."""
         least, most = self.rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
         low, high = least or 0, most or 0
@@ -269,7 +273,11 @@ class JournalReader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Sum the requests by group, except refused ones; `since` is the first day that counts, as 2026-11-21."""
+        """Sum the requests by group, layer, and model, without refused requests.
+
+        Args:
+            since: first day to count, such as 2026-11-21; None counts all days.
+        """
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
@@ -283,7 +291,7 @@ class JournalReader:
         return dict(self.rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
-        """Return the prefill cost of models with enough measured requests, by model."""
+        """Return the prefill cost by model, for models with enough measured requests."""
         sql = (
             "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
             " where prefill_ms is not null and reused_tokens is not null and status = 200"
@@ -300,9 +308,9 @@ class JournalReader:
         return {model: mean_cost(found) for model, found in costs.items()}
 
     def backend_prompts(self) -> Iterator[tuple[float, str, int, int, int | None, Regions]]:
-        """Yield the prompts at the backend, oldest first.
+        """Yield the prompts that reached the backend, oldest first.
 
-        Each is time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
+        The items are: time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
         """
         sql = (
             "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens,"
@@ -318,7 +326,7 @@ class JournalReader:
         return self._strings.regions(*rows[0]) if rows else None
 
     def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return numbers and regions of other prompts in the `limit` records before a record, newest first."""
+        """Return the numbers and regions of the other prompts in the `limit` records before a record, newest first."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"
@@ -328,7 +336,7 @@ class JournalReader:
         return [(number, self._strings.regions(digests, shape)) for number, digests, shape in rows]
 
     def last_before(self, number: int, prompt: int) -> Record | None:
-        """Return the last record of a prompt before the record with this number."""
+        """Return the last record with a number below `number` and with this prompt number; None without one."""
         found = self._select(" where number < ? and prompt = ? order by number desc limit 1", [number, prompt])
         return found[0] if found else None
 
@@ -343,7 +351,7 @@ class JournalReader:
         return id
 
     def contents(self, prompt: int) -> JsonObject | None:
-        """Return the contents of a prompt's regions by name; None unless `journal.text` is `all`."""
+        """Return the contents of a prompt's regions by name; None if they are not stored (`journal.text`)."""
         compressed = self._value("whole", prompt)
         return None if compressed is None else as_object(loads(zlib.decompress(compressed)))
 

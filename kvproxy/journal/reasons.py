@@ -1,4 +1,4 @@
-"""Reason tokens: why a request was a hit, a miss, or an error. docs/records.md lists them."""
+"""Reason tokens, such as `miss-expired`, which state why a request was a hit, a miss, or an error."""
 
 from difflib import get_close_matches
 
@@ -89,7 +89,7 @@ _STATUSES = {
     499: "disconnected-waiting",
 }
 _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
-"""Statuses of an upstream that blame the request. 401 and 403 are missing: the key may be the operator's."""
+"""Statuses of an upstream that mean an invalid request. Not 401 and 403, because the key may be the operator's."""
 
 
 def reason_of_status(status: int) -> str:
@@ -107,7 +107,7 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange. The journal's writer refines `miss-new`."""
+    """Return the reason token of an exchange. The journal's writer replaces `miss-new` if it finds a cause."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_disconnected:
@@ -132,12 +132,12 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    """Return the neighbour that decided a semantic lookup; None without a lookup, or if no neighbour was compared."""
+    """Return the stored question that decided a semantic lookup; None without a lookup or a compared question."""
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
 def reason_of_neighbour(neighbour: Candidate) -> str | None:
-    """Return the reason token for a neighbour whose response was not served; None if it was not judged."""
+    """Return the reason token for a similar question whose response was not served; None if no token fits."""
     if neighbour.verdict == "vetoed":
         return f"veto-{neighbour.guard}"
     token = "shadow" if neighbour.verdict == "accepted" else neighbour.verdict.replace(" ", "-")
@@ -160,11 +160,11 @@ def meaning_of(token: str) -> str:
 
 
 def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
-    """Return the reason token of a miss that no earlier request and no removed entry explain.
+    """Return the reason token of a miss that is not explained by an earlier request or a removed entry.
 
     Args:
-        asked_before: an equal request is in the journal.
-        computed_before: the backend responded to it.
+        asked_before: an earlier equal request is in the journal.
+        computed_before: the backend responded to an earlier equal request.
     """
     if exchange.lookup is not None and exchange.lookup.skip_reason is not None:
         return f"skipped-{exchange.lookup.skip_reason}"

@@ -17,10 +17,8 @@ Layer = Literal[
     "revalidated",
     "warming",
 ]
-"""Source of a response. It adds to `exchange.Layer`:
-
-`shared`: an identical request in flight. `prefix`: the backend, which reused a part of the prompt. `warming`: any of them, for
-a request that no client reads.
+"""Source of a response: as in `exchange.Layer`; or `shared`, the response to an identical request in flight; or
+`prefix`, a backend that reused a part of the prompt; or `warming`, any source, for a request that the proxy sends itself.
 """
 MAX_REQUEST_ID = 128
 _CLIENT = "client:"
@@ -35,13 +33,14 @@ class Record:
         tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
         upstream: URL of the server that responded.
         layer, reason: source of the response, and its reason token; see `reasons.py`.
-        changed: regions that differ from an earlier request with the same question.
-        removed_at: removal time of the stored response.
-        near: id of the stored response whose question decided the semantic lookup.
-        similarity, score, error, guard: of this neighbour; see `Decision`.
-        predicted_tokens: reuse of the prompt that the upstream's mirror predicted.
-        reused_tokens: reuse as the backend reported it.
-        exact_ms, semantic_ms: duration of each lookup.
+        changed: names of regions (see `Regions`) that differ from an earlier request with the same question.
+        removed_at: time when the stored response of an equal request was removed, in seconds since the epoch.
+        entry: id of the stored response.
+        near: id of the similar entry that decided the semantic lookup.
+        similarity, score, error, guard: of that entry; see `Decision`.
+        predicted_tokens: reused prompt tokens as the upstream's mirror predicted.
+        reused_tokens: reused prompt tokens as the backend reported.
+        exact_ms, semantic_ms: duration of the exact and of the semantic lookup.
         backend_ms: from the end of the lookups until the backend's response began.
         first_ms, total_ms: from arrival until the response to the client began and ended.
         prompt: number of the prompt; equal requests have the same.
@@ -88,7 +87,7 @@ class Record:
 
 
 def record_of(exchange: Exchange) -> Record:
-    """Return the record of an exchange. Its number is 0, and the writer may refine the reason `miss-new`."""
+    """Return the record of an exchange; `RecordWriter` sets its number and what depends on earlier requests."""
     request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
     reason = reason_of(exchange)
     prefix = exchange.prefix if hit is None else None
@@ -138,7 +137,7 @@ def is_computed_warming(exchange: Exchange) -> bool:
 
 
 def client_of(tenant: str) -> str | None:
-    """Return the name of a tenant's client; None if the tenant is not a client with a key."""
+    """Return the client's name in a tenant `client:NAME`; None for another tenant."""
     return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
 
 

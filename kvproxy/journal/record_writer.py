@@ -20,7 +20,7 @@ from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
-"""Prompts and stored entries in memory, so that a hit requires no read."""
+"""Maximum number of prompts in memory; a hit on one of them requires no read."""
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _ADD_TO_TOTALS = (
@@ -33,12 +33,12 @@ _ADD_TO_TOTALS = (
 )
 
 _Totals = dict[tuple[str, str, str, str, str], list[float]]
-"""Requests, tokens, and saved seconds by day, tenant, model, layer, and tag."""
+"""Sums that are added to the table `totals`, by day, tenant, model, layer, and tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """A stored response, and why the key had none before (see `CacheHistory.removal`)."""
+    """A stored response, and why its key had no response before (the result of `CacheHistory.removal`)."""
 
     stored: ResponseStored
     absence: tuple[str, float | None] | None
@@ -231,7 +231,7 @@ class RecordWriter:
         return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
 
     def prune(self) -> int:
-        """Delete a batch of records beyond `retention` or `max_rows`; return their number."""
+        """Delete a batch of records beyond the settings `retention` or `max_rows`; return their number."""
         oldest = self._clock() - self._settings.retention
         with self._database.transaction():
             count = self._database.delete_oldest(oldest, self._settings.max_rows)

@@ -6,7 +6,7 @@ from kvproxy.journal.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RecordWithQuestions:
-    """A record, its question, and the question of the response that was judged or served; None if unknown."""
+    """A record, its question, and the stored question that was compared with it; None if unknown."""
 
     record: Record
     question: str | None
@@ -22,7 +22,7 @@ def with_questions(
     questions: Mapping[str, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
 ) -> list[RecordWithQuestions]:
-    """Add the questions to records, from `questions` by entry id, and from `recent_text` by record number."""
+    """Add questions to records; `questions` maps entry ids to questions, `recent_text` record numbers to questions."""
 
     def join(record: Record) -> RecordWithQuestions:
         is_semantic = record.layer == "semantic"

@@ -8,7 +8,7 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
 
 DIGEST_BYTES = 8
 _LISTS = ("messages", "input")
-"""Fields whose items are regions of their own."""
+"""Fields of a request body of which each item is a region."""
 QUESTIONS = ("messages", "input", "prompt")
 _LONGEST_NAME = 80
 _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
@@ -16,12 +16,13 @@ _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """The parts of a request that its response depends on, in the order of a chat template.
+    """The parts of a request on which its response depends, called regions, in the order of a chat template.
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
-        question: index of the last message, the prompt, or the input; None without these.
-        sizes: bytes of the contents; empty if read from the journal.
+        digests: digest of each region's content.
+        question: index of the region with the question: the last message, the prompt, or the input; None without one.
+        sizes: size of each region's content in bytes; empty if the regions were read from the journal.
     """
 
     names: tuple[str, ...]
@@ -30,7 +31,7 @@ class Regions:
     sizes: tuple[int, ...] = ()
 
     def differing_regions(self, other: "Regions") -> list[str]:
-        """Return the names of the regions that differ, in order, including regions of one request only."""
+        """Return the names of the regions that differ or that only one of the requests has, in order."""
         own, others = self.digests_by_name(), other.digests_by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 
@@ -43,7 +44,7 @@ class Regions:
 
 
 def region_items(key_parts: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Yield the name and the content of each region; `key_parts` is `CacheKey.parts`."""
+    """Yield the name and the content of each region of a request, from its `CacheKey.parts`."""
     for name, value in key_parts.items():
         if name == "headers" and isinstance(value, dict):
             yield from ((f"header {header}", text) for header, text in sorted(value.items()))
@@ -70,7 +71,7 @@ def _body_items(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:
-    """Restore the request body from `region_items`, without the fields that an exact key ignores."""
+    """Restore a request body from the contents of its regions by name. Fields that an exact key ignores are missing."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():
@@ -85,7 +86,7 @@ def request_body_of(parts: JsonMap) -> JsonObject:
 def regions_of(
     key_parts: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None
 ) -> Regions:
-    """Return the regions of `CacheKey.parts`; `collect` receives the digest and the JSON of each region."""
+    """Return the regions of a request from its `CacheKey.parts`; `collect` receives the digest and JSON of each."""
     names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(region_items(key_parts)):
         content = _canonical(value)
@@ -107,5 +108,5 @@ def _canonical(value: Json) -> bytes:
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:
-    """Return the contents of all regions by name as JSON text."""
+    """Return a JSON object with the content of each region by name, from `CacheKey.parts`."""
     return dumps(dict(region_items(key_parts)))

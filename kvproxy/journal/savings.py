@@ -14,7 +14,7 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 @dataclass(frozen=True, slots=True)
 class WrongHitInterval:
-    """The bounds of the share of wrong semantic hits, from 0 to 1, and a sentence about their source."""
+    """Bounds of the share of semantic hits that are wrong, 0 to 1, and a sentence that states their source."""
 
     least: float
     most: float
@@ -26,13 +26,14 @@ class Saving:
     """Savings of a group of requests.
 
     Attributes:
-        answered: requests that a cache answered.
-        prompt_tokens, completion_tokens: of cached responses.
-        reused_tokens: prompt tokens that the backend did not compute.
-        seconds: durations of replaced responses minus durations of hits, plus the known prefill time of reused tokens.
-        unmeasured_tokens: reused tokens of unknown prefill time.
-        money: None without a price for any of the models.
-        least_money: money if as many semantic hits as possible were wrong, and so worth nothing.
+        answered: number of requests with a cached response.
+        prompt_tokens, completion_tokens: tokens of the cached responses and their prompts.
+        reused_tokens: prompt tokens that the backend reused.
+        seconds: saved time: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
+        least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
+        unmeasured_tokens: reused tokens whose prefill time is unknown, and not in `seconds`.
+        money: None if no model has a price.
+        least_money: money if wrong semantic hits save nothing, and as many as plausible are wrong.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """Savings by group, and their total; None for tags, because a request may have several."""
+    """Savings by group. `total` is None for tags, because a request may have several tags."""
 
     rows: list[Saving]
     total: Saving | None
@@ -74,8 +75,8 @@ def savings_report(
     """Return the savings by group and their total.
 
     Args:
-        counts: comparisons of semantic hits, from `Observations.summary`; None without a store.
-        since: duration in seconds; days (UTC) count from the day when it begins. None counts all.
+        counts: result of `Observations.summary`; None without a store.
+        since: seconds before now; the UTC day of that time is the first to count. None counts all days.
     """
     wrong = _wrong_interval(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
@@ -83,7 +84,7 @@ def savings_report(
 
 
 def first_day(since: float | None) -> str | None:
-    """Return the first day (UTC) of the last `since` seconds, as 2026-11-21; None if `since` is None."""
+    """Return the UTC day of the time `since` seconds ago, such as 2026-11-21; None if `since` is None."""
     return None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
 
 
@@ -94,10 +95,10 @@ def savings(
     wrong_interval: WrongHitInterval | None = None,
     since: str | None = None,
 ) -> list[Saving]:
-    """Return the savings of each group, the largest first; days are in their order.
+    """Return the savings of each group, the largest first, or in order of time for days.
 
     Args:
-        since: the first day that counts, as 2026-11-21.
+        since: first day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
     costs = reader.prefill_costs()
@@ -137,7 +138,6 @@ def savings(
 def _subtract_writes(
     reader: JournalReader, by: str, prices: Mapping[str, PriceSettings], since: str | None, found: dict[str, Saving]
 ) -> None:
-    """Subtract the price of writes and storage in a provider's cache. The layer is `prefix`; tags are unknown."""
     if by == "tag":
         return
     rows = SessionReader(reader, prices).provider_writes("'prefix'" if by == "layer" else by, since)
@@ -152,7 +152,6 @@ def _subtract_writes(
 
 
 def _wrong_interval(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongHitInterval | None:
-    """Return the interval of the comparisons in `counts`, else the policy's bound; None if neither is known."""
     if not settings.semantic:
         return None
     if counts is not None and counts["accepted"]:

@@ -92,7 +92,7 @@ def _stored_value(name: str, value: Any, database: JournalDatabase, strings: Str
 
 
 def short_key(key: str) -> bytes:
-    """Return the first 16 bytes of an exact key, or of a digest of an imported key that is not hexadecimal."""
+    """Return the first 16 bytes of an exact key; an imported key that is not hexadecimal is hashed first."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:
@@ -100,7 +100,7 @@ def short_key(key: str) -> bytes:
 
 
 def entry_blob(id: str) -> bytes | str:
-    """Return an entry id as bytes; an imported id that is not hexadecimal stays text."""
+    """Return an entry id as bytes to save space; an imported id that is not hexadecimal stays text."""
     try:
         return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
     except ValueError:

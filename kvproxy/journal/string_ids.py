@@ -21,7 +21,7 @@ class StringIds:
         return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape_id(self, regions: Regions) -> int:
-        """Return the id of the region names and the question's index, stored as one string."""
+        """Return the id of a request's shape: the names of its regions, and `Regions.question`."""
         return self._id(json.dumps([regions.question, *regions.names]))
 
     def _id(self, text: str) -> int:
@@ -33,7 +33,7 @@ class StringIds:
         return self._numbers[text]
 
     def forget(self) -> None:
-        """Drop all cached ids, since a rollback may have removed their rows."""
+        """Discard all cached ids, because a rollback may have removed their rows."""
         self._numbers.clear()
         self._shapes.clear()
 

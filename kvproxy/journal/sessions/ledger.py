@@ -1,4 +1,4 @@
-"""Classifies each prompt token as reused, or as lost to one cause."""
+"""The ledger of prompt tokens: counts them as reused, or as lost (not reused) by cause."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,32 +14,32 @@ CAUSES = {
     "unmarked": "The request had no `cache_control` to store the prefix.",
     "unreported": "The backend did not report its reuse.",
 }
-"""Causes why prompt tokens were not reused ("lost")."""
+"""Why prompt tokens were not reused ("lost"): each cause with its meaning."""
 STORED = "stored"
-"""Result of the ledger for storage: sums of reused tokens times the hours since their last use."""
+"""Name of the sum of reused tokens times the hours for which the provider had stored them."""
 _BLOCK = 16
-"""Tokens of a block, if the backend does not report them. Partial blocks are not cached."""
+"""Assumed number of tokens in a block if the backend does not report it. Incomplete blocks are not cached."""
 _PROVIDER_BLOCK = 128
-"""OpenAI caches multiples of this number of tokens."""
+"""OpenAI caches prefixes whose length is a multiple of this number of tokens."""
 _ESTIMATE_ERROR = 0.125
-"""Largest error of an estimated prefix, as a share of its tokens."""
+"""Largest assumed error of an estimated prefix length, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierPrefix:
-    """The tokens that an earlier request had in common with a prompt.
+    """What a prompt has in common with the prompts that were sent before.
 
     Attributes:
-        tokens: length of the longest prefix that was sent before.
+        tokens: length in tokens of the longest prefix that was sent before.
         is_exact: `tokens` is measured, not estimated.
-        answer: tokens of the engine's answer after this prefix, which the prompt continues; 0 if answers are not cached.
-        answer_changed: the client sent this answer back with changes.
-        stored: tokens that the provider had stored; None if it does not report them.
+        answer: tokens of the engine's answer to that prefix, which the prompt contains next; 0 if answers are not cached.
+        answer_changed: the client sent the answer back with changes.
+        stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
         moved: the prefix was sent to another upstream.
-        expired: the provider's lifetime of an unused prefix had passed.
-        diverges: the prompt changed before the next breakpoint, and the provider stores prefixes at breakpoints only.
-        minimum: fewest tokens that the provider stores; 0 for an engine.
-        repeated: tokens after the first difference whose text the earlier prompt also had.
+        expired: the prefix was unused for longer than the provider stores it.
+        diverges: the prompt changed before the next `cache_control` breakpoint, where the provider stores prefixes.
+        minimum: length in tokens of the shortest prefix that the provider stores; 0 for an engine.
+        repeated: tokens after the first difference whose text is also in the earlier prompt.
         block: tokens in a block of the engine; 0 if unknown.
     """
 
@@ -57,7 +57,7 @@ class EarlierPrefix:
 
 
 def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
-    """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
+    """Return the number of prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(earlier.tokens, prompt_tokens)
     if reused_tokens is None:
         return _changed_or_new({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
@@ -99,6 +99,6 @@ def _changed_or_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[st
 
 
 def main_cause(lost: Mapping[str, int]) -> str | None:
-    """Return the cause of most lost tokens, except `new`; None without such a cause."""
+    """Return the cause with the most lost tokens, except `new`; None if all are new."""
     avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new"}
     return max(avoidable, key=lambda cause: avoidable[cause]) if avoidable else None

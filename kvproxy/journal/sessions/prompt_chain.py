@@ -1,4 +1,4 @@
-"""A prompt as a chain of hashes: equal hashes mean equal beginnings."""
+"""A prompt as a chain of hashes: two prompts with an equal hash have an equal prefix."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from itertools import accumulate
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 
 _HEAD = ("model", "cache_salt", "tools", "system", "instructions", "tool_choice", "thinking")
-"""Regions before the messages: a change of one of them is a change of the whole prefix."""
+"""Regions that precede the messages in the chain, because a change of one of them changes the whole prefix."""
 _INSTRUCTIONS = ("system", "developer")
 
 
@@ -17,9 +17,10 @@ class PromptChain:
     """The regions of a prompt in the order of a chat template.
 
     Attributes:
-        prefixes: hashes of the first 1, 2, ... regions.
-        conversation: the same hashes of the messages alone; None for tools and system prompt.
-        first: index of the first message of the conversation.
+        sizes: bytes of each region.
+        prefixes: hash of the prompt's prefix up to and including each region.
+        conversation: the same, but without the regions before the first message, for which it is None.
+        first: index of the first region that is a message, but no system message.
     """
 
     names: tuple[str, ...]
@@ -30,22 +31,22 @@ class PromptChain:
     first: int
 
     def tokens_before(self, end: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
-        """Estimate the tokens of the first `end` regions by their bytes.
+        """Estimate the number of tokens of the first `end` regions, in proportion to their bytes.
 
         Args:
-            known: a number of regions, and their known number of tokens.
+            known: a number n, and the known number of tokens of the first n regions.
         """
         regions, tokens = known
         before, total = sum(self.sizes[regions:end]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
     def assistant_indexes(self) -> list[int]:
-        """Return the indexes of the assistant's messages in `names`."""
+        """Return the indexes in `names` of the messages with the role `assistant`."""
         return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
 
 
 def chain_of(regions: Regions, scope: str) -> PromptChain:
-    """Return the chain of a request. Prompts of different `scope` never have equal hashes."""
+    """Return the hash chain of a request's prompt. Chains with different `scope` have no hash in common."""
     by_name = {name: index for index, name in enumerate(regions.names)}
     order = [by_name[name] for name in _HEAD if name in by_name]
     order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]

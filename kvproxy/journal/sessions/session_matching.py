@@ -1,4 +1,4 @@
-"""Finds the turn that a request continues, and the longest prefix that an earlier request sent."""
+"""Finds the earlier turn that a request continues, and the longest prefix that an earlier request sent."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -10,23 +10,23 @@ from kvproxy.journal.sessions.prompt_chain import PromptChain
 _MAX_HASHES = 100_000
 _MAX_CONTENT_BYTES = 32 * 2**20
 _MAX_CONTENT = 256 * 1024
-"""Bytes of a region; longer regions are not kept."""
+"""Maximum bytes of a region in `RegionContents`."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 @dataclass(slots=True, eq=False)
 class KnownTurn:
-    """A request of a session, as `SessionIndex` keeps it.
+    """A request of a session, as `SessionIndex` stores it.
 
     Attributes:
-        parent: number of the turn that it continues.
+        parent: number of the turn that it continues; None for a first turn.
         prompt: number of its prompt in the journal.
-        time, ended: seconds since the epoch.
-        stored: prompt tokens in the provider's cache after it; None if unknown.
-        ttl: seconds until the provider drops the prefix.
-        answer: digests of the parts of its answer; None if unknown.
-        end: hash of its whole prompt; 0 for an empty prompt. `SessionIndex.add` sets it.
+        time, ended: arrival and end in seconds since the epoch.
+        stored: prompt tokens in the provider's cache after the request; None if unknown.
+        ttl: seconds for which the provider stores an unused prefix.
+        answer: kind and digest of each part of its answer; None if unknown.
+        end: hash of its whole prompt, which `SessionIndex.add` sets; 0 for an empty prompt.
     """
 
     number: int
@@ -47,10 +47,11 @@ class KnownTurn:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """The longest prefix of a prompt that an earlier request sent.
+    """The longest prefix that a prompt has in common with an earlier request.
 
     Attributes:
-        tokens: its length, measured if `is_exact`, else estimated.
+        regions: its length in regions.
+        tokens: its length in tokens, measured if `is_exact`, else estimated.
         turn: the last request that sent the prefix.
     """
 
@@ -71,7 +72,7 @@ class _RecentItems(OrderedDict[K, V], Generic[K, V]):
 
 
 class SessionIndex:
-    """The latest turns in memory, by the hashes of their prompts."""
+    """The latest turns, in memory, by the hashes of their prompts."""
 
     def __init__(self) -> None:
         self._prefixes: _RecentItems[int, KnownTurn] = _RecentItems()
@@ -93,12 +94,13 @@ class SessionIndex:
         return KnownPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
 
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
-        """Return the turn that a request continues, and its session; None for a first turn, and for a new session.
+        """Return the turn that a request continues (None for a first turn), and its session (None for a new session).
 
-        It continues the longest known conversation, else the conversation of its latest known answer.
+        A request continues the turn with the longest equal conversation. If no conversation is equal, it continues the turn
+        of the last answer that is known.
 
         Args:
-            name: the client's name of the session, which excludes turns of other sessions.
+            name: the client's name for the session; a turn of another session is not continued.
         """
         named = None if name is None else self._names.get(f"{tenant} {name}")
         found = self._continued_turn(chain)
@@ -126,7 +128,7 @@ class SessionIndex:
         return None if first is None else self._latest.get(first)
 
     def latest_session_start(self, tenant: str) -> KnownTurn | None:
-        """Return the latest turn that began a session or a sub-agent."""
+        """Return the tenant's latest first turn of a session or of a sub-agent."""
         return self._first_turns.get(tenant)
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
@@ -148,7 +150,7 @@ class SessionIndex:
 
 
 class RegionContents:
-    """The JSON of recent regions by digest, to find the first changed character. Limited to 32 MiB."""
+    """JSON of recent regions by digest, up to 32 MiB; needed to find the first changed character of a region."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[bytes, bytes] = OrderedDict()

@@ -37,12 +37,13 @@ class Turn:
     """A request of a session that reached the backend.
 
     Attributes:
-        number: of its record.
-        turn: its number in its branch of the session, from 1.
+        number: number of its record.
+        turn: 1 for a turn without a parent, else 1 more than the parent's.
         parent: number of the turn that it continues, or that started the sub-agent.
-        name: the session's name from the client.
+        name: the client's name for the session.
         pause: seconds since the end of the parent's response.
         reused_tokens: None if the backend did not report them.
+        written_5m, written_1h: tokens written to the provider's cache for 5 minutes and for 1 hour.
         region, place: the first changed region, such as `messages[0] system`, and the index of its first changed character;
             None if no tokens were lost to `changed`.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
@@ -84,7 +85,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A turn in the tree of its session; `depth` counts the branches above it."""
+    """A turn in the tree of its session; `depth` is its indentation, see `turn_tree`."""
 
     depth: int
     turn: Turn
@@ -92,14 +93,14 @@ class TreeRow:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The turns of a conversation.
+    """A summary of a conversation's turns.
 
     Attributes:
         id: number of its first record.
-        parent: for a sub-agent, number of the turn that started it.
-        first, last: seconds since the epoch.
-        longest_pause: in seconds.
-        cost: None without a price for any model.
+        parent: number of the turn that started it, if it is a sub-agent's.
+        first, last: arrival of the first and of the last request, in seconds since the epoch.
+        longest_pause: longest time between two turns, in seconds.
+        cost: None if no model has a price.
     """
 
     id: int
@@ -121,11 +122,11 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Prompt tokens by `result`: `reused`, or a cause from `CAUSES`.
+    """Prompt tokens with one `result`: `reused`, or a cause from `CAUSES`.
 
     Attributes:
-        share: of all prompt tokens.
-        cost: price above the price of reuse; None without a price, and for new text.
+        share: share of all prompt tokens.
+        cost: price that reuse of these tokens would have saved; None without a price, for reused tokens, and for new text.
     """
 
     result: str
@@ -136,7 +137,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Rows for all prompt tokens; their tokens add up to `prompt_tokens`. `storage` is the price of stored tokens."""
+    """Rows whose tokens add up to `prompt_tokens`. `storage` is the price of storage in the provider's cache."""
 
     prompt_tokens: int
     written_5m: int
@@ -152,7 +153,11 @@ class SessionReader:
         self._prices = prices
 
     def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
-        """Return the sessions with the latest requests, newest first; `since` is in seconds since the epoch."""
+        """Return the sessions with the latest requests, newest first.
+
+        Args:
+            since: seconds since the epoch; sessions without a later request are omitted.
+        """
         first = 0 if since is None else self._reader.first_since(since)
         sql = (
             "select session from turns where session in (select session from turns where number >= ?) group by session"
@@ -165,10 +170,10 @@ class SessionReader:
         return [summarize_session(found) for found in turns.values() if found]
 
     def turns(self, name: str) -> list[Turn]:
-        """Return the turns of a session and of its sub-agents, in their order.
+        """Return the turns of a session and of its sub-agents, in order of arrival.
 
         Args:
-            name: id of the session or of a request, or the client's name of the session.
+            name: id of the session or of a request, or the client's name for the session.
 
         Raises:
             NotFound: there is no such session.
@@ -189,9 +194,10 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return the latest pauses between Anthropic requests of a session: seconds, tenant, and start.
+        """Return the latest pauses between requests of a session to the Anthropic API.
 
-        The last pause of a session without a turn for an hour is infinite.
+        Each item is: length in seconds, tenant, and start in seconds since the epoch. After an hour without a request, the
+        last pause of a session counts as infinite.
         """
         rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
@@ -200,7 +206,7 @@ class SessionReader:
         return next(iter(self._turns("t.number = ?", [number])), None)
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
-        """Sum all prompt tokens by result. `since` is the first day that counts, as 2026-11-21."""
+        """Sum all prompt tokens by result; `since` is the first day to count, such as 2026-11-21."""
         sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"
         models: dict[str, Counter[str]] = {}
         for model, result, tokens in self._reader.rows(sql, [since or ""]):
@@ -208,7 +214,13 @@ class SessionReader:
         return ledger_of(models, self._prices, currency)
 
     def provider_writes(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
-        """Return group, model, tokens written to a provider's cache for 5 minutes and 1 hour, and stored token hours."""
+        """Return sums of the tokens in a provider's cache by group and model.
+
+        Each item is: group, model, tokens written for 5 minutes, tokens written for 1 hour, and stored tokens times hours.
+
+        Args:
+            by: SQL expression for the group.
+        """
         results = ("written_5m", "written_1h", STORED)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
         sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"
@@ -226,9 +238,10 @@ class SessionReader:
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
-    """Order turns as a tree, each branch before the turns that follow on the main line.
+    """Order turns as a tree.
 
-    The continuation with the latest turn keeps its parent's depth; other branches are one level deeper.
+    If several turns continue the same turn, the branch with the latest turn comes last and keeps the depth of their
+    parent. The other branches are one level deeper.
     """
     numbers = {turn.number for turn in turns}
     children: dict[int | None, list[Turn]] = {}
@@ -253,7 +266,10 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
 def ledger_of(
     models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
 ) -> LedgerReport:
-    """Sum tokens by model and result: `reused`, `CAUSES`, `written_5m`, `written_1h` and `stored`."""
+    """Return a ledger from numbers of tokens by model and by result.
+
+    The results are `reused`, the `CAUSES`, `written_5m`, `written_1h`, and `stored`.
+    """
     storage = 0.0
     tokens: Counter[str] = Counter()
     costs: dict[str, float] = {}

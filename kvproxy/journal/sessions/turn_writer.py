@@ -1,4 +1,4 @@
-"""Writes the turn of each request to the backend: session, parent, and ledger of prompt tokens."""
+"""Writes a turn for each request to the backend: its session, its parent, and its lost prompt tokens."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import PriceSettings, price_of
 
 KEEP_WARM_TAG = "keep-warm"
-"""Tag of requests that the proxy sends itself, to keep a prefix in a provider's cache."""
+"""Tag of the requests that the proxy itself sends to keep a prefix in a provider's cache."""
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
 _LEAST_PROMPT = 20
-"""Least characters of a sub-agent's prompt; shorter texts are not unique."""
+"""Minimum length in characters of a prompt that identifies a sub-agent, because shorter prompts are not unique."""
 _INSERT = (
     "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
     f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
@@ -58,9 +58,9 @@ class _PromptChange:
     """The first difference between a prompt and an earlier prompt.
 
     Attributes:
-        region: None if one prompt continues the other.
+        region: name of the first changed region; None if one prompt continues the other.
         place: index of the first different character in the region; None if unknown.
-        repeated: tokens after the difference whose text the earlier prompt had.
+        repeated: tokens after the difference whose text is also in the earlier prompt.
     """
 
     region: str | None = None
@@ -99,7 +99,7 @@ class TurnWriter:
         self._newest, self._is_current = None, False
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
-        """Insert the turn of a request that reached the backend. `record` must have its number and its prompt."""
+        """Insert the turn of a request if it reached the backend. `number` and `prompt` of `record` must be set."""
         if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
             return
         self._read_turns()
@@ -173,7 +173,6 @@ class TurnWriter:
         price: PriceSettings,
         repeated: int,
     ) -> tuple[EarlierPrefix, str | None]:
-        """Return the prefix sent before, and the region of its answer if the client changed that answer."""
         minimum = 0 if exchange.is_engine else price.least_cached_tokens
         if known is None:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None

@@ -1,1 +1,1 @@
-"""The checks of `kvproxy doctor`; start with `all_checks`."""
+"""The checks of `kvproxy doctor`; start with all_checks.py."""

@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 _PROXY_SECONDS = 3.0
 ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
-"""Header of the admin token, because `Authorization` may contain a client's key."""
+"""Header with the admin token; `Authorization` may contain a client's key."""
 
 
 class CheckAdvice(Exception):
-    """Raised by a check that succeeded, and has advice."""
+    """Raised by a check that found no problem, but has advice for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCheck:
-    """A reachable upstream.
+    """What `check_upstream` found out about a reachable upstream.
 
     Attributes:
-        models: empty if the upstream does not list them.
-        requires_key: the upstream rejects requests without a client's key.
+        models: names of the served models; empty if the upstream does not list them.
+        requires_key: the upstream rejects requests without an API key.
     """
 
     url: str
@@ -37,7 +37,7 @@ class UpstreamCheck:
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
-    """Check that an upstream answers within `seconds` (default: timeout of health probes). Raises KvproxyError."""
+    """Check that an upstream answers within `seconds`, by default the timeout of health probes. Raises KvproxyError."""
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
@@ -52,14 +52,14 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
 
 
 def check_proxy(url: str, token: str | None) -> str:
-    """Check the proxy at a URL. It is no error if no proxy runs.
+    """Check the proxy at a URL, if one is running.
 
     Args:
-        token: admin token. Without it, a proxy on another machine does not report why it is not ready.
+        token: admin token, without which a proxy on another machine does not report why it is not ready.
 
     Raises:
-        KvproxyError: the server is not kvproxy, is not ready, or has a problem with an upstream.
-        CheckAdvice: the proxy has advice on an upstream.
+        KvproxyError: the server is not kvproxy, is not ready, or reports a problem with an upstream.
+        CheckAdvice: the proxy reports advice about an upstream.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN_HEADER: token} if token else {}

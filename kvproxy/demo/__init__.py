@@ -1,4 +1,4 @@
-"""The built-in demonstration model: a small Llama that knows the handbook and nothing else."""
+"""The built-in demonstration model: a small Llama that was trained on questions about kvproxy only."""
 
 import hashlib
 from pathlib import Path
@@ -6,22 +6,22 @@ from pathlib import Path
 from kvproxy.errors import ModelUnsupported
 
 DEMO = "demo"
-"""The name under which settings and requests know the model."""
+"""Name of the model in settings and requests."""
 
 SHA256 = {
     "model.safetensors": "4d84e09cab1a58123724cb5f54424dcb21399971805d5eb8c98626c4daddc465",
     "tokenizer.json": "4c109b768e94001229ab8971066ee426f32e0d34637975e5a02c1e03228964ba",
 }
-"""Of the released model; who trains another writes its digests here."""
+"""Digests of the released files; update them after a training."""
 
 
 def model_path() -> Path:
-    """The folder of the model in the package, in Hugging Face's layout."""
+    """Return the folder of the model in the package, in the format of Hugging Face."""
     return Path(__file__).parent / "model"
 
 
 def verified_model_path() -> Path:
-    """Return `model_path` after a check that the weights are the released ones.
+    """Check the digests of the model's files, and return `model_path`.
 
     Raises:
         ModelUnsupported: the weights are missing or modified; the message names the fix.

@@ -1,4 +1,4 @@
-"""Compares responses to an uncached and to a cached prompt."""
+"""Compares an engine's response to an uncached ("cold") prompt with its response to the same, cached ("warm") prompt."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """The output tokens of a response (words if the server returns no tokens), and the reported reuse."""
+    """Output tokens of a response, or words if the server returns no tokens; and the prompt reuse that it reported."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -45,9 +45,9 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The cold and the warm response to one request; `number` counts the requests from 1.
+    """The cold and the warm response to the request with this number, from 1.
 
-    With `Auditor.histories`, `cold` follows the original answer, and `warm` the changed answer.
+    If `Auditor` compares histories, `cold` is the next turn after the original answer, and `warm` after the changed one.
     """
 
     number: int
@@ -56,18 +56,18 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reports reuse for the second response only."""
+        """Whether the server reported reuse for `warm`, and none for `cold`, so that the comparison is meaningful."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
     def differs_at(self) -> int | None:
-        """Return the index of the first different token; None if the responses are equal."""
+        """The index of the first different token; None if the responses are equal."""
         cold, warm = self.cold.tokens, self.warm.tokens
         return None if cold == warm else common_prefix_length(cold, warm)
 
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[JsonObject]:
-    """Generate request bodies of a few hundred tokens that begin differently."""
+    """Return request bodies of a few hundred tokens, which have no common prefix."""
     chance = random.Random(0)
     found: list[JsonObject] = []
     for number in range(count):
@@ -82,8 +82,9 @@ class Auditor:
     """Sends each request with a cold and with a warm prefix cache, to compare the two responses.
 
     Args:
-        flush: empty the prefix cache before each cold request, for servers without salts.
-        histories: compare the next turn after the original answer, and after one without reasoning and with other white space.
+        flush: empty the prefix cache before each cold request, for servers that ignore `cache_salt`.
+        histories: compare the next turn after the original answer with the next turn after a changed answer, which has no
+            reasoning and other white space.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:
@@ -94,10 +95,10 @@ class Auditor:
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
     ) -> list[AuditedPair]:
-        """Send every request twice: cold, then warm.
+        """Send every request twice, cold and then warm, and return the pairs of responses.
 
         Args:
-            concurrency: number of pairs in flight, which changes the engine's batches.
+            concurrency: maximum number of pairs in flight.
 
         Raises:
             ProxyUnreachable: the server does not answer.

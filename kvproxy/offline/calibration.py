@@ -56,13 +56,13 @@ def calibrate_stream(
     orders: int,
     progress: Callable[[float], None],
 ) -> StreamReport:
-    """Replay questions through each semantic policy. Raises NotFound or SettingsError.
+    """Replay a file of questions with each semantic policy. Raises NotFound or SettingsError.
 
     Args:
-        max_error: highest share of wrong hits for the policy `learned`.
-        judge: `equality` or `similarity` of responses.
-        judge_error: simulated share of wrong comparisons.
-        orders: additional replays in random orders.
+        max_error: maximum share of wrong hits.
+        judge: compares two answers by `equality` or by `similarity`.
+        judge_error: share of comparisons whose result is inverted, to simulate errors of the judge.
+        orders: number of additional replays in random orders.
     """
     if judge not in ("equality", "similarity"):
         raise SettingsError(f"unknown --judge {judge}: use equality or similarity")

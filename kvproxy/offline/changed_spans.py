@@ -1,4 +1,4 @@
-"""Finds the first changing span of two prompts: a difference followed by equal text."""
+"""Finds the first changed span between two prompts: a difference, such as a date, that is followed by equal text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ Kind = Literal["date", "time", "id", "number", "billing header", "order of tools
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
 _EQUAL_WORDS = 16
-"""Equal words in a row that end a span: about one block."""
+"""Number of equal words after a difference that end the span; about one block of tokens."""
 _CONTEXT = 24
 _MOST_CHARACTERS = 400
-"""Texts with a longer difference are unrelated."""
+"""Maximum length of a difference; texts with a longer difference count as unrelated."""
 _BILLING = "billing-header"
 _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
@@ -27,19 +27,20 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("number", r"[+-]?\d[\d,_]*(?:\.\d+)?"),
     ("id", r"(?=\S*\d)[\w.:/=+-]{5,}"),
 )
-"""Forms of spans, the most specific first."""
+"""Regular expressions that classify a span by kind, the most specific first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedSpan:
-    """A span of text that changes between two prompts.
+    """A span of text that differs between two prompts.
 
     Attributes:
-        region, role: see `Region.name`; role of the message, None in tools and plain prompts.
-        at: offset in characters in the later prompt's region.
-        old, new: text of the span in each prompt.
-        before, after: equal text around the span.
-        recomputed_words: equal words after the span, which a prefix cache cannot reuse.
+        region: name of its region, see `Region.name`.
+        role: role of its message; None in tools and in a prompt without messages.
+        at: offset in characters from the start of the region in the later prompt.
+        old, new: text of the span in the earlier and in the later prompt.
+        before, after: up to 24 equal characters before and after the span.
+        recomputed_words: number of equal words after the span, which a prefix cache cannot reuse because of the span.
     """
 
     region: str
@@ -54,13 +55,13 @@ class ChangedSpan:
 
     @property
     def key(self) -> tuple[str, str | None, str, str]:
-        """Return a key that identifies the span within a family of prompts."""
+        """A key that is equal for the same span in other pairs of prompts."""
         # The text before a span may itself contain changing digits.
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
 def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
-    """Return the first changing span; None if the prompts are unrelated or one continues the other."""
+    """Return the first changed span; None if the prompts are unrelated, or if one prompt continues the other."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
@@ -153,7 +154,7 @@ def _shorten(text: str) -> str:
 
 
 def strip_edit(span: ChangedSpan) -> EditSettings:
-    """Return an edit that removes such spans from prompts."""
+    """Return an edit rule that removes spans of this form from prompts."""
     if span.kind == "order of tools":
         return EditSettings(name="tools", action="sort-tools")
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"

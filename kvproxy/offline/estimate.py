@@ -18,7 +18,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 @dataclass(frozen=True, slots=True)
 class WrongHits:
-    """Semantic hits that were compared with logged responses, and the mean error that the policy expected."""
+    """Semantic hits that were compared with logged responses; `expected` is the share that the policy expected wrong."""
 
     compared: int
     wrong: int
@@ -26,7 +26,7 @@ class WrongHits:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95% confidence interval of the share; None without comparisons."""
+        """The 95% confidence interval of the share of wrong hits; None without comparisons."""
         return wilson_interval(self.wrong, self.compared) if self.compared else None
 
 
@@ -35,8 +35,8 @@ class HitSavings:
     """The hits of a layer, and their saved tokens and money.
 
     Attributes:
-        response_tokens: only of hits whose response is in the log.
-        money: None without a price for any of the models.
+        response_tokens: saved output tokens, counted only for hits whose response is in the log.
+        money: None if no model has a price.
     """
 
     requests: int
@@ -50,13 +50,13 @@ class Estimate:
     """The effect of both caches on a log.
 
     Attributes:
-        exact, semantic, forwarded: exact hits, semantic hits, and requests to the engine.
-        semantic_range: fewest and most semantic hits of all replays.
-        uncacheable: forwarded requests that are never cached.
-        learned: the policy learned from responses in the log.
-        prefix: reuse of forwarded prompts by the engine.
-        prefix_alone: reuse by the engine without a response cache.
-        untokenized: forwarded requests whose prompt cannot be tokenized.
+        exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
+        semantic_range: the smallest and the largest number of semantic hits in any replay.
+        uncacheable: number of forwarded requests whose responses are never cached.
+        learned: the log has responses, from which the policy learned.
+        prefix: prefix reuse in the engine by the forwarded requests.
+        prefix_alone: prefix reuse in the engine by all requests, without a response cache.
+        untokenized: number of forwarded requests whose prompt cannot be tokenized.
     """
 
     requests: int
@@ -83,12 +83,13 @@ async def estimate(
     progress: Callable[[float], None] = lambda share: None,
     draws: int = 1,
 ) -> Estimate:
-    """Replay a log and count the hits. Raises SettingsError.
+    """Replay a log, and count the hits of both caches. Raises SettingsError.
 
     Args:
-        block_size: in tokens.
-        sizes: pool sizes in blocks; None selects a range for the log.
-        draws: number of replays of a log with responses; the one with the median of semantic hits counts.
+        block_size: tokens in a block.
+        sizes: pool sizes in blocks; None selects sizes that suit the log.
+        draws: number of replays with different random numbers; the replay with the median number of semantic hits is
+            reported. A log without responses is replayed once.
     """
     count = draws if has_responses(requests) else 1
 

@@ -1,4 +1,4 @@
-"""Finds changing spans that prevent prefix reuse, and the savings of removing them."""
+"""Finds changed spans (see `changed_spans`) that prevent prefix reuse, and how much reuse their removal gains."""
 
 import json
 from collections import defaultdict
@@ -21,18 +21,18 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 _MOST_SPANS = 3
 _COMPARED_PROMPTS = 12
-"""Earlier prompts with which a prompt is compared."""
+"""Number of earlier prompts among which the most similar one is compared with a prompt."""
 _LEAST_SAVING = 0.005
-"""Share of a family's prompt tokens that an edit must save."""
+"""Minimum share of a family's prompt tokens that an edit must save to be reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditSaving:
-    """The savings of editing one span.
+    """The effect of editing one span in all prompts of a family.
 
     Attributes:
-        changed: number of requests in which the span changed.
-        stripped, moved: reused prompt tokens if the span is removed, or moved to the last message.
+        changed: number of requests in which the span differs from an earlier request.
+        stripped, moved: reused prompt tokens if the span is removed, and if it is moved to the last message.
     """
 
     span: ChangedSpan
@@ -44,12 +44,12 @@ class EditSaving:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """The findings of one family.
+    """The findings about one family of prompts (see `Family`).
 
     Attributes:
         reused: prompt tokens that a prefix cache reuses without edits.
-        shared_blocks: median number of reused blocks per prompt after the first.
-        savings: one for each span, after the edits of the earlier spans.
+        shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
+        savings: for each reported span, the reuse after its edit and the edits of the spans before it.
     """
 
     family: Family
@@ -60,7 +60,7 @@ class FamilyReport:
 
     @property
     def share(self) -> float:
-        """Return the share of prompt tokens that are reused without edits."""
+        """The share of prompt tokens that a prefix cache reuses without edits."""
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -95,11 +95,11 @@ async def lint(
     pool: int | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> LintReport:
-    """Find changing spans in the prompts of a log.
+    """Find changed spans in the prompts of a log.
 
     Args:
-        block_size: in tokens.
-        pool: size of the pool in blocks; None is unlimited.
+        block_size: tokens in a block.
+        pool: size of the prefix cache's pool in blocks; None is unlimited.
     """
     prompts = _Prompts(tokenizer, block_size, pool)
     for number, logged in enumerate(requests, 1):
@@ -115,7 +115,7 @@ async def lint(
 
 
 class _Prompts:
-    """The prompts of a log, untokenized (`forms`) and tokenized."""
+    """The prompts of a log, as text (`forms`) and as tokens."""
 
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []

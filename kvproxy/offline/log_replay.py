@@ -33,7 +33,7 @@ class ReplayedRequest:
 
     Attributes:
         exchange: None if the request is invalid.
-        is_right: a semantic hit equals the logged response; None if unknown.
+        is_right: a semantic hit has the meaning of the logged response; None without a semantic hit or a logged response.
     """
 
     logged: LoggedRequest
@@ -43,7 +43,7 @@ class ReplayedRequest:
 
     @property
     def layer(self) -> str:
-        """Return the source of the response (see `Exchange.layer`); `bypass` for an invalid request."""
+        """The source of the response (see `Exchange.layer`); `bypass` for an invalid request."""
         return "bypass" if self.exchange is None else self.exchange.layer
 
 
@@ -69,7 +69,7 @@ async def replay(
 ) -> list[ReplayedRequest]:
     """Replay requests in order, with an empty temporary cache. Raises SettingsError.
 
-    Entries age by the times of the log. The policy learns from the logged responses.
+    The times of the log determine the age of entries. The policy learns from the logged responses.
     """
     found: list[ReplayedRequest] = []
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
@@ -125,7 +125,7 @@ async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: 
 
 
 class LoggedBackend:
-    """A backend that returns the logged response, or a unique text without one. `now` is the time of the request."""
+    """A backend that returns the logged response, or a unique text if the log has no response. `now` is the log's time."""
 
     name = "log"
     forwarder: Forwarder | None = None

@@ -1,7 +1,7 @@
-"""Input prices of agent sessions, with keep-warm requests or one-hour writes for their pauses.
+"""Input prices of agent sessions if keep-warm requests or one-hour cache writes bridge their pauses.
 
-A keep-warm request reads the prefix that the next request shares. A request with one-hour writes pays their price for its new
-tokens only; it is assumed that the provider then keeps the whole prefix for one hour.
+A keep-warm request reads the prefix that the next request shares, so that the provider stores it longer. Only the new tokens
+of a request with one-hour writes are paid as such; the provider is assumed to store the whole prefix for one hour.
 """
 
 import math
@@ -23,8 +23,8 @@ class Step:
     """A request of a session, or its end.
 
     Attributes:
-        tokens: of the prompt; 0 for the end.
-        shared: tokens in common with the previous prompt.
+        tokens: tokens of the prompt; 0 for the end.
+        shared: length of the common prefix with the previous prompt, in tokens.
         pause: seconds since the end of the previous response; None for the first request, infinite for the end.
     """
 
@@ -34,19 +34,21 @@ class Step:
 
     @property
     def required_requests(self) -> float:
-        """Return the number of keep-warm requests that keep the prefix cached through the pause."""
+        """The number of keep-warm requests that are necessary so that the prefix is cached throughout the pause."""
         return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
 
 
 Session = list[Step]
 KeepWarmCount = Callable[[int, int], float]
-"""Number of keep-warm requests in a pause, from the tokens of the prompt and those kept for one hour."""
+"""Returns the maximum number of keep-warm requests in a pause. Arguments: tokens of the previous prompt, and tokens
+among them that were written for one hour.
+"""
 LongWrite = Callable[[int, int], bool]
-"""Whether to write for one hour, from the number of new tokens and the number of tokens without a one-hour write."""
+"""Returns whether to write for one hour. Arguments: number of uncached tokens, and tokens without a one-hour write."""
 
 
 def session_price(session: Session, requests: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
-    """Return the price of a session's input, in units of an uncached token's price."""
+    """Return the price of a session's input, as a multiple of the price of one uncached token."""
     total, kept, before = 0.0, 0, 0
     for step in session:
         sent = 0.0 if step.pause is None else min(step.required_requests, requests(before, kept))
@@ -64,9 +66,11 @@ def session_price(session: Session, requests: KeepWarmCount, long_write: LongWri
 
 
 def cached_tokens(step: Step, sent: float, kept: int) -> int:
-    """Return the tokens of a step that are still cached after `sent` keep-warm requests.
+    """Return the number of a step's tokens that are cached when it starts.
 
-    `kept` tokens were written for one hour.
+    Args:
+        sent: number of keep-warm requests in the pause before it.
+        kept: tokens that were written for one hour.
     """
     if step.pause is None:
         return 0
@@ -76,7 +80,7 @@ def cached_tokens(step: Step, sent: float, kept: int) -> int:
 
 
 def pause_policy_price(session: Session, survival: Survival, prices: CachePrices) -> float:
-    """Return the price of a session's input under the policy of `pause_policy`; its unit is as in `session_price`."""
+    """Return the price of a session's input, as `session_price` does, if `pause_policy` decides about the pauses."""
 
     def requests(tokens: int, kept: int) -> int:
         return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)

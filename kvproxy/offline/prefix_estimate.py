@@ -15,10 +15,10 @@ _DEFAULT_SIZES = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """The tokens of a request.
+    """The token ids of a request.
 
     Attributes:
-        response: tokens of the logged response, which the next prompt may contain.
+        response: token ids of the logged response, which the next prompt may contain.
         salt: requests with different salts share no blocks.
     """
 
@@ -29,7 +29,7 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
-    """A pool of `blocks` blocks reuses `reused` prompt tokens."""
+    """The number of prompt tokens that a pool of `blocks` blocks reuses."""
 
     blocks: int
     reused: int
@@ -37,13 +37,13 @@ class PrefixPoint:
 
 @dataclass(frozen=True, slots=True)
 class PrefixEstimate:
-    """Estimated reuse of a log by the engine's prefix cache.
+    """Estimated reuse of a log's prompts by an engine's prefix cache.
 
     Attributes:
-        block_size: in tokens.
-        prompts, prompt_tokens: of the requests to the engine.
-        unlimited: tokens that an unlimited pool reuses.
-        points: reuse by size of the pool.
+        block_size: tokens in a block.
+        prompts, prompt_tokens: number of prompts that reach the engine, and of their tokens.
+        unlimited: number of tokens that an unlimited pool reuses.
+        points: reuse for each size of the pool, ascending.
     """
 
     block_size: int
@@ -68,7 +68,7 @@ async def tokenize_request(
 
 
 def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[ChainRequest]:
-    """Return the blocks of each prompt with its response; only blocks of the prompt are reusable."""
+    """Return the blocks of each prompt and its response. Only blocks of the prompt count as reusable."""
     hasher = BlockHasher(seed="")
     ids: dict[bytes, int] = {}
     chains = []
@@ -81,7 +81,7 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
 
 
 def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]:
-    """Count the reused blocks of each request; a pool of None is unlimited."""
+    """Return the number of reused blocks of each request; `pool` is a size in blocks, None is unlimited."""
     # One block is the null block, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
     cache = ChainCache(capacity, LRU(capacity))
@@ -94,7 +94,8 @@ def estimate_prefix_reuse(
     """Compute the reuse of pools of several sizes.
 
     Args:
-        sizes: in blocks; None selects eight sizes up to the number of distinct blocks.
+        block_size: tokens in a block.
+        sizes: pool sizes in blocks; None selects eight sizes up to the number of distinct blocks.
     """
     chains = block_chains(requests, block_size)
     # One block is the null block, and one is for an incomplete block.

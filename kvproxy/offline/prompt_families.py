@@ -1,4 +1,4 @@
-"""Groups requests whose prompts begin alike, except for small changing spans."""
+"""Groups requests into families, whose prompts begin with almost the same text."""
 
 import re
 from collections import Counter
@@ -13,15 +13,15 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
 _LEAST_OVERLAP = 0.5
-"""Least share of the smaller head's shingles that both heads of a family have."""
+"""Minimum share of common shingles: a prompt joins a family if its head and the family's head share this many."""
 
 
 @dataclass(slots=True)
 class Family:
-    """Requests to a model whose prompts begin alike.
+    """Requests to one model whose prompts begin with almost the same text.
 
     Attributes:
-        head: beginning of the first prompt, see `prompt_head`.
+        head: beginning of the family's first prompt, see `prompt_head`.
         members: indexes of the requests in the log.
     """
 
@@ -32,7 +32,7 @@ class Family:
 
 
 def shingles(text: str) -> set[int]:
-    """Return hashes of all runs of three words, or of a shorter text."""
+    """Return the hash of each sequence of three words in a text; of the text itself if it is shorter."""
     words = _WORD.findall(text)[:_MOST_WORDS]
     starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
     runs = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
@@ -40,7 +40,7 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
-    """Group prompts, the largest family first. Prompts without text belong to no family."""
+    """Group prompts into families, the largest first. A prompt without text belongs to no family."""
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):

@@ -1,4 +1,4 @@
-"""Splits a prompt in the order of chat templates: tools, system prompt, messages."""
+"""Splits a prompt into regions in the order of chat templates: tools, system prompt, messages."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ class Region:
     """A part of a prompt.
 
     Attributes:
-        name: `tools`, `prompt`, or the message's role and its number from 1.
-        message: index of the message; None for tools and plain prompts.
+        name: `tools`, `prompt`, `system prompt`, or the role of a message and its number from 1.
+        message: index of the message; None for `tools` and `prompt`.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Region:
 
 
 def prompt_regions(form: PromptInput) -> list[Region]:
-    """Return the parts of a prompt: all tools, then each message. A text is one part; a prompt of token ids has no part."""
+    """Return the regions of a prompt: all tools, then each message. A prompt of token ids has no region."""
     if isinstance(form, str):
         return [Region(PROMPT, form)]
     if not isinstance(form, Conversation):
@@ -38,7 +38,7 @@ def tool_line(tool: JsonObject) -> str:
 
 
 def prompt_head(regions: list[Region]) -> str:
-    """Return the tools and the system prompt, or else the first message."""
+    """Return the text of the tools and the system prompt; without these, of the first message."""
     first = [region.text for region in regions if region.name in (TOOLS, "system prompt")]
     return "\n".join(first) if first else (regions[0].text if regions else "")
 

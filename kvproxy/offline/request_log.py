@@ -22,7 +22,7 @@ _HEADERS = ("headers", "request_headers")
 _OWN = {*_LOG_FIELDS, *_TIMES, *_RESPONSES, *_HEADERS}
 _ACCESS_LOG = re.compile(r'"[A-Z]+ \S+ HTTP/[\d.]+"')
 _LEAST_MILLISECONDS = 1e11
-"""Timestamps above this are milliseconds: seconds would lie beyond the year 5138."""
+"""Larger timestamps are milliseconds, because as seconds they would be after the year 5138."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class LoggedRequest:
 
     Attributes:
         line: number of its line, from 1.
-        body: always names a model; `stream` is false.
+        body: request body, in which `model` is set and `stream` is false.
         headers: lower-case names.
         time: seconds since the epoch, if logged.
-        response: response body, or its text, if logged.
-        seconds: until the response ended; 0 if unknown.
+        response: response body, or only its text, if logged.
+        seconds: duration until the response ended; 0 if unknown.
     """
 
     line: int
@@ -58,7 +58,7 @@ class RequestLog:
     """The content of a log, in file order.
 
     Attributes:
-        skipped: number of comments, requests to other routes, and lines of other programs.
+        skipped: number of lines without a request to a cached API, such as comments.
     """
 
     requests: list[LoggedRequest] = field(default_factory=list)
@@ -67,19 +67,19 @@ class RequestLog:
 
 
 class _SkipLine(Exception):
-    """The line is not a successful request to a cached API."""
+    """Raised if a line is not a successful request to a cached API."""
 
 
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:
     """Parse all requests of a log.
 
-    The log is JSON lines if a line contains a request, or if all lines are objects. Otherwise each line is a prompt, except
-    `#` comments.
+    The log is read as JSON lines if a line contains a request, or if all lines are objects. Otherwise each line is a
+    prompt, except comments that start with `#`.
 
     Args:
-        file: name of the log in errors.
-        model: for requests without a model.
-        system: system prompt of plain prompts.
+        file: name of the log in error messages.
+        model: model of requests that name none.
+        system: system prompt for lines that are prompts.
 
     Raises:
         InvalidRequest: the log contains no request.

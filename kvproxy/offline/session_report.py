@@ -1,4 +1,4 @@
-"""Reports where sessions of a log lost cached tokens, and the costs of other treatments of pauses."""
+"""Reports why sessions of a log lost cached tokens, and what other ways to bridge their pauses would cost."""
 
 import tempfile
 from collections import Counter
@@ -35,15 +35,15 @@ from kvproxy.pause_policy import CachePrices, PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
-"""Anthropic's prices relative to input, for models without a price."""
+"""Anthropic's prices as multiples of the input price, used if a model has no price."""
 _BATCH = 64
 _TRACE_NUMBERS = 10_000_000
-"""First number of a trace's turns, above the numbers of records."""
+"""First number for turns of traces, higher than every record number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Number of turns whose first change was in a region (see `Regions`), and their tokens lost to it."""
+    """Number of turns whose first changed region (see `Regions`) is this one, and their tokens lost to `changed`."""
 
     region: str
     turns: int
@@ -56,12 +56,13 @@ class SessionReport:
 
     Attributes:
         sessions: the most expensive first.
-        repeated: median and mean share of a session's input that the previous turn contained.
-        cost: of all input.
-        uncached: of all input without a cache.
-        pause_costs: cost by treatment of pauses, relative to five-minute writes without keep-warm requests.
-        without_usage: requests whose response has no usage.
-        is_relative: costs are in millions of input tokens, because a model has no price.
+        changed: by region, the most lost tokens first.
+        repeated: median and mean over the sessions of the share of prompt tokens that the previous turn also had.
+        cost: price of all input.
+        uncached: price of all input if the provider cached nothing.
+        pause_costs: see `_pause_costs`.
+        without_usage: number of ignored requests whose response does not report its usage.
+        is_relative: prices are in millions of input tokens, because a model has no price.
     """
 
     sessions: list[Session]
@@ -81,10 +82,10 @@ def report_sessions(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
 ) -> SessionReport:
-    """Assign requests to sessions, and account for each prompt token.
+    """Assign requests to sessions, and classify each prompt token.
 
     Args:
-        traces: sessions of trace files, which are already assigned.
+        traces: sessions from trace files.
     """
     models = {request.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
@@ -158,7 +159,7 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
 
 
 def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
-    """Return the turns of a trace. Their reuse is computed from the provider's lifetime of prefixes."""
+    """Return the turns of a trace. A prefix counts as reused if its pause is within the provider's lifetime."""
     turns: list[Turn] = []
     before: list[object] = []
     ended = None
@@ -216,9 +217,9 @@ def _cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = Tru
 
 
 def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
-    """Return the cost by treatment of pauses, relative to five-minute writes without keep-warm requests.
+    """Return the input cost with five-minute writes, one-hour writes, and the pause policy.
 
-    It is assumed that the provider stores the whole prompt of each turn.
+    Costs are multiples of the cost with five-minute writes. The provider is assumed to store the whole prompt of each turn.
     """
     writes: dict[str, LongWrite] = {
         "five-minute writes": lambda new, unprotected: False,

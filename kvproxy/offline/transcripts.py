@@ -1,4 +1,4 @@
-"""Reads transcripts of Claude Code and Codex, and agent traces of WEKA."""
+"""Reads transcripts, the files in which Claude Code and Codex record their sessions, and agent traces of WEKA."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from kvproxy.offline.simulate.trace_reader import read_text
 _SUFFIXES = (".jsonl", ".json", ".json.gz")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _MOST_CHARACTERS = 4_096
-"""Beginning of a file that shows its format."""
+"""Number of characters of a file that are read to detect its format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TraceSession:
     """A session of an agent trace, whose requests have block hashes instead of texts.
 
     Attributes:
-        requests: as in the trace, with `t`, `in`, `out`, `model`, and `hash_ids`.
+        requests: objects of the trace, with the fields `t`, `in`, `out`, `model`, and `hash_ids`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class TraceSession:
 
 
 def transcript_files(path: Path) -> list[Path] | None:
-    """Return the agents' transcripts in a folder, or the file itself; None if its first line is not of a transcript.
+    """Return the transcripts and agent traces in a folder; or the file itself, None if it is no such file.
 
     Raises:
         NotFound: the folder has no transcripts.
@@ -55,7 +55,7 @@ def _is_transcript(path: Path) -> bool:
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
-    """Return the requests of transcripts in the order of their times, and the sessions of traces."""
+    """Return the requests of all transcripts in order of time, and the sessions of all agent traces."""
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     for file in files:
@@ -70,7 +70,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
 
 
 def _json_lines(text: str) -> Iterator[JsonObject]:
-    """Yield the objects of a file. Invalid lines are skipped: the last may be incomplete."""
+    """Yield the objects of JSON lines. Invalid lines are skipped, because the last may be incomplete."""
     for line in text.split("\n"):
         try:
             value = json.loads(line)
@@ -94,7 +94,7 @@ def _weka_sessions(file: Path, text: str) -> list[TraceSession]:
 
 
 def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
-    """Return one request for each answer. A transcript does not contain the system prompt and the tools."""
+    """Return a request for each answer, without system prompt and tools, which the transcript does not contain."""
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
     for line in lines:

@@ -1,7 +1,7 @@
-"""Reads traces, transcripts of agents, journals, and KV events as one stream of prompts.
+"""Reads the requests of traces, transcripts of agents, journals, and recorded KV events as one workload.
 
-Transcripts and journals have texts or digests instead of tokens. Their blocks are parts of equal length in bytes: a block is
-equal in two prompts if the regions up to its end are equal.
+Transcripts and journals have regions of text instead of tokens. A prompt is divided into blocks of equal length in bytes. Two
+blocks are equal if the prompts are equal up to the end of the region in which they end.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from kvproxy.offline.transcripts import read_transcripts, transcript_files
 _SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
 _BYTES_PER_TOKEN = 4.0
 _STEP_SECONDS = 2.0
-"""Longest time between two KV events of one request."""
+"""Maximum time between two KV events that count as one request."""
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
 _JOURNAL_NOTE = "the journal has texts instead of tokens: equal beginnings of different messages count as new"
 _EVENTS_NOTE = (
@@ -44,8 +44,8 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
     """Read a file, or all files of a folder.
 
     Args:
-        block_size: in tokens; by default from the trace, or 16.
-        users: number of files of a folder that run at once; by default as recorded.
+        block_size: tokens in a block; by default, the size in the trace, or 16.
+        users: number of users; each replays one file of the folder after another. By default, the recorded times are used.
 
     Raises:
         TraceError: a file is invalid; the message has its line.
@@ -95,10 +95,11 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
 def _region_trace(
     prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
-    """Divide prompts into blocks of equal length in bytes.
+    """Return the workload of prompts that are chains of regions.
 
     Args:
-        prompts: time, chain, prompt tokens if known, and response tokens of each request.
+        prompts: time in seconds, chain, prompt tokens (None if unknown), and response tokens of each request.
+        size: tokens in a block.
     """
     tokens = sum(each or 0 for _, _, each, _ in prompts)
     ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
@@ -113,7 +114,7 @@ def _region_trace(
 
 
 def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int, int]]:
-    """Yield a hash of the prompt up to the region that each full block ends in, and the index of the block."""
+    """Yield for each full block the hash of the regions up to the region in which it ends, and the block's index."""
     place = 0
     for prefix, end in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
         while (place + 1) * block_bytes <= end:
@@ -166,7 +167,7 @@ def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
 
 
 def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the batches of a file of JSON lines or msgpack payloads, each with its place for errors."""
+    """Yield the event batches of a file as msgpack, each with its position for error messages."""
     if path.suffix == ".msgpack":
         unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
         unpacker.feed(path.read_bytes())

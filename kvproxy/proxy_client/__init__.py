@@ -1,1 +1,1 @@
-"""Access to a proxy: over HTTP while it runs, or through its files."""
+"""Access to a proxy's cache and journal: over HTTP from a running proxy, or directly from its files."""

@@ -1,7 +1,4 @@
-"""Paths and credentials of the cached APIs.
-
-The names are repeated because importing `kvproxy.apis` would slow down every command.
-"""
+"""Paths and credentials of the cached APIs, repeated here because importing `kvproxy.apis` would slow down commands."""
 
 from typing import Literal
 
@@ -17,7 +14,7 @@ API_NAMES = {path: api for api, path in PATHS.items()}
 
 
 def credentials(api: ApiName, api_key: str | None) -> dict[str, str]:
-    """Return the headers with a client's key."""
+    """Return the headers that authenticate a client of an API with its key."""
     if api == "messages":
         return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
     return {"authorization": f"Bearer {api_key}"} if api_key else {}

@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Rows = list[Document]
 FilterValues = Mapping[str, str | float]
-"""Fields of `index.store.EntryFilter`; empty selects every entry."""
+"""Values for fields of `index.store.EntryFilter` by name; an empty mapping matches every entry."""
 CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 
 class RemoteCache:
-    """Stored responses of a running proxy. Ids may be abbreviated to a unique prefix."""
+    """The stored responses of a running proxy. An id may be abbreviated to a unique prefix."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
     def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
-        """Return matching entries, newest first, and the number of all matching ones; a limit of 0 lists all."""
+        """Return up to `limit` matching entries (0: all), newest first, and the number of all matching entries."""
         return self._client.rows("/admin/cache", limit=limit, **where)
 
     def eviction_queue(self, limit: int) -> Rows:
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
 
     def usage(self, by: "UsageKey") -> Rows:
-        """Return name, entries, bytes and hits per group, largest first."""
+        """Return `name`, `entries`, `bytes`, and `hits` of each group, the largest first."""
         return cast("Rows", self._client.get("/admin/cache/usage", by=by))
 
     def entry(self, id: str) -> Document:
@@ -42,16 +42,16 @@ class RemoteCache:
         return cast("Document", document)
 
     def remove(self, id: str, *, soft: bool = False) -> int:
-        """Remove an entry, or only expire it if `soft`; return the number of changed entries."""
+        """Remove an entry, or expire it if `soft`; return the number of changed entries, 0 or 1."""
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """Remove or expire all matching entries, as `remove` does."""
+        """Remove all matching entries, or expire them if `soft`; return the number of changed entries."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on a response, for a question or for all similar questions."""
+        """Record a person's verdict on a response: for one question, or for all similar questions if it is None."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
@@ -64,11 +64,11 @@ class RemoteCache:
         return cast("Document", self._client.get("/admin/cache/stats"))
 
     def export(self) -> Iterator[bytes]:
-        """Stream lines of JSON in chunks of any size."""
+        """Stream an export (JSON lines) in chunks, which may end within a line."""
         return self._client.chunks("/admin/cache/export")
 
     def import_(self, lines: bytes) -> dict[str, int]:
-        """Return the numbers of imported and skipped entries."""
+        """Import an export; return the numbers of imported and of skipped entries by name."""
         return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
 
 
@@ -76,13 +76,13 @@ class RemoteCache:
 def open_cache(
     url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
 ) -> Iterator[CacheClient]:
-    """Open the store of --store or --data, else the proxy at the URL, else the default store.
+    """Open the store that `store` or `data` names; without these, the proxy at the URL, or the default store.
 
     Args:
-        create: create the store of --store or --data.
+        create: create a named store that does not exist.
 
     Raises:
-        ProxyUnreachable: no proxy answers at an explicit URL.
+        ProxyUnreachable: no proxy answers at a URL that is not the configured one.
         NotFound: neither a proxy nor a store exists.
     """
     is_named = store is not None or data is not None

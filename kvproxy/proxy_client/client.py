@@ -19,7 +19,7 @@ class ProxyClient:
 
     Args:
         token: admin token.
-        timeout: longest time without data, in seconds.
+        timeout: maximum time without received data, in seconds.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
@@ -31,11 +31,11 @@ class ProxyClient:
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Return the JSON of a GET request; query values of None are left out."""
+        """Return the parsed JSON of a GET request; query values of None are omitted."""
         return self._json(self._send("GET", path, query, headers=headers))
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Send a POST request and return the JSON of its response. Bytes are sent unchanged, other bodies as JSON."""
+        """Send a POST request, and return its parsed JSON. Bytes are sent unchanged, other bodies as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return self._json(self._send("POST", path, query, headers=headers, **content))
 
@@ -43,7 +43,7 @@ class ProxyClient:
         return self._json(self._send("DELETE", path, query))
 
     def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
-        """Return one page of rows, and the number of all rows."""
+        """Return the rows of a page, and the number of rows on all pages."""
         response = self._send("GET", path, query)
         return self._json(response), int(response.headers["x-total-count"])
 
@@ -51,7 +51,7 @@ class ProxyClient:
         return str(self._send("GET", path, {}).text)
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Stream a body. Raises ProxyUnreachable if the connection breaks."""
+        """Stream the body of a GET request. Raises ProxyUnreachable if the connection breaks."""
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
@@ -59,7 +59,7 @@ class ProxyClient:
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
-        """Return the listed model ids; empty if the answer is not a list of models."""
+        """Return the ids of the listed models; empty if the response is not a list of models."""
         listed = self.get("/v1/models", headers=headers)
         try:
             return [str(model["id"]) for model in listed["data"]]
@@ -74,7 +74,7 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Return the tenant of requests with these headers; `model` is any served model."""
+        """Return the tenant to which the proxy assigns requests with these headers; `model` is any served model."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:
@@ -82,7 +82,7 @@ class ProxyClient:
         return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
-        """Whether a kvproxy answers at the URL, ready or not."""
+        """Whether a kvproxy answers at the URL, even if it is not ready."""
         try:
             with self._explained_errors():
                 health = self._client.get("/health").json()
@@ -131,7 +131,7 @@ class ProxyClient:
 
 
 def configured_url(data: Path | None = None) -> str:
-    """Return the proxy's address in a data folder's settings. Raises SettingsError."""
+    """Return the proxy's URL according to the settings of a data folder. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvproxy.index.store import Store
 
 _PAGE = 1_000
-"""Most records in one response of the admin route."""
+"""Maximum number of records in one response of the admin route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class ExplanationReport:
     """The cause of a cache miss.
 
     Attributes:
-        document: a `journal.miss_explanation.MissExplanation` as JSON.
-        sentences: unescaped, and may contain text of requests.
+        document: the fields of `journal.miss_explanation.MissExplanation`.
+        sentences: the explanation in sentences, not escaped, although they contain texts of requests.
     """
 
     record: Record
@@ -52,7 +52,7 @@ class ExplanationReport:
 class DirectJournal:
     """Reads the journal of a data folder, in its file or in PostgreSQL. Raises NotFound if there is none.
 
-    Arguments named `request` are a request id, the beginning of one, or a record number.
+    An argument `request` is a request id, its beginning, or a record number.
     """
 
     def __init__(self, data: Path) -> None:
@@ -81,7 +81,7 @@ class DirectJournal:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """List groups, largest first; prompts are named by their question."""
+        """Return sums of the requests by group, the largest first; the name of a prompt is its question."""
         rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
@@ -92,7 +92,7 @@ class DirectJournal:
         return self.reader.layer_counts(query)
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
-        """Return the savings from the day (UTC) `since` seconds ago until today."""
+        """Return the savings from the UTC day of the time `since` seconds ago until today."""
         from kvproxy.index.store.open_store import open_observations
 
         counts = None
@@ -102,16 +102,16 @@ class DirectJournal:
         return savings_report(self.reader, by, self._settings.journal, counts, self._settings.cache, since)
 
     def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
-        """List sessions of the last `since` seconds, newest first."""
+        """Return the sessions of the last `since` seconds, newest first."""
         start = None if since is None else time.time() - since
         return self._sessions().sessions(limit, start, least_turns)
 
     def session_tree(self, session: str) -> list[TreeRow]:
-        """List the turns of a session, named by its id, its name, or a request."""
+        """Return the turns of a session, which is given by its id, its name, or the id of a request."""
         return turn_tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
-        """Return the ledger from the day (UTC) `since` seconds ago until today."""
+        """Return the ledger from the UTC day of the time `since` seconds ago until today."""
         return self._sessions().ledger(self._settings.journal.currency, first_day(since))
 
     def _sessions(self) -> SessionReader:
@@ -210,7 +210,7 @@ JournalClient: TypeAlias = DirectJournal | RemoteJournal
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
-    """Open the journal of --data, of the proxy at the URL, or of the default data folder."""
+    """Open the journal in the folder `data`; without it, of the proxy at the URL, or in the default data folder."""
     if data is None:
         client = ProxyClient(url, token)
         if client.is_reachable():
@@ -243,7 +243,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Return the filters of a command's options; `since` is a duration in seconds. Raises InvalidRequest."""
+    """Return the query for a command's options; `since` is in seconds before now. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     check_reason(reason)

@@ -1,4 +1,4 @@
-"""Statistics of a running proxy, and rates between two moments."""
+"""Statistics of a running proxy, and rates from two snapshots of them."""
 
 import time
 from collections import Counter, defaultdict
@@ -9,14 +9,14 @@ from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.proxy_client.client import ProxyClient
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
-"""`exchange.Layer` in display order."""
+"""The layers (see `exchange.Layer`) in the order in which they are displayed."""
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 _COUNTS = {
     "kvproxy_semantic_lookups_total": ("lookups", "outcome"),
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
-"""By metric: its key in `Snapshot.totals`, and the label that distinguishes its counts."""
+"""Metrics whose counts are in `Snapshot.totals`: key in `totals`, and label by which the counts are grouped."""
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class Snapshot:
     """Statistics of a proxy at a moment.
 
     Attributes:
-        at: value of the monotonic clock in seconds.
+        at: time of the monotonic clock in seconds.
         requests, first_byte_seconds: number of requests, and sum of their times to the first byte, by layer.
-        totals: other statistics by name. `blocks` is None if the upstream manages the prefix cache.
+        totals: other statistics by name; `blocks` is None if an upstream, not the proxy, has the prefix cache.
     """
 
     at: float
@@ -62,7 +62,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
 
 
 def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Return the JSON of a path; None if the proxy does not have the feature."""
+    """Return the JSON of a path; None if the proxy does not have the route's feature."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):
@@ -70,9 +70,9 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 
 
 def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
-    """Return the rates and mean times between two snapshots, and the totals of the later one.
+    """Return rates and mean times between two snapshots, and the totals of the later snapshot.
 
-    Counters that decreased after a restart count from zero.
+    A counter that is lower in the later snapshot was reset by a restart, so all of it counts.
     """
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)

@@ -1,4 +1,4 @@
-"""Sends requests through a proxy, and counts its caches' outcomes."""
+"""Sends requests through a proxy to fill its caches, and counts the results."""
 
 import asyncio
 import re
@@ -28,11 +28,11 @@ class WarmReport:
     """Results of warming a cache.
 
     Attributes:
-        outcomes: number of responses that are `stored`, `forwarded` (not stored), `exact`, or `semantic`.
-        skipped: lines without a request, responses of other tenants, or prompts without a text.
-        duplicates: lines equal to an earlier line; they are not sent.
-        pinned: tokens; None without pinning.
-        not_pinned: answered prompts that could not be pinned, also counted in `errors`.
+        outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
+        skipped: see `WarmSource`.
+        duplicates: number of lines that are equal to an earlier line, and were not sent.
+        pinned: number of pinned tokens; None if no pinning was requested.
+        not_pinned: number of answered prompts that could not be pinned; they are also in `errors`.
         has_cache: the server is a kvproxy.
     """
 
@@ -48,7 +48,7 @@ class WarmReport:
 
     @property
     def cached(self) -> int:
-        """Return the number of requests that have a cached response now."""
+        """The number of requests that have a cached response now."""
         return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
     @property
@@ -73,7 +73,7 @@ class WarmReport:
         }
 
     def add_response(self, cache_status: str, response: JsonMap) -> None:
-        """Count a response by its Cache-Status, or by its usage if the server is not a kvproxy."""
+        """Count a response, by its header Cache-Status, or by its usage if the server is not a kvproxy."""
         # A cache behind this server writes its part first.
         status = cache_status.rsplit(", ", 1)[-1]
         self.has_cache = self.has_cache or status.startswith("kvproxy")
@@ -94,7 +94,7 @@ class WarmReport:
 
 @dataclass(slots=True)
 class Pace:
-    """Limits on requests in flight and per second."""
+    """Limits the number of requests in flight and per second."""
 
     concurrency: int
     rate: float | None = None
@@ -117,10 +117,10 @@ async def send_all(
     headers: Mapping[str, str] = {},
     progress: Callable[[float], None] = lambda share: None,
 ) -> None:
-    """Send requests in order. Raises ProxyUnreachable.
+    """Start the requests in order, and wait for their responses. Raises ProxyUnreachable.
 
     Args:
-        report: receives the counts, even if the run ends early.
+        report: is updated after each response, so that it is valid even if the run is interrupted.
     """
     # A response counts as stored only when it is on disk. The journal does not count the requests as those of a client.
     control = {"cache-control": f"confirm, warming, {cache_control}" if cache_control else "confirm, warming"}
@@ -145,9 +145,9 @@ async def send_all(
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin each prompt under the name SOURCE:LINE; return the tokens of the pinned blocks.
+    """Pin the blocks of each prompt under the name SOURCE:LINE; return the number of pinned tokens.
 
-    Failures are added to the report.
+    Prompts that cannot be pinned are added to the report.
     """
     tokens, names = 0, set()
     for request in requests:

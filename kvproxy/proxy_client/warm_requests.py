@@ -18,8 +18,8 @@ class WarmRequest:
     """A request to send.
 
     Attributes:
-        line: number of its first line in the file; for caches and journals, its rank from 1.
-        count: number of equal requests in the file, or of hits of the stored response.
+        line: number of the first line with this request in a file; its rank in a cache or a journal, from 1.
+        count: number of equal requests in a file or a journal, or of hits on the stored response.
     """
 
     line: int
@@ -34,7 +34,7 @@ class WarmSource:
 
     Attributes:
         requests: distinct requests, the most frequent first.
-        skipped: number of lines without a request, responses of other tenants, and prompts without a stored text.
+        skipped: number of ignored lines without a request, responses of other tenants, and prompts whose text is not stored.
     """
 
     requests: list[WarmRequest] = field(default_factory=list)
@@ -43,14 +43,14 @@ class WarmSource:
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read the distinct requests of a file. Raises InvalidRequest if there are none."""
+    """Read the distinct requests of a file. Raises InvalidRequest if it has no request."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
     return WarmSource(distinct_requests(requests), log.skipped, log.errors)
 
 
 def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return distinct requests, the most frequent first, then by line."""
+    """Merge equal requests, and sort them, the most frequent first, then by line."""
     distinct: dict[str, WarmRequest] = {}
     for request in requests:
         first = distinct.setdefault(json.dumps([request.path, request.body], sort_keys=True), replace(request, count=0))
@@ -61,11 +61,11 @@ def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
 def stored_requests(
     client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
 ) -> WarmSource:
-    """Return stored requests with hits, ordered by saved tokens. Raises NotFound without hits.
+    """Return the requests of stored responses that had hits, the most saved tokens first. Raises NotFound without hits.
 
     Args:
-        api_key: key of the tenant for which the requests will be sent.
-        same_proxy: the requests will be sent to `client`; other tenants are left out.
+        api_key: client's key with which the requests will be sent.
+        same_proxy: the requests will be sent to the proxy of `client`; requests of other tenants are omitted.
     """
     cache = RemoteCache(client)
     entries, _ = cache.entries({}, limit=0)
@@ -88,14 +88,14 @@ def stored_requests(
 def logged_requests(
     client: ProxyClient, admin_token: str | None, max_requests: int | None, api_key: str | None
 ) -> WarmSource:
-    """Return logged requests with a stored text, the most frequent first.
+    """Return the journal's requests whose text is stored, the most frequent first.
 
     Args:
-        api_key: key of the tenant; requests of other tenants are left out.
+        api_key: client's key, which determines the tenant; requests of other tenants are omitted.
 
     Raises:
         InvalidRequest: the journal is on another machine.
-        NotFound: the journal has no request of the tenant, or no text.
+        NotFound: the journal has no request of the tenant with a stored text.
     """
     journal = open_journal(client.url, admin_token, None)
     if not isinstance(journal, DirectJournal):
@@ -127,7 +127,7 @@ def logged_requests(
 
 
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return the requests with a limit of one output token; embeddings are left out."""
+    """Return the requests with a limit of one output token, which fill only the prefix cache, without embeddings."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)
@@ -137,5 +137,5 @@ def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
 
 
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
-    """Return the tenant of a client's key for each API; `models` has a served model for each."""
+    """Return the tenant of a client's key for each API; `models` has a served model of each API."""
     return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}

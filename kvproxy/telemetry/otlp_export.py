@@ -1,4 +1,4 @@
-"""Sends spans and metrics by OTLP over HTTP. Only this module imports OpenTelemetry."""
+"""Sends spans and metrics by OTLP over HTTP."""
 
 from collections.abc import Iterable, Sequence
 
@@ -35,7 +35,7 @@ _TOKENS = tuple(float(4**power) for power in range(14))
 
 
 class _PresetIds(IdGenerator):
-    """Returns the ids of a `traceparent` header that the proxy sent, else new ids. Only one thread may use it."""
+    """An id generator that returns preset ids, which the proxy already sent in `traceparent`, or else new ids."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -50,7 +50,7 @@ class _PresetIds(IdGenerator):
 
 
 class Exporter:
-    """Exports exchanges. OpenTelemetry sends batches from its own threads."""
+    """Exports finished exchanges. OpenTelemetry sends them in batches from its own threads."""
 
     def __init__(self, settings: TelemetrySettings) -> None:
         endpoint = str(settings.endpoint).rstrip("/")
@@ -81,7 +81,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Measure an exchange, and queue its spans. Only code on the event loop may call it."""
+        """Add an exchange to the metrics, and queue its spans. Call it from the event loop only."""
         if exchange.api is None:
             return
         record = record_of(exchange)

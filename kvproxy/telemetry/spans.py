@@ -37,11 +37,11 @@ class Span:
     """A finished span.
 
     Attributes:
-        name, kind: as in OpenTelemetry.
+        name, kind: name and span kind of OpenTelemetry.
         start, end: nanoseconds since the epoch.
-        id: None if the exporter creates one.
-        attributes: without the text of prompts and responses.
-        events: times of events by name.
+        id: None if the exporter creates the id.
+        attributes: contain no text of prompts and responses.
+        events: times of events by name, in nanoseconds since the epoch.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Span:
 
 
 def common_attributes(record: Record) -> dict[str, Value]:
-    """Return the attributes of both spans and metrics, by OpenTelemetry's conventions."""
+    """Return the attributes that spans and metrics have in common, by OpenTelemetry's semantic conventions."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
         "gen_ai.provider.name": _PROVIDERS.get(record.api, "openai"),
@@ -72,7 +72,7 @@ def common_attributes(record: Record) -> dict[str, Value]:
 
 
 def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]:
-    """Yield the span of the exchange, then the spans of its steps."""
+    """Yield the span of the exchange, then the spans of its steps, such as the semantic lookup."""
 
     def nanoseconds(perf_counter: float) -> int:
         """Convert a value of `time.perf_counter` to nanoseconds since the epoch."""

@@ -1,1 +1,1 @@
-"""Simulation of traces: pool sizes, eviction policies, and routing between engines."""
+"""Simulates traces with different pool sizes, eviction policies, and routing between engines."""

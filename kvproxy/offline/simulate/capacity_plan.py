@@ -1,4 +1,4 @@
-"""Plans the capacity of an engine from a trace, with a report in HTML or Markdown."""
+"""Plans the size of an engine's prefix cache from a trace, and writes a report in HTML or Markdown."""
 
 import html
 import tempfile
@@ -30,9 +30,9 @@ class CapacityPlan:
     """The results of a simulation.
 
     Attributes:
-        costs: of each pool size with LRU and the tiers; empty without a speed.
-        costs_without_tiers: of each pool size with LRU and without tiers.
-        speed: None if the bytes of a token are unknown.
+        costs: cost of each pool size, with LRU eviction and the tiers; empty if `speed` is None.
+        costs_without_tiers: cost of each pool size with LRU eviction, without tiers; empty if `speed` is None.
+        speed: None if the KV bytes of a token are unknown.
     """
 
     name: str
@@ -49,7 +49,7 @@ class CapacityPlan:
         return f"{size:,} tokens{memory}"
 
     def recommendation(self) -> str:
-        """Return three sentences: the pool, the tier or twice the pool, and the policy."""
+        """Return three sentences, about the size of the pool, the tiers or the next larger pool, and the policy."""
         sweep = self.sweep
         lru = sweep.rates.get("lru") or next(iter(sweep.rates.values()))
         if not sweep.unlimited:
@@ -92,7 +92,7 @@ class CapacityPlan:
         return f"The policy {best} adds {100 * gains[best]:.1f} points at this size."
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return headings and rows, one for each pool size."""
+        """Return the headings of a table, and its rows, one for each pool size."""
         names = list(self.sweep.rates)
         head = ["Pool", *names, *(["TTFT"] if self.costs else []), *(tier.name for tier in self.tiers)]
         has_price = bool(self.speed and self.speed.hour_price)
@@ -141,7 +141,7 @@ def plan_capacity(
     *,
     exact: bool,
 ) -> CapacityPlan:
-    """Simulate pool sizes and eviction policies (see `sweep`), and compute the cost of each size with LRU."""
+    """Simulate pool sizes and eviction policies (see `sweep`), and compute the cost of each size."""
     chains, block_tokens = workload.chains, workload.block_tokens
     tokens = sum(arrival.tokens for arrival in workload.arrivals)
     result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact, tokens=tokens)
@@ -156,7 +156,7 @@ def plan_capacity(
 
 
 def write_report(plan: CapacityPlan, path: Path) -> None:
-    """Write HTML, or Markdown with its plots in an SVG file of the same name. Raises OSError."""
+    """Write HTML, or Markdown with charts in an SVG file of the same name, by the path's suffix. Raises OSError."""
     head, rows = plan.table()
     title, charts = f"Capacity for {plan.name}", plan.charts()
     if path.suffix == ".md":

@@ -1,4 +1,4 @@
-"""Eviction policies of simulations: the pool's, and Belady's optimum, which knows the future."""
+"""Eviction policies for simulations: those of the block cache, and Belady's optimal policy, which knows the future."""
 
 import heapq
 from collections import OrderedDict
@@ -26,11 +26,11 @@ class LRU:
 
 
 class Belady:
-    """Evicts the key with the farthest next use, which is optimal; among equals, the deepest in its chain.
+    """Evicts the key whose next use is the latest, which is optimal; of several, the key farthest from its chain's start.
 
     Args:
-        uses: positions of each key in the trace, in order.
-        depth: each key's index in its chain.
+        uses: indexes of the requests that use a key, ascending.
+        depth: index of a key in its chain.
     """
 
     def __init__(self, uses: dict[int, Sequence[int]], depth: dict[int, int]) -> None:

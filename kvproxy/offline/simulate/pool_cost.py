@@ -9,18 +9,18 @@ from kvproxy.offline.simulate.trace_reader import TraceError
 
 GIB = 2**30
 BANDWIDTHS = {"host": 20.0, "disk": 3.0, "redis": 1.0}
-"""GiB per second into the engine's memory: PCIe 4.0, an NVMe disk, and 10 Gbit/s."""
+"""Default bandwidth of each kind of tier in GiB per second: PCIe 4.0, an NVMe disk, and 10 Gbit/s."""
 _ELEMENT_BYTES = {"float32": 4, "fp8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class KVSize:
-    """The size of a model's KV cache.
+    """The size of a model's KV cache in bytes.
 
     Attributes:
-        token: bytes of a token in the layers that keep all tokens.
-        window_token, window: bytes of a token in layers with a sliding window, and the window in tokens.
-        prompt: bytes of the state of other layers, for each cached prompt.
+        token: bytes of a token in the layers with full attention.
+        window_token, window: bytes of a token in layers with a sliding window, and size of the window in tokens.
+        prompt: bytes for each cached prompt in layers with a state of constant size.
     """
 
     token: int
@@ -29,13 +29,13 @@ class KVSize:
     prompt: int = 0
 
     def bytes_per_token(self, prompt_tokens: float) -> float:
-        """Return the mean bytes of a token in prompts of a length."""
+        """Return the mean bytes of a token in prompts with this number of tokens."""
         tokens = max(1.0, prompt_tokens)
         return self.token + (self.window_token * min(tokens, self.window) + self.prompt) / tokens
 
 
 def kv_size(model: str) -> KVSize:
-    """Read config.json of a folder, or of a model on Hugging Face. Raises TraceError."""
+    """Compute the size from config.json of a folder or of a model on Hugging Face. Raises TraceError."""
     import httpx
 
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
@@ -87,7 +87,7 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Memory beyond the pool, to which all blocks are written; `bandwidth` is in GiB per second."""
+    """Slower memory, to which the engine writes all blocks of its pool; `bandwidth` is in GiB per second."""
 
     name: str
     gib: float
@@ -95,7 +95,7 @@ class Tier:
 
 
 def parse_tier(text: str) -> Tier:
-    """Parse `host=64` or `host=64@25`: GiB, and GiB per second. Raises ValueError."""
+    """Parse `host=64` or `host=64@25`: kind, GiB, and GiB per second. Raises ValueError."""
     name, _, rest = text.partition("=")
     size, _, speed = rest.partition("@")
     if name not in BANDWIDTHS:
@@ -108,7 +108,7 @@ def parse_tier(text: str) -> Tier:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """The speed (prompt tokens per second), the KV bytes of a token, and the price per hour of an engine."""
+    """An engine's speed in prompt tokens per second, its KV bytes per token, and its price per hour."""
 
     prefill_rate: float
     token_bytes: float
@@ -117,12 +117,12 @@ class EngineSpeed:
 
 @dataclass(frozen=True, slots=True)
 class PoolCost:
-    """The cost of the prompts with one pool.
+    """The cost of computing the prompts with one pool size.
 
     Attributes:
-        hits: share of the prompt tokens in `pool` and in each tier.
-        ttft: mean seconds of prefill and transfers of a request, without queueing.
-        price: of a million prompt tokens.
+        hits: share of the prompt tokens that are found in `pool`, and in each tier by name.
+        ttft: mean time of a request's prefill and transfers in seconds, without queueing.
+        price: price of a million prompt tokens.
     """
 
     hits: dict[str, float]
@@ -139,7 +139,8 @@ def pool_cost(
     recomputed if that is faster.
 
     Args:
-        hits: prompt tokens that an LRU pool reuses if it has the size of the pool, then of each tier.
+        hits: prompt tokens that an LRU pool of the pool's size reuses, and those that one of each tier's size reuses.
+        tokens, requests: number of all prompt tokens, and of all requests.
     """
     seconds, known = 0.0, hits[0]
     shares = {"pool": known / (tokens or 1)}

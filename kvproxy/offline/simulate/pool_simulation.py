@@ -14,10 +14,10 @@ class ChainRequest:
     """A prompt as the ids of its full blocks.
 
     Attributes:
-        blocks: two prompts with an equal id have an equal prefix up to this block.
-        reusable: number of blocks that may be hits; at least one token is always computed.
+        blocks: block ids; if two prompts have an id in common, their prefixes up to that block are equal.
+        reusable: number of leading blocks that may be hits, because at least one token is always computed.
         partial: the prompt ends in an incomplete block, which takes space during the request.
-        use: time and client, for the policy `sessions`; None if unknown.
+        use: time and client for the eviction policy `sessions`; None if unknown.
     """
 
     blocks: Sequence[int]
@@ -32,6 +32,7 @@ class Arrival:
 
     Attributes:
         seconds: time of arrival; NaN if the trace has no times.
+        tokens, output: number of prompt tokens and of response tokens.
         client, awaits_user: see `CacheUse`.
     """
 
@@ -45,7 +46,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Blocks requested, blocks hit, and requests refused because they exceed the pool."""
+    """Number of requested blocks, of hits among them, and of requests refused because they exceed the pool."""
 
     blocks: int
     hits: int
@@ -57,19 +58,19 @@ class PoolSimulation:
 
 
 def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
-    """Return the number of cached blocks at the beginning."""
+    """Return the number of leading blocks that are cached."""
     return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
 
 
 class ChainCache:
-    """A simulated pool that serves one request at a time. It evicts a block only after the blocks that follow it.
+    """A simulated pool that serves one request at a time. It evicts a block only after its successors in all chains.
 
     Args:
-        capacity: in blocks.
-        policy: selects the idle block to evict.
+        capacity: size in blocks.
+        policy: selects the block to evict.
 
     Attributes:
-        stored, removed: blocks that the last request added and evicted.
+        stored, removed: ids of the blocks that the last request added, and that it evicted.
     """
 
     def __init__(self, capacity: int, policy: EvictionPolicy[int]) -> None:
@@ -81,7 +82,7 @@ class ChainCache:
         self.removed: list[int] = []
 
     def serve(self, request: ChainRequest) -> int | None:
-        """Return the number of hits, or None if the request exceeds the pool."""
+        """Return the number of blocks that are hits; None if the request exceeds the pool."""
         blocks = request.blocks
         self.stored, self.removed = [], []
         if len(blocks) + request.partial > self._capacity:
@@ -110,11 +111,11 @@ class ChainCache:
 
 
 def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
-    """Simulate a trace.
+    """Simulate a pool on a trace.
 
     Args:
-        requests: in order of arrival.
-        capacity: in blocks; None is unlimited.
+        requests: the trace in order of arrival.
+        capacity: size of the pool in blocks; None is unlimited.
         policy: one of `eviction_policies.POLICY_NAMES`.
 
     Raises:
@@ -132,7 +133,7 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
 
 
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
-    """Return the hits of each pool size as `simulate` with LRU does, in one pass over the trace."""
+    """Return the number of hits for each pool size with LRU, in one pass over the trace; the same as by `simulate`."""
     curve = HitCurve()
     for request in requests:
         curve.add(request.blocks, request.reusable, request.partial)

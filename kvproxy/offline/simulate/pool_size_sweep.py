@@ -14,7 +14,7 @@ _SUFFICIENT_SHARE = 0.9
 _LEAST_STEP = 1.1
 _SAMPLING = 21
 _LEAST_SAMPLED = 100_000
-"""Least blocks of a trace that is sampled; smaller traces are simulated as a whole."""
+"""Traces with fewer blocks are simulated as a whole, without sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,11 @@ class Sweep:
 
     Attributes:
         sizes: pool sizes in blocks, ascending.
-        rates: shares of the prompt tokens that each policy reuses, one for each size.
-        errors: twice the standard error of the rates; 0 for exact rates.
+        rates: share of the prompt tokens that are hits for each size, by policy.
+        errors: twice the standard error of each rate, by policy; 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
-        requests, blocks, tokens: size of the trace; incomplete blocks count as blocks.
+        block_tokens: tokens in a block.
+        requests, blocks, tokens: size of the trace; incomplete blocks are counted, too.
     """
 
     sizes: tuple[int, ...]
@@ -39,7 +40,7 @@ class Sweep:
     tokens: int
 
     def sufficient_size(self, policy: str) -> int | None:
-        """Return the smallest pool with 90% of the unlimited hit rate; None if no size reaches it."""
+        """Return the smallest pool size with 90% of the unlimited hit rate; None if no size reaches 90%."""
         target = _SUFFICIENT_SHARE * self.unlimited
         return next((size for size, rate in zip(self.sizes, self.rates[policy], strict=True) if rate >= target), None)
 
@@ -54,13 +55,13 @@ def sweep(
     exact: bool = False,
     tokens: int | None = None,
 ) -> Sweep:
-    """Compute the hit rate of every size and policy, exactly for LRU and for small traces.
+    """Compute the hit rate for every size and policy; exact for LRU and for small traces, else by sampling.
 
     Args:
-        sizes: in blocks.
+        sizes: pool sizes in blocks.
         policies: some of `eviction_policies.POLICY_NAMES`.
-        exact: simulate all blocks of a large trace, too.
-        tokens: number of prompt tokens; by default, all blocks count as full.
+        exact: do not sample large traces.
+        tokens: number of prompt tokens in the trace; by default, blocks times `block_tokens`.
     """
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(len(request.blocks) + request.partial for request in requests)
@@ -92,10 +93,10 @@ def sweep(
 
 
 def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
-    """Return two samples of the blocks, each for a pool of 1/21 of the size (SHARDS; Waldspurger et al., 2015).
+    """Return two samples of the trace, to be simulated with 1/21 of the pool size (SHARDS; Waldspurger et al., 2015).
 
-    A sample has every 21st distinct block in the order of first use. Blocks that many requests use are hits in any pool, and
-    are left out.
+    A sample contains every 21st distinct block in the order of first use, except blocks that many requests use, because
+    those are hits in any pool.
     """
     uses = Counter(chain.from_iterable(request.blocks for request in requests))
     most = max(2, len(requests) // 20)
@@ -112,7 +113,7 @@ def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Return pool sizes in geometric steps of at least 10%, from 1% to 100% of the distinct blocks."""
+    """Return pool sizes in blocks, in equal ratios of at least 1.1, from 1% to 100% of the distinct blocks."""
     distinct = len({block for request in requests for block in request.blocks})
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:

@@ -1,7 +1,7 @@
-"""Hits, balance, and waiting times of routing policies on a trace.
+"""Simulates routing policies on a trace: cache hits, balance between the engines, and waiting times.
 
-An engine computes one prompt at a time at a fixed rate, and looks up its cache when it starts. Answers run concurrently at a
-fixed rate. The routing policies are the proxy's (`kvproxy.upstreams.routing`).
+An engine computes one prompt at a time at a fixed rate, and generates any number of responses concurrently, each at a fixed
+rate. The routing policies are the proxy's own (`kvproxy.upstreams.routing`).
 """
 
 import heapq
@@ -18,18 +18,20 @@ from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _MAX_ENGINES = 256
 _NUM_HASHED_BLOCKS = 2
-"""Leading blocks that consistent hashing uses."""
+"""Number of leading blocks of a prompt that consistent hashing hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """The size and speed of equal engines.
+    """A fleet of equal engines.
 
     Attributes:
-        blocks: blocks of each engine's pool.
-        prefill_rate: prompt tokens per second.
-        event_delay: seconds until routing learns of a change of a cache.
-        event_loss: share of requests whose changes routing never learns.
+        engines: number of engines.
+        blocks: size of each engine's pool in blocks.
+        block_tokens: tokens in a block.
+        prefill_rate: prompt tokens that an engine computes per second.
+        event_delay: seconds after which the router receives the KV events of a request.
+        event_loss: share of requests whose KV events are lost.
     """
 
     engines: int
@@ -42,13 +44,13 @@ class FleetShape:
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """The result of a routing policy.
+    """The result of a routing policy on a trace.
 
     Attributes:
-        hit_tokens, hit_rate: prompt tokens found in a cache, and their share.
-        imbalance: computed tokens of the busiest engine, divided by the mean.
-        wait_p50, wait_p99: percentiles of the seconds from arrival to the end of prefill.
-        refused: requests that exceed a pool.
+        hit_tokens, hit_rate: number and share of the prompt tokens that were found in a cache.
+        imbalance: computed tokens of the busiest engine, divided by the mean of all engines.
+        wait_p50, wait_p99: percentiles of the time from arrival to the end of prefill, in seconds.
+        refused: number of requests that exceed a pool.
     """
 
     policy: str
@@ -78,7 +80,7 @@ class SimulatedEngine:
         self._event_ids = itertools.count()
 
     def matched_tokens(self, arrival: Arrival) -> int:
-        """Return the length of the prompt's cached prefix, as the published events show it."""
+        """Return the tokens of the prompt's cached prefix, as the router knows it from the events it received."""
         chain, known = arrival.chain, self._published
         while self._pending and self._pending[0][0] <= arrival.seconds:
             _, stored, removed = self._pending.popleft()
@@ -90,7 +92,7 @@ class SimulatedEngine:
         self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))
 
     def advance(self, now: float) -> None:
-        """Start queued requests, and end prefills and responses, up to a time in seconds."""
+        """Simulate until the time `now` in seconds: start queued requests, and end prefills and responses."""
         while self._queue and max(self._free_at, self._queue[0][0].seconds) <= now:
             self._start(*self._queue.popleft())
         while self._events and self._events[0][0] <= now:
@@ -116,7 +118,7 @@ class SimulatedEngine:
 
 
 POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads", "prefix and load")
-"""The last two are the proxy's, without and with KV events."""
+"""Routing policies. The proxy itself has the last two: the former without KV events, the latter with them."""
 
 
 def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
@@ -144,7 +146,7 @@ def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Ar
 
 
 def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
-    """Simulate a trace, with arrivals in order of time, under one of `POLICIES`."""
+    """Simulate a trace, whose arrivals are in order of time, with one of `POLICIES`."""
     engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
     route = _make_route(policy, engines)
     for arrival in arrivals:
@@ -169,7 +171,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
 
 def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
-    """Return the result of the smallest fleet, up to 256 engines, with a p99 wait of at most `seconds`."""
+    """Return the result of the smallest fleet whose `wait_p99` is at most `seconds`; of 256 engines if none is fast enough."""
 
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)

@@ -1,7 +1,6 @@
-"""Reads traces as prompts of blocks, from hash ids, token ids, or lengths.
+"""Reads traces whose lines describe a prompt by hash ids of its blocks, by token ids, or only by its length.
 
-A hash id is a block of 512 tokens (Mooncake), 16 tokens (Qwen-Bailian), or the file's size (WEKA). Token counts that
-contradict it are refused.
+A hash id stands for a block of 512 tokens (Mooncake), of 16 tokens (Qwen-Bailian), or of a size that the file states (WEKA).
 """
 
 import csv
@@ -23,12 +22,12 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
 T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
-"""Block size of traces without one."""
+"""Tokens in a block, for traces that have no blocks."""
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
-"""Sizes of hash ids' blocks, the most common first."""
+"""Numbers of tokens for which a hash id can stand, the most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = {"Timestamp": ("Request tokens", "Response tokens"), "TIMESTAMP": ("ContextTokens", "GeneratedTokens")}
-"""Columns of BurstGPT's and Azure's traces."""
+"""Columns of prompt and response lengths, by the time column, in the traces BurstGPT and Azure."""
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
 
@@ -38,11 +37,12 @@ class TraceError(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a trace.
+    """The requests of a trace or of several files.
 
     Attributes:
-        arrivals: by time, or in the order of the file without times.
-        notes: sentences about the facts that the format does not contain.
+        arrivals: ordered by time; without times, in the order of the file.
+        block_tokens: tokens in a block.
+        notes: sentences for the user about information that the format lacks.
     """
 
     arrivals: list[Arrival]
@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def chains(self) -> list[ChainRequest]:
-        """Return the prompts in order, with their time and client if the trace has times."""
+        """The prompts in order; `ChainRequest.use` is set if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
         return [
@@ -64,7 +64,7 @@ class Workload:
 
 
 class BlockNumbers:
-    """Numbers the blocks of prompts. Equal numbers mean equal prefixes up to the end of the block."""
+    """Assigns numbers to blocks. Blocks with equal numbers end equal prefixes."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, Hashable], int] = {}
@@ -72,7 +72,7 @@ class BlockNumbers:
         self._num_single = 0
 
     def new_scope(self) -> int:
-        """Return a new scope. Blocks of two scopes never have equal numbers."""
+        """Return a scope for `chain`. Blocks of different scopes never have equal numbers."""
         self._num_scopes += 1
         return -self._num_scopes
 
@@ -81,7 +81,7 @@ class BlockNumbers:
         return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
 
     def unique(self, count: int) -> range:
-        """Return negative numbers for blocks that no other request has."""
+        """Return `count` new negative numbers, for blocks that no other request has."""
         self._num_single += count
         return range(-self._num_single, count - self._num_single)
 
@@ -93,7 +93,7 @@ class _TraceLine:
 
 
 def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
-    """Return the prompts of a trace file, and its block size; see `read_trace`."""
+    """Return the prompts of a trace file, and the number of tokens in a block; see `read_trace`."""
     trace = read_trace(path, block_size)
     return trace.chains, trace.block_tokens
 
@@ -102,11 +102,11 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     """Read a trace file, which may be gzipped.
 
     Args:
-        block_size: in tokens; by default from the trace, or 16.
-        ids: numbering of blocks that several files share.
+        block_size: tokens in a block; by default, the size in the trace, or 16.
+        ids: block numbers that several files have in common.
 
     Raises:
-        TraceError: a line is invalid, or contradicts the block size.
+        TraceError: a line is invalid, or its number of tokens contradicts its number of blocks.
     """
     lines = _read(path)
     kind = next((field for field in _PARSERS if field in lines[0].fields), None)
@@ -267,7 +267,7 @@ def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], A
 
 
 _PARSERS = {"hash_ids": _hash_id_parser, "tokens": _token_parser, "input_length": _length_parser}
-"""Parsers of lines, by the field that the first line has; the first match counts."""
+"""Parsers of lines. The first of these fields that the trace's first line has selects the parser."""
 
 
 def _whole_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:

@@ -106,7 +106,7 @@ _NAMES = tuple(column.name for column in fields(Entry))
 _SUMMARY = tuple(name for name in _NAMES if name not in ("key", "request", "response"))
 _TEXTS = tuple(column.name for column in fields(Entry) if column.type is str)
 _NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, float)), "last_hit")
-_MAX_NUMBER = 2**63 - 1  # The largest integer of the databases.
+_MAX_NUMBER = 2**63 - 1
 
 
 def _check(name: str, value: Any) -> None:

@@ -1,5 +1,3 @@
-"""Redaction of entries before they are stored."""
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

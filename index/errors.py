@@ -1,5 +1,4 @@
-class CacheStoreError(Exception):
-    """The store cannot be used."""
+class CacheStoreError(Exception): ...
 
 
 class StoreDamaged(CacheStoreError):
@@ -18,16 +17,14 @@ class SchemaVersionError(CacheStoreError):
         )
 
 
-class EmbedderError(Exception):
-    """The embedder cannot be loaded."""
+class EmbedderError(Exception): ...
 
 
 class ImportFailed(CacheStoreError):
     """A line of an imported file is invalid."""
 
 
-class VerifierError(Exception):
-    """The verifier cannot be loaded."""
+class VerifierError(Exception): ...
 
 
 def first_line(error: BaseException) -> str:

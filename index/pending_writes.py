@@ -55,7 +55,6 @@ class PendingWrite:
         return self._entry.result() if is_done and self._entry.exception() is None else None
 
     async def wait_until_stored(self) -> bool:
-        """Wait for the commit, and return whether the entry was stored."""
         if not self.task.done():
             await asyncio.wait([self.task])
         return self._was_stored()
@@ -107,6 +106,5 @@ class PendingWrites:
         return tuple(write for write in self._all if write.namespace == namespace)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until all current writes have ended, but at most `seconds`."""
         if self._all:
             await asyncio.wait([write.task for write in self._all], timeout=seconds)

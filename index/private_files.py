@@ -10,7 +10,6 @@ _OTHERS = 0o077
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file that only its owner can access, or restrict an existing one."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
@@ -21,7 +20,6 @@ def make_private_file(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder that only its owner can access, or restrict an existing one."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     restrict_to_owner(path)
 
@@ -37,6 +35,5 @@ def restrict_to_owner(path: Path) -> None:
     """Remove other users' permissions, unless the path belongs to another user or has the sticky bit, as /tmp has."""
     status = path.stat()
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
-        # Some file systems have no permissions.
         with contextlib.suppress(OSError):
             path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)

@@ -36,7 +36,6 @@ class ResponseCache:
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
     async def redact_text(self, text: str) -> str:
-        """Return the redacted text; raises RedactionFailed."""
         return text if self._redact is None else await asyncio.to_thread(self._redact, text)
 
     async def is_unchanged_by_redaction(self, question: str) -> bool:
@@ -48,7 +47,6 @@ class ResponseCache:
         entry = await pending.wait_for_entry() if pending is not None else None
         if entry is not None:
             return entry if entry.freshness(self._clock()) != "expired" else None
-        # Reading a file takes less time than starting a thread.
         return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
 
     def start_write(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:

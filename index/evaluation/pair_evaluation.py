@@ -16,7 +16,6 @@ from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 
 LEVELS = tuple(round(float(level), 3) for level in np.arange(0.70, 0.9951, 0.005))
-# Dense near 1, the range of verifiers' levels.
 _SHARES = (*np.arange(0.05, 0.7, 0.01), *np.arange(0.7, 0.9995, 0.005), *(1 - np.geomspace(1e-4, 0.05, 30)))
 PROBABILITIES = tuple(sorted({round(float(level), 4) for level in _SHARES}))
 _BATCH = 256

@@ -18,11 +18,9 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 
 Progress = Callable[[float], None]
 _BATCH = 256
-_POINTS = 100
-"""Number of requests between two points of a curve."""
+_CURVE_STEP = 100
 _THRESHOLDS = tuple(round(float(level), 2) for level in np.arange(0.99, 0.595, -0.01))
-_STOP_FACTOR = 4
-"""Multiple of `max_error`: if a threshold causes a higher share of wrong answers, lower thresholds are not tried."""
+_MAX_WRONG_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 def cumulative_counts(outcome: Outcome) -> list[tuple[int, int, int]]:
     """Return the numbers of requests, served answers, and wrong answers so far, after every hundred requests."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
-    ends = [*range(_POINTS, len(served), _POINTS), len(served)]
+    ends = [*range(_CURVE_STEP, len(served), _CURVE_STEP), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
 
@@ -147,7 +145,7 @@ def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tupl
         found = replay(stream, _NearestOnlyPolicy(threshold))
         if found.wrong_share <= max_error and found.hit_rate > best.hit_rate:
             level, best = threshold, found
-        if found.wrong_share > _STOP_FACTOR * max_error and found.wrong.sum() > 50:
+        if found.wrong_share > _MAX_WRONG_FACTOR * max_error and found.wrong.sum() > 50:
             break
         progress(place / len(_THRESHOLDS))
     return level, best

@@ -100,7 +100,6 @@ class StoredQuestions:
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
         """Return the indexes of the stored questions that are nearest to a line of the stream, and their cosines."""
         if line not in self._block:
-            # Later questions are added below.
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
             self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T
         computed = self._cosines[line - self._block.start]

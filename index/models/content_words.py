@@ -85,6 +85,5 @@ def content_words(text: str) -> frozenset[str]:
     if language in _UNSPACED:
         phrases = "|".join(sorted(empty, key=len, reverse=True))
         plain = re.sub(f"({_KEPT})|{phrases}", lambda match: f" {match[1] or ''} ", plain)
-    # A single kana is an ending or a particle.
     found = {word for word in _WORD.findall(plain) if len(word) > 1 or not _KANA[0] <= word <= _KANA[1]}
     return frozenset(found.difference(empty))

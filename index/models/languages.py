@@ -63,7 +63,6 @@ _ENGLISH = FUNCTION_WORDS | frozenset(
     " only does did get got become use used using good best better make makes made".split()
 )
 _SHARED = frozenset("a an in on me do to no so as or he her will for at is has are was be by of us i".split())
-# Scripts of one or a few languages.
 _SCRIPTS = {
     "CJK": "zh",
     "HIRAGANA": "ja",
@@ -118,7 +117,6 @@ def _script(text: str) -> str | None:
                 found[name] = found.get(name, 0) + 1
     if not found:
         return None
-    # Japanese also uses Chinese characters; kana distinguish it.
     for own in ("HIRAGANA", "KATAKANA"):
         if own in found:
             return _SCRIPTS[own]

@@ -9,8 +9,7 @@ from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 SEPARATOR = "⏎"
 """Separates two turns, between spaces. A conversation whose text contains this character has exact hits only."""
 _JOIN = f" {SEPARATOR} "
-_MAX_COMPARED = 5
-"""Maximum number of reworded turns that one lookup compares, because each comparison may run the models."""
+_MAX_REWORDED_TURNS = 5
 
 
 def join_turns(turns: Sequence[str]) -> str:
@@ -51,7 +50,7 @@ class EarlierTurns:
         if turn == stored:
             return True
         if (turn, stored) not in self._known:
-            self._known[turn, stored] = len(self._known) < _MAX_COMPARED and self._decide(turn, stored)
+            self._known[turn, stored] = len(self._known) < _MAX_REWORDED_TURNS and self._decide(turn, stored)
         return self._known[turn, stored]
 
     def _decide(self, turn: str, stored: str) -> bool:

@@ -12,8 +12,7 @@ from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
-_WIDER = 4
-"""Factor by which a search is enlarged to find fresh entries if one of the nearest entries is not fresh."""
+_WIDER_SEARCH_FACTOR = 4
 
 
 class Decider:
@@ -74,7 +73,7 @@ class Decider:
         if all(head.freshness in request.allowed_freshness for head, _ in near):
             return near
         kept = {head.id for head, _ in near}
-        wider = nearest(_WIDER * limit)
+        wider = nearest(_WIDER_SEARCH_FACTOR * limit)
         kept |= set([head.id for head, _ in wider if head.freshness in request.allowed_freshness][:limit])
         return [(head, cosine) for head, cosine in wider if head.id in kept]
 
@@ -116,7 +115,6 @@ class Decider:
             candidates.append(Candidate(head.id, head.prompt, cosine, head.answer, *values))
         observation = _observation(result, [candidates[place] for place in eligible])
         chosen = None if chosen_place is None else candidates[chosen_place]
-        # The entry may have been removed since the search.
         entry = self._store.get(chosen.id) if chosen is not None and not explored else None
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
 

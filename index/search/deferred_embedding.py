@@ -15,7 +15,6 @@ class DeferredEmbeddings:
         self._closed = False
 
     def start(self) -> None:
-        """Start the background task, unless it is running."""
         self._is_requested = True
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._work())
@@ -37,7 +36,6 @@ class DeferredEmbeddings:
                 found_some = await self._embed_next()
                 self._is_requested = self._is_requested or found_some
         except Exception:
-            # The next deferred entry or the next start tries again.
             _log.exception("entries were not embedded, and have exact hits only for now")
         finally:
             self._task = None

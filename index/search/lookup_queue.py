@@ -18,10 +18,8 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
 """The result of a lookup; or pending writes of similar questions, after which the lookup must be repeated."""
-_START_SHARE = 0.5
-"""A lookup that is still queued after this share of its timeout is skipped, because it would time out anyway."""
+_MAX_QUEUED_SHARE = 0.5
 _BACKGROUND_SECONDS = 1.0
-"""Seconds for which lookups take precedence over a background job."""
 
 
 def model_threads() -> int:
@@ -83,7 +81,7 @@ class LookupQueue:
         Raises:
             QueueFull: too many lookups are waiting.
         """
-        start_by = math.inf if seconds is None else time.monotonic() + _START_SHARE * seconds
+        start_by = math.inf if seconds is None else time.monotonic() + _MAX_QUEUED_SHARE * seconds
         waiting = _WaitingLookup(request, start_by)
         with self._lock:
             if seconds is not None and len(self._lookups) >= self._size:

@@ -86,7 +86,6 @@ class Lookup:
         Candidates with an `ignored` verdict are skipped. None if no candidate remains.
         """
         left = [each for each in self.candidates if each.verdict not in ignored]
-        # Of equal scores, `max` returns the first, which is the nearest.
         best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)
         return self.chosen or best
 

@@ -28,17 +28,14 @@ from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
 
-_EMBEDDED_AT_ONCE = 8
-"""Texts per background job. Lookups wait for the end of a job."""
+_TEXTS_PER_JOB = 8
 _REBUILD_BATCH = 256
 _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
-_WRITES_SHARE = 0.75
-"""Maximum share of a lookup's timeout for waiting for pending writes."""
-_WRITES_SECONDS = 1.0
-_IDLE_FACTOR = 10
-"""Factor for the timeout of a lookup if no other lookup waits or runs, because the first run of a model is slow."""
+_MAX_WRITES_SHARE = 0.75
+_MAX_WRITES_SECONDS = 1.0
+_IDLE_TIMEOUT_FACTOR = 10
 _log = logging.getLogger("kvproxy")
 
 
@@ -122,11 +119,13 @@ class SemanticCache:
             return request.without_result()
         try:
             if seconds is not None and self._queue.is_idle:
-                seconds *= _IDLE_FACTOR
+                seconds *= _IDLE_TIMEOUT_FACTOR
             began = time.monotonic()
             found = await self._queue.find(request, seconds)
             if isinstance(found, list):
-                longest = _WRITES_SECONDS if seconds is None else min(_WRITES_SECONDS, _WRITES_SHARE * seconds)
+                longest = (
+                    _MAX_WRITES_SECONDS if seconds is None else min(_MAX_WRITES_SECONDS, _MAX_WRITES_SHARE * seconds)
+                )
                 await asyncio.wait([write.task for write in found], timeout=longest)
                 left = None if seconds is None else seconds - (time.monotonic() - began)
                 found = await self._queue.find(replace(request, pending=()), left)
@@ -154,7 +153,6 @@ class SemanticCache:
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
-        """Return the unit vector of a text, `[dim]` float32; raises an EmbedderError."""
         cached = self._embeddings.get_cached(text)
         if cached is not None:
             return cached
@@ -193,10 +191,10 @@ class SemanticCache:
 
     async def insert_many(self, entries: Sequence[Entry]) -> None:
         prompts = [last_turn(entry.prompt) for entry in entries if entry.semantic and self.can_read(entry.prompt)]
-        for start in range(0, len(prompts), _EMBEDDED_AT_ONCE):
+        for start in range(0, len(prompts), _TEXTS_PER_JOB):
             with contextlib.suppress(EmbedderError):
                 await self._queue.run_in_background(
-                    partial(self._embeddings.vectors, prompts[start : start + _EMBEDDED_AT_ONCE])
+                    partial(self._embeddings.vectors, prompts[start : start + _TEXTS_PER_JOB])
                 )
         await asyncio.gather(*map(self.insert, entries))
 
@@ -223,7 +221,6 @@ class SemanticCache:
         try:
             vectors = self._embeddings.vectors([last_turn(entry.prompt) for entry in entries])
         except EmbedderError:
-            # The embedder fails for all texts, or only for some of them.
             self._embeddings.check()
             vectors = [self._vector_of(entry) for entry in entries]
         return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}

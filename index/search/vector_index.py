@@ -113,7 +113,6 @@ class _Segment:
         while True:
             with self._lock:
                 _, places = self._index.search(vector[None].astype(np.float32), wanted)
-            # FAISS returns -1 for missing results.
             found = [
                 place for place in places[0].tolist() if place >= 0 and int(self._numbers[place]) not in deleted_numbers
             ]
@@ -162,7 +161,6 @@ class VectorIndex:
                 self._segment.add(numbers[start : start + step], vectors[start : start + step])
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Remove vectors by number; unknown numbers are ignored."""
         with self._lock:
             for number in numbers:
                 if self._removed is not None:

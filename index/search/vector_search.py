@@ -15,7 +15,6 @@ from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, Stor
 MIN_INDEXED = 256
 """Vectors from which a namespace has a FAISS index. Scanning fewer takes less time than embedding a question."""
 _BATCH = 2_000
-"""Vectors per read from the store; small, so that lookups do not wait long for the connection."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -159,7 +158,6 @@ class FaissSearch(VectorSearch):
                 if not index.rebuild(lambda after: self._stored_vectors(namespace, after), self._closing.is_set):
                     return
         except CacheStoreError:
-            # The store logs its failure. `maintain` schedules the index again.
             pass
         except Exception:
             _log.exception("the index of namespace %s was not brought up to date", namespace[:12])

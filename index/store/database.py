@@ -29,7 +29,6 @@ class StoreHealth:
 
     @property
     def failure(self) -> str | None:
-        """The error of the last write or the last read; None if both succeeded."""
         return next(iter(self._failures.values()), None)
 
     @contextmanager

@@ -1,5 +1,3 @@
-"""Exports stored responses as JSON lines, and imports them."""
-
 import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence

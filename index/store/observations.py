@@ -159,7 +159,6 @@ class Observations:
             return len(run(f"delete from observations where {_PRUNABLE} returning number", {"keep": keep}))
 
     def last_pruned_number(self, namespace: str) -> int:
-        """Return the number of a namespace's last deleted observation."""
         rows = self._database.query("select pruned from learned where namespace = :namespace", {"namespace": namespace})
         return int(rows[0]["pruned"]) if rows else 0
 

@@ -1,5 +1,3 @@
-"""Opens a response store, an SQLite file or a PostgreSQL database."""
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -106,13 +106,11 @@ def _checksum(row: Row) -> str:
 def _as_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    # Databases return an integer in a float column as a float.
     text = str(float(value) if isinstance(value, int) else value)
     return text.encode("utf-8", "surrogatepass")
 
 
 def _associated_data(row: Row, column: str) -> bytes:
-    """Return data that binds a ciphertext to its entry and column, so that it is invalid anywhere else."""
     return "\n".join((column, row["id"], row["key"], row["namespace"])).encode("utf-8", "surrogatepass")
 
 

@@ -137,7 +137,6 @@ class Store(StoreWriter):
 
     def eviction_order(self, limit: int, *, offset: int = 0) -> list[EvictionCandidate]:
         self.flush()
-        # Expired entries first. The inner query sorts ids only.
         servable = f"case when {SERVABLE_UNTIL} <= :now then 0 else 1 end"
         page = f"select id from responses order by {servable}, priority, id limit :limit offset :offset"
         sql = (
@@ -248,7 +247,6 @@ class Store(StoreWriter):
             last = {name: rows[-1][name] for name in ("created", "id")}
 
     def missing_vectors(self, embedder: str, limit: int) -> list[Entry]:
-        # If the counts are equal, no vector is missing.
         counts = self.database.query(
             "select (select count(*) from responses where semantic = 1) as entries,"
             " (select count(*) from vectors where embedder = :embedder) as vectors",
@@ -268,14 +266,12 @@ class Store(StoreWriter):
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 
     def check(self) -> int:
-        """Read all data and return the number of responses; raises StoreDamaged."""
         return self.database.check()
 
     def _check_keys(self) -> None:
         names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names
         sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
         last = ""
-        # Each query finds the next name in the index.
         while last := self.database.query(sql, {"last": last})[0]["name"] or "":
             if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
                 # The entry is damaged.

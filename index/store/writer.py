@@ -225,7 +225,6 @@ class StoreWriter:
             return {row["id"]: self._insert_vector(run, *given[row["id"]], embedder) for row in rows}
 
     def close(self) -> None:
-        """Store the counted hits, and close the database."""
         with contextlib.suppress(Exception):
             self.flush()
         self.database.close()

@@ -9,7 +9,6 @@ from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
-"""Maximum number of earlier requests with the same question that `closest_change` compares."""
 _MAX_CHANGES = 2
 """An earlier request that differs in more regions (see `Regions`) belongs to another conversation."""
 _MAX_TOMBSTONES = 100_000

@@ -9,7 +9,6 @@ from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
 Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
 MAX_EXCHANGES = 20_000
 _MAX_BYTES = 64 * 2**20
-"""Maximum size of all request bodies in the queue."""
 
 
 class EventQueue:
@@ -25,7 +24,6 @@ class EventQueue:
         return len(self._events)
 
     def put(self, exchange: Exchange) -> bool:
-        """Add a finished request; return False if the queue is full."""
         size = _body_bytes(exchange)
         with self._lock:
             if self._exchanges >= MAX_EXCHANGES or self._bytes + size > _MAX_BYTES:

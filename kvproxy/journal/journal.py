@@ -27,8 +27,7 @@ from kvproxy.journal.record import Record
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.settings.journal import JournalSettings
 
-_INTERVAL = 0.5
-"""Seconds between two writes."""
+_INTERVAL = 0.5  # Seconds.
 _BATCH = 256
 _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""

@@ -10,13 +10,9 @@ from kvproxy.journal.request_regions import QUESTIONS, Regions
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 
 _MAX_RECORDS = 3_000
-"""Maximum number of earlier records that are searched for a similar request."""
 _MAX_COMPARED_TEXTS = 200
-"""Maximum number of earlier requests whose questions are compared as text."""
 _MAX_SHOWN = 60
-"""Maximum length of a shown text, in characters."""
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
-"""Names of the regions that belong to the prompt, in the order of a chat template."""
 Texts = Callable[[int], Mapping[str, Json] | None]
 """Returns the contents of a prompt's regions by name, for the prompt's number; None if they are not stored."""
 

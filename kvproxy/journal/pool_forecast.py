@@ -8,7 +8,6 @@ _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
 _UNLIMITED_TOKENS = 1e12
 _CHART_STEPS = 16
 _BLOCK_TOKENS = 16
-"""Assumed block size of an engine that does not report its block size."""
 _TIER_BYTES_PER_SECOND = 20 * 2**30
 """Bandwidth between host memory and GPU over PCIe 4.0."""
 
@@ -87,7 +86,6 @@ def forecast(
     points.append(point("unlimited", None))
     if token_bytes and tier_bytes:
         points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))
-    # A pool that is smaller than the longest prompt refuses it.
     chart = [
         (size, curve.hit_rate(size, block_tokens))
         for step in range(_CHART_STEPS)

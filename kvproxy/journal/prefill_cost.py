@@ -11,12 +11,10 @@ import numpy as np
 
 MIN_REQUESTS = 20
 _MAX_REQUESTS = 400
-"""Maximum number of requests in an estimate, because every pair of them is compared."""
 _MIN_SPREAD = 16
 """Minimum difference in tokens between the 10% and 90% quantiles; with less, noise would hide the slope."""
 _WINDOWS = 4
 _Z = 1.645
-"""Quantile of the normal distribution for a two-sided interval of 90%."""
 
 
 @dataclass(frozen=True, slots=True)

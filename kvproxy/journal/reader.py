@@ -20,7 +20,6 @@ from kvproxy.journal.string_ids import StringIds
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 _MAX_SAMPLED = 5_000
-"""Maximum number of records that are read for medians and for the prefill cost."""
 CACHES = ("exact", "semantic", "shared")
 """Values of `Record.layer` for responses without a backend request of their own."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
@@ -28,7 +27,6 @@ BACKEND = ("prefix", "forward", "bypass", "revalidated")
 _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that the proxy sends itself."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-"""Seconds: `JournalReader.layer_counts` selects the length of its time spans from this list."""
 _MOST_SPANS = 60
 
 
@@ -79,8 +77,6 @@ class RequestGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptCount:
-    """Number of successful requests of one tenant with the same prompt."""
-
     number: int
     tenant: str
     api: str
@@ -155,7 +151,6 @@ class JournalReader:
         self._database.close()
 
     def records(self, query: Query) -> list[Record]:
-        """Return records, newest first."""
         condition, values = _where(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         return self._select(f"{condition} order by number desc{limit}", values)
@@ -269,7 +264,6 @@ class JournalReader:
         return int(low)
 
     def newest_number(self) -> int:
-        """Return the number of the last record; 0 if the journal is empty."""
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
@@ -279,7 +273,6 @@ class JournalReader:
             since: first day to count, such as 2026-11-21; None counts all days.
         """
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
-        # A request is counted once more under each of its tags.
         counted = "tag <> ''" if by == "tag" else "tag = ''"
         sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? and layer <> 'refused'"
         sql += " group by 1, 2, 3"

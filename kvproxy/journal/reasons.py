@@ -145,7 +145,6 @@ def reason_of_neighbour(neighbour: Candidate) -> str | None:
 
 
 def check_reason(beginning: str | None) -> None:
-    """Raise InvalidRequest if no reason token starts with `beginning`."""
     if not beginning or beginning.startswith("prefix-") or any(token.startswith(beginning) for token in REASONS):
         return
     near = get_close_matches(beginning, REASONS, n=1)

@@ -20,7 +20,6 @@ from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
-"""Maximum number of prompts in memory; a hit on one of them requires no read."""
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _ADD_TO_TOTALS = (
@@ -33,7 +32,6 @@ _ADD_TO_TOTALS = (
 )
 
 _Totals = dict[tuple[str, str, str, str, str], list[float]]
-"""Sums that are added to the table `totals`, by day, tenant, model, layer, and tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class RecordWriter:
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
         self._storages: dict[str, _Storage] = {}
-        # Numbers of records by key and request id. Their entries may be stored later.
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
@@ -172,7 +169,6 @@ class RecordWriter:
         is_computed = record.layer in ("forward", "prefix", "revalidated") or is_computed_warming(exchange)
         if is_computed and record.status == 200:
             measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
-            # The shortest of several responses, so that savings are not overstated.
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
             self._history.set_seconds(short, seconds)
             prompt = replace(prompt, seconds=seconds)

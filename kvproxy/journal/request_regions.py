@@ -8,7 +8,6 @@ from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
 
 DIGEST_BYTES = 8
 _LISTS = ("messages", "input")
-"""Fields of a request body of which each item is a region."""
 QUESTIONS = ("messages", "input", "prompt")
 _LONGEST_NAME = 80
 _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")

@@ -17,7 +17,6 @@ class StringIds:
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
 
     def id_of(self, text: str) -> int:
-        """Return the id of a string; a new string is inserted."""
         return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape_id(self, regions: Regions) -> int:

@@ -13,11 +13,9 @@ from kvproxy.settings.edits import EditSettings
 Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "text"]
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
-_EQUAL_WORDS = 16
-"""Number of equal words after a difference that end the span; about one block of tokens."""
+_WORDS_THAT_END_A_SPAN = 16
 _CONTEXT = 24
-_MOST_CHARACTERS = 400
-"""Maximum length of a difference; texts with a longer difference count as unrelated."""
+_MAX_SPAN_CHARACTERS = 400
 _BILLING = "billing-header"
 _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
@@ -27,7 +25,6 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("number", r"[+-]?\d[\d,_]*(?:\.\d+)?"),
     ("id", r"(?=\S*\d)[\w.:/=+-]{5,}"),
 )
-"""Regular expressions that classify a span by kind, the most specific first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,6 @@ class ChangedSpan:
     @property
     def key(self) -> tuple[str, str | None, str, str]:
         """A key that is equal for the same span in other pairs of prompts."""
-        # The text before a span may itself contain changing digits.
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
@@ -80,8 +76,7 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
     resumed = _next_equal_text(one[same:], other[same:])
     if resumed is None:
         rest = _equal_regions(old[1:], new[1:])
-        # A longer region is an extended turn.
-        if rest < _EQUAL_WORDS or len(old[0].text) > _MOST_CHARACTERS + len(new[0].text):
+        if rest < _WORDS_THAT_END_A_SPAN or len(old[0].text) > _MAX_SPAN_CHARACTERS + len(new[0].text):
             return None
         skip_old, skip_new, lost = len(one) - same, len(other) - same, rest
     else:
@@ -100,10 +95,10 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
 
 def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
     runs: dict[tuple[str, ...], int] = {}
-    for place in range(len(one) - 2 * _EQUAL_WORDS, -1, -1):
-        runs[tuple(one[place : place + 2 * _EQUAL_WORDS])] = place
-    for place in range(len(other) - 2 * _EQUAL_WORDS + 1):
-        found = runs.get(tuple(other[place : place + 2 * _EQUAL_WORDS]))
+    for place in range(len(one) - 2 * _WORDS_THAT_END_A_SPAN, -1, -1):
+        runs[tuple(one[place : place + 2 * _WORDS_THAT_END_A_SPAN])] = place
+    for place in range(len(other) - 2 * _WORDS_THAT_END_A_SPAN + 1):
+        found = runs.get(tuple(other[place : place + 2 * _WORDS_THAT_END_A_SPAN]))
         if found is not None:
             length = common_prefix_length(one[found:], other[place:])
             return found, place, (length + 1) // 2
@@ -133,7 +128,7 @@ def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> t
 
 
 def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
-    found = re.compile(pattern).finditer(text, line, end + _MOST_CHARACTERS)
+    found = re.compile(pattern).finditer(text, line, end + _MAX_SPAN_CHARACTERS)
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
 
 

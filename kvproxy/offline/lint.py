@@ -21,9 +21,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 _MOST_SPANS = 3
 _COMPARED_PROMPTS = 12
-"""Number of earlier prompts among which the most similar one is compared with a prompt."""
-_LEAST_SAVING = 0.005
-"""Minimum share of a family's prompt tokens that an edit must save to be reported."""
+_LEAST_SAVED_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,6 @@ class FamilyReport:
 
     @property
     def share(self) -> float:
-        """The share of prompt tokens that a prefix cache reuses without edits."""
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -82,7 +79,6 @@ class LintReport:
         for number, (model, edit) in enumerate(savings, 1):
             chosen = edit if edit.action == "sort-tools" else move_edit(edit)
             fields = chosen.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": model}
-            # TOML reads JSON strings.
             lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
         return "\n".join(lines) + "\n"
 
@@ -115,8 +111,6 @@ async def lint(
 
 
 class _Prompts:
-    """The prompts of a log, as text (`forms`) and as tokens."""
-
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
@@ -153,7 +147,7 @@ class _Prompts:
             moved = stripped
             if edit.action == "strip":
                 moved, _ = await self._reuse_after_edit(members, requests, move_edit(edit))
-            if max(stripped, moved) - best < max(_LEAST_SAVING * tokens, self._block_size):
+            if max(stripped, moved) - best < max(_LEAST_SAVED_SHARE * tokens, self._block_size):
                 break
             savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
             requests, best = edited_requests, stripped

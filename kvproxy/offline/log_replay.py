@@ -74,7 +74,6 @@ async def replay(
     found: list[ReplayedRequest] = []
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend = LoggedBackend()
-        # No client waits for a response.
         caching = settings.cache.model_copy(update={"lookup_timeout": _LOOKUP_TIMEOUT})
         cache = await asyncio.to_thread(
             open_response_cache,

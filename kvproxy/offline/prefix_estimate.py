@@ -29,8 +29,6 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
-    """The number of prompt tokens that a pool of `blocks` blocks reuses."""
-
     blocks: int
     reused: int
 
@@ -59,7 +57,6 @@ class PrefixEstimate:
 async def tokenize_request(
     tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, response: str | None = None
 ) -> TokenizedRequest:
-    """Tokenize a request and its response. Raises KvproxyError."""
     prompt = await tokenizer.encode(form)
     response_tokens = await tokenizer.encode_output(response) if response else ()
     own = request.body.get("cache_salt")

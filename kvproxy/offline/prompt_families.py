@@ -12,8 +12,7 @@ from kvproxy.offline.prompt_regions import Region, prompt_head
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
 _MOST_WORDS = 2000
-_LEAST_OVERLAP = 0.5
-"""Minimum share of common shingles: a prompt joins a family if its head and the family's head share this many."""
+_LEAST_COMMON_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> li
         votes = Counter(number for each in hashes for number in index.get((model, each), ()))
         number, count = votes.most_common(1)[0] if votes else (-1, 0)
         size = len(families[number].shingles) if votes else len(hashes)
-        if count < _LEAST_OVERLAP * min(len(hashes), size):
+        if count < _LEAST_COMMON_SHARE * min(len(hashes), size):
             # Only the first head defines the family, so that changing spans do not attract other families.
             number = len(families)
             families.append(Family(model, head, shingles=hashes))

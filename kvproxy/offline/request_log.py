@@ -66,8 +66,7 @@ class RequestLog:
     errors: list[LineError] = field(default_factory=list)
 
 
-class _SkipLine(Exception):
-    """Raised if a line is not a successful request to a cached API."""
+class _SkipLine(Exception): ...
 
 
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:
@@ -171,7 +170,6 @@ def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api,
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
     if api is None:
         raise _SkipLine
-    # Streaming does not change the cache key, and one object is simpler to check.
     return api, {"model": model} | body | {"stream": False}
 
 
@@ -205,7 +203,6 @@ def _response(value: JsonObject) -> JsonObject | str | None:
     found = next((value[name] for name in _RESPONSES if isinstance(value.get(name), dict | str)), None)
     if isinstance(found, str):
         return (_json_object(found) or found) or None
-    # A batch file wraps the response body.
     inner = found.get("body") if isinstance(found, dict) else None
     found = inner if isinstance(inner, dict) else found
     return found if isinstance(found, dict) and found else None

@@ -37,8 +37,7 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
 """Anthropic's prices as multiples of the input price, used if a model has no price."""
 _BATCH = 64
-_TRACE_NUMBERS = 10_000_000
-"""First number for turns of traces, higher than every record number."""
+_FIRST_TRACE_NUMBER = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,8 @@ class SessionReport:
         repeated: median and mean over the sessions of the share of prompt tokens that the previous turn also had.
         cost: price of all input.
         uncached: price of all input if the provider cached nothing.
-        pause_costs: see `_pause_costs`.
+        pause_costs: input cost with one-hour writes and with the pause policy, as multiples of the cost with five-minute
+            writes.
         without_usage: number of ignored requests whose response does not report its usage.
         is_relative: prices are in millions of input tokens, because a model has no price.
     """
@@ -93,7 +93,7 @@ def report_sessions(
     prices = RELATIVE_PRICES if is_relative else settings.prices
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     for trace in traces:
-        turns += _trace_turns(trace, _TRACE_NUMBERS + len(turns), prices)
+        turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
     by_session: dict[int, list[Turn]] = {}
     tokens: dict[str, Counter[str]] = {}
     changed: dict[str, list[int]] = {}
@@ -124,7 +124,6 @@ def _turns_of_requests(
     without_usage = 0
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         path = Path(folder) / FILE
-        # The journal keeps records of any age.
         settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
         with closing(FileJournal(path, settings)) as journal:
             for number, request in enumerate(requests, 1):
@@ -159,7 +158,6 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
 
 
 def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
-    """Return the turns of a trace. A prefix counts as reused if its pause is within the provider's lifetime."""
     turns: list[Turn] = []
     before: list[object] = []
     ended = None
@@ -217,10 +215,6 @@ def _cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = Tru
 
 
 def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
-    """Return the input cost with five-minute writes, one-hour writes, and the pause policy.
-
-    Costs are multiples of the cost with five-minute writes. The provider is assumed to store the whole prompt of each turn.
-    """
     writes: dict[str, LongWrite] = {
         "five-minute writes": lambda new, unprotected: False,
         "one-hour writes": lambda new, unprotected: True,

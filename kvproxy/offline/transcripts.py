@@ -15,8 +15,7 @@ from kvproxy.offline.simulate.trace_reader import read_text
 
 _SUFFIXES = (".jsonl", ".json", ".json.gz")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
-_MOST_CHARACTERS = 4_096
-"""Number of characters of a file that are read to detect its format."""
+_HEAD_CHARACTERS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def transcript_files(path: Path) -> list[Path] | None:
 
 
 def _is_transcript(path: Path) -> bool:
-    head = read_text(path, _MOST_CHARACTERS)
+    head = read_text(path, _HEAD_CHARACTERS)
     first = head.lstrip().partition("\n")[0]
     if '"hash_ids"' in head and '"requests"' in head:
         return True
@@ -60,7 +59,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
     traces: list[TraceSession] = []
     for file in files:
         text = read_text(file)
-        if text.lstrip().startswith("{") and '"hash_ids"' in text[:_MOST_CHARACTERS]:
+        if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
             traces += _weka_sessions(file, text)
             continue
         lines = list(_json_lines(text))
@@ -70,7 +69,6 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
 
 
 def _json_lines(text: str) -> Iterator[JsonObject]:
-    """Yield the objects of JSON lines. Invalid lines are skipped, because the last may be incomplete."""
     for line in text.split("\n"):
         try:
             value = json.loads(line)
@@ -94,7 +92,6 @@ def _weka_sessions(file: Path, text: str) -> list[TraceSession]:
 
 
 def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
-    """Return a request for each answer, without system prompt and tools, which the transcript does not contain."""
     by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     answers: dict[Json, list[JsonObject]] = {}
     for line in lines:
@@ -124,7 +121,6 @@ def _messages(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> list[Js
             path.append(line)
         line = by_id.get(line.get("parentUuid"))
     messages: list[JsonObject] = []
-    # Each block of an answer has a line of its own.
     for _, same in groupby(reversed(path), key=lambda each: field(each.get("message"), "id") or each["uuid"]):
         parts = list(same)
         role = field(parts[0].get("message"), "role")

@@ -31,8 +31,7 @@ from kvproxy.offline.transcripts import read_transcripts, transcript_files
 
 _SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
 _BYTES_PER_TOKEN = 4.0
-_STEP_SECONDS = 2.0
-"""Maximum time between two KV events that count as one request."""
+_MAX_EVENT_GAP_SECONDS = 2.0
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
 _JOURNAL_NOTE = "the journal has texts instead of tokens: equal beginnings of different messages count as new"
 _EVENTS_NOTE = (
@@ -95,12 +94,6 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
 def _region_trace(
     prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
-    """Return the workload of prompts that are chains of regions.
-
-    Args:
-        prompts: time in seconds, chain, prompt tokens (None if unknown), and response tokens of each request.
-        size: tokens in a block.
-    """
     tokens = sum(each or 0 for _, _, each, _ in prompts)
     ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
     scope = ids.new_scope()
@@ -114,7 +107,6 @@ def _region_trace(
 
 
 def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int, int]]:
-    """Yield for each full block the hash of the regions up to the region in which it ends, and the block's index."""
     place = 0
     for prefix, end in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
         while (place + 1) * block_bytes <= end:
@@ -134,7 +126,7 @@ def _read_events(path: Path, ids: BlockNumbers) -> Workload:
             parents.setdefault(digest, before)
             before = digest
         number, latest = open_prompts.pop(event.parent or b"", (len(prompts), seconds))
-        if seconds - latest > _STEP_SECONDS:
+        if seconds - latest > _MAX_EVENT_GAP_SECONDS:
             number = len(prompts)
         start = prompts[number][0] if number < len(prompts) else seconds
         prompts[number : number + 1] = [(start, event.hashes[-1])]
@@ -167,7 +159,6 @@ def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
 
 
 def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the event batches of a file as msgpack, each with its position for error messages."""
     if path.suffix == ".msgpack":
         unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
         unpacker.feed(path.read_bytes())

@@ -56,7 +56,6 @@ class RemoteCache:
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
     def pin(self, id: str, *, pinned: bool) -> Document:
-        """Pin or unpin an entry. Pinned entries are evicted last."""
         path = f"/admin/cache/{path_segment(id)}/pin"
         return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
 

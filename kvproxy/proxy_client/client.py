@@ -67,7 +67,6 @@ class ProxyClient:
             return []
 
     def first_model(self, headers: Mapping[str, str] | None = None) -> str:
-        """Return the first model that the proxy lists. Raises NotFound without models."""
         models = self.models(headers)
         if not models:
             raise NotFound(f"{self.url} lists no model: name one with --model")

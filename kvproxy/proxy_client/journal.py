@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from kvproxy.index.store import Store
 
 _PAGE = 1_000
-"""Maximum number of records in one response of the admin route."""
 
 
 @dataclass(frozen=True, slots=True)

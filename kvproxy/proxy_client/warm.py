@@ -48,7 +48,6 @@ class WarmReport:
 
     @property
     def cached(self) -> int:
-        """The number of requests that have a cached response now."""
         return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
     @property
@@ -94,8 +93,6 @@ class WarmReport:
 
 @dataclass(slots=True)
 class Pace:
-    """Limits the number of requests in flight and per second."""
-
     concurrency: int
     rate: float | None = None
     _next: float = 0.0

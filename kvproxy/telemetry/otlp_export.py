@@ -127,6 +127,5 @@ class Exporter:
             self._reused.add(record.reused_tokens, attributes)
 
     def close(self) -> None:
-        """Send all pending spans, within a few seconds."""
         self._spans.shutdown()
         self._metrics.shutdown(_TIMEOUT_SECONDS * 1000)

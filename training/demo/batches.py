@@ -1,5 +1,3 @@
-"""Batches of conversations for training, with the loss on the answers only."""
-
 import random
 from collections.abc import Callable
 

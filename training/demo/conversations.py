@@ -1,5 +1,3 @@
-"""Samples the parts of training conversations: system prompts, and questions in varied spelling with their answers."""
-
 import random
 from collections.abc import Sequence
 

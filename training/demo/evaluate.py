@@ -56,7 +56,6 @@ def _questions(pairs: list[Pair], *, trained: bool, off_topic: bool) -> list[tup
 
 @torch.inference_mode()
 def replies(model: Any, tokenizer: Any, conversations: Sequence[list[dict[str, str]]]) -> list[str]:
-    """Return the model's greedy reply to each conversation, computed in batches."""
     found: list[str] = []
     for start in range(0, len(conversations), BATCH):
         prompt = tokenizer.apply_chat_template(

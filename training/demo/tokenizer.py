@@ -1,5 +1,3 @@
-"""The demo model's tokenizer: byte-level BPE with a small chat template."""
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +10,6 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], max_length: int) -> Any:
-    """Return a `PreTrainedTokenizerFast`; `max_length` is the model's maximum number of tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

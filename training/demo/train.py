@@ -29,7 +29,6 @@ SAVE_EVERY = 100
 
 
 def build_model() -> Any:
-    """Return an untrained Llama with three million parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -107,7 +106,6 @@ def _rate(step: int, steps: int) -> float:
 
 
 def save(model: Any, tokenizer: Any, out: Path) -> None:
-    """Save a copy of the model in bfloat16, and its tokenizer."""
     import copy
 
     small = copy.deepcopy(model).to(torch.bfloat16)

@@ -1,5 +1,3 @@
-"""Fits the verifier's Platt scaling, and measures how well its probabilities are calibrated."""
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +34,6 @@ class Bin:
 
 
 def reliability_curve(probabilities: np.ndarray, same: np.ndarray) -> list[Bin]:
-    """Group pairs by probability into ten bins of equal width, and return the bins that are not empty."""
     place = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
     curve = []
     for number in range(_BINS):

@@ -22,7 +22,6 @@ WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
 
 def cosines(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
-    """Return the cosine similarity of each pair, `[len(pairs)]` float32."""
     vectors = embed_texts([pair.a for pair in pairs] + [pair.b for pair in pairs], embedder, lambda share: None)
     found: np.ndarray = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return found

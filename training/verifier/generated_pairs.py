@@ -93,7 +93,6 @@ def insert_opposite(text: str, rng: random.Random) -> str | None:
 
 
 def change_name(text: str, rng: random.Random) -> str | None:
-    """Replace a name, unit, date, or identifier by another word of its group."""
     found = [(match, group) for pattern, group in _GROUP_PATTERNS for match in pattern.finditer(text)]
     if not found:
         return None
@@ -103,7 +102,6 @@ def change_name(text: str, rng: random.Random) -> str | None:
 
 
 def swap_operands(text: str, rng: random.Random) -> str | None:
-    """Exchange A and B in `from A to B`, `A than B`, or `A before B`."""
     found = [match for match in _FROM_TO.finditer(text) if _NO_OPERANDS.isdisjoint(map(str.lower, _operands(match)))]
     if not found:
         return None

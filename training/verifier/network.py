@@ -94,7 +94,6 @@ class CrossEncoder(nn.Module):
         return logit
 
     def encode(self, ids: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
-        """Return the last hidden states, `[n, length, width]`."""
         x: Tensor = self.norm(self.word[ids] + self.position[: ids.shape[1]] + self.segment[segments])
         seen = None if bool(mask.all()) else mask[:, None, None, :].bool()
         for layer in self.layer:

@@ -1,5 +1,3 @@
-"""Rewords a question without changing its answer."""
-
 import random
 import re
 

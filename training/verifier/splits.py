@@ -1,5 +1,3 @@
-"""Splits labelled pairs so that no question is in two parts."""
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

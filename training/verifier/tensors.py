@@ -1,5 +1,3 @@
-"""Padded batches of token ids, and files of weights."""
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ def pad(encoded: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def write_tensors(path: Path, tensors: Weights, metadata: Mapping[str, str]) -> None:
-    """Replace a file atomically by tensors in float16."""
     from safetensors.numpy import save_file
 
     part = path.with_suffix(".part")

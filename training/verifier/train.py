@@ -110,7 +110,6 @@ def make_optimizer(model: CrossEncoder, rate: float) -> torch.optim.Optimizer:
 
 
 def learning_rate_factor(progress: float) -> float:
-    """Return a factor that rises during the first 5% of the training, and then falls linearly to zero."""
     return progress / WARM_UP if progress < WARM_UP else max(0.0, (1 - progress) / (1 - WARM_UP))
 
 

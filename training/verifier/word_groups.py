@@ -1,5 +1,3 @@
-"""Words that the generated pairs of questions exchange."""
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -19,7 +19,7 @@ _MAX_READ = _MAX_TOKENS // 2
 _PREFIX = "query: "
 _CACHED_TEXTS = 64
 _RANGE = 3.0
-"""Assumed largest activation for int8. The cosine between an int8 vector and its float32 version is at least 0.998."""
+"""Assumed largest activation for int8."""
 
 
 class MultilingualEmbedder(ThreadedEmbedder):

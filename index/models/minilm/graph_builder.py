@@ -117,14 +117,12 @@ def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights
     x = graph.node("Mul", x, graph.constant(1 / channel))
     if not name.endswith(".down"):
         return graph.node("DynamicQuantizeMatMul", x, *constants, "", bias, domain=_RUNTIME)
-    # The ranges of GELU's output differ most, so each token has its own scale.
     most = graph.node("ReduceMax", graph.node("Abs", x), graph.constant(np.array([-1])), keepdims=1)
     product = graph.node("DynamicQuantizeMatMul", graph.node("Div", x, most), *constants, domain=_RUNTIME)
     return graph.node("Add", graph.node("Mul", product, most), bias)
 
 
 def _quantize(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize `[out, in]` to int8 `[in, out]` with scales `[out]`."""
     scales = np.abs(matrix).max(axis=1) / 127
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 

@@ -83,7 +83,6 @@ def _from_file(folder: Path, name: str) -> Any:
             _log.warning("%s is damaged and is built again", file)
             file.unlink()
         except Exception as error:
-            # Another process may have removed the file.
             _log.debug("cannot open %s: %s", file, error)
     return None
 

@@ -116,7 +116,6 @@ def base_weights(folder: Path) -> Weights:
 def _packaged_tensors(folder: Path) -> Weights:
     path = weights_file(folder)
     with path.open("rb") as file:
-        # A safetensors file: the length of its header, the header as JSON, and the tensors.
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     content = np.memmap(path, np.uint8, "r", 8 + length)

@@ -1,5 +1,3 @@
-"""The built-in verifier: the packaged MiniLM with a trained adapter, in ONNX Runtime."""
-
 import hashlib
 import json
 import os
@@ -44,7 +42,6 @@ class PlattScaling:
     cosine: float = 0.0
 
     def probabilities(self, logits: np.ndarray, cosines: np.ndarray | None = None) -> np.ndarray:
-        """Return the probabilities, float32 `[n]`, of logits and cosines `[n]`."""
         weighted = 0.0 if cosines is None else self.cosine * cosines.astype(np.float64)
         exponent = np.clip(self.slope * logits.astype(np.float64) + weighted + self.offset, -30, 30)
         return (1 / (1 + np.exp(-exponent))).astype(np.float32)
@@ -108,7 +105,6 @@ class BuiltInVerifier:
         return self._scaling.probabilities(self.logits(pairs), cosines)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        """Return the logit of each pair, float32 `[len(pairs)]`."""
         if len(pairs) < 2:
             return np.array([self._logit(pair) for pair in pairs], dtype=np.float32)
         return np.array(list(self._pool.map(self._logit, pairs)), dtype=np.float32)

@@ -1,5 +1,3 @@
-"""A verifier from a sentence-transformers model that the settings name."""
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

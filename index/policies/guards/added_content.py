@@ -20,8 +20,7 @@ _FILLERS = (word_lists.FUNCTION_WORDS - _ORDERS) | frozenset(
 )
 _ALIKE = 0.8
 _FEW = 3
-_LONG = 12
-"""A word with more characters counts twice, because it may consist of several words without spaces."""
+_LONG = 12  # Longer words count twice, because they may be several words without spaces.
 
 
 def adds_content(question: str, cached_question: str) -> bool:
@@ -41,7 +40,6 @@ def _tokens(text: str) -> tuple[str, ...]:
 
 
 def _count_unmatched_words(tokens: Sequence[str], others: Sequence[str]) -> tuple[int, int]:
-    """Return the number of words that share no root with a word of the other text, and their longest run."""
     known, kept = {root for word in others for root in roots(word)}, set(others)
     own: set[str] = set()
     run = longest = 0

@@ -5,7 +5,6 @@ from kvproxy.index.policies.guards.tokenization import cached_by_text
 _UNIT = "(word|line|sentence|paragraph|page|point)s?"
 _LENGTHS = (
     re.compile(rf"\b(\d+|two|three|four|five|six|seven|eight|nine|ten)[ -]{_UNIT}\b"),
-    # `a page` without a preposition is mostly the subject of the question.
     re.compile(
         rf"\b(?:in|with|within|under|about|than|exactly|most) (an?|one|few|several|a few|a couple of)[ -]{_UNIT}\b"
     ),

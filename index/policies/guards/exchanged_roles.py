@@ -74,7 +74,6 @@ def _tokens(text: str) -> tuple[str, ...]:
 
 
 def _map_by_common_root(tokens: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """Map each word that is missing in the other text to a word of that text with a common root, if there is one."""
     free = [word for word in dict.fromkeys(others) if word not in tokens and _is_content(word)]
     alone = [token for token in dict.fromkeys(tokens) if token not in others and _is_content(token)]
     return {token: word for token in alone for word in reversed(free) if not roots(word).isdisjoint(roots(token))}
@@ -173,7 +172,6 @@ def _is_coordination(tokens: Sequence[str]) -> bool:
 
 
 def _is_reordered(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    """Whether texts differ only in the order of content words, and no `and` or `or` is among the moved words."""
     if ours == theirs or Counter(ours) != Counter(theirs) or _frame(ours) != _frame(theirs):
         return False
     moved = [place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]

@@ -11,7 +11,6 @@ _UNIT = re.compile(r"[numcdkgtp]?i?(?:b|w|v|a|j|hz|ev|g|m|s|l|pa|n|bps|wh|ah)", 
 _ENDS = ".…"
 _TITLE_SHARE = 0.7
 _LONGEST_CODE = 4
-# Words with another meaning when capitalized.
 _CAPITONYMS = frozenset(
     "polish turkey china march may august us it who job nice reading mobile bath cologne lima aids ram swift rust java".split()
 )

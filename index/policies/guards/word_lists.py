@@ -34,7 +34,6 @@ LANGUAGES = frozenset(
     " urdu bengali tamil telugu marathi punjabi chinese mandarin cantonese japanese korean vietnamese thai indonesian"
     " malay tagalog swahili latin esperanto".split()
 )
-# Words that are frequent in only one of these languages.
 FREQUENT = {
     "english": frozenset("the is are what how does do can you where when why who".split()),
     "german": frozenset("der die das ist ein eine was wie wo ich und nicht kann".split()),

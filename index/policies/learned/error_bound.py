@@ -13,7 +13,6 @@ import numpy as np
 MIN_SERVED = 500
 """The bound allows a share of wrong answers. With fewer served answers, it allows as many wrong answers as with 500."""
 _LOG_LIMIT = math.log(10)
-"""Logarithm of the value that the supermartingale exceeds with at most 10% probability."""
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
 _COMPARED_RATIOS = (40.0, 52.0)
@@ -44,7 +43,6 @@ def max_error_factor(wrong: float, expected: float) -> float:
     """Return the largest factor f that is plausible (90%) after the comparisons; see `max_risk` for the arguments."""
     if expected <= 0:
         return _MOST
-    # The evidence against a number of events above the observed one rises with it.
     true = np.maximum(_possible_events(wrong), wrong)
     return min(_MOST, float(np.interp(_LOG_LIMIT, _log_evidence(true, wrong, *_COMPARED_RATIOS), true)) / expected)
 
@@ -54,20 +52,17 @@ def _possible_events(wrong: float) -> np.ndarray:
 
 
 def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
-    """Return the expected number of events at which `allowed + 1` events have the log evidence `needed`, for each of it."""
     if allowed <= 0:
         return np.zeros_like(needed)
     count = math.floor(allowed + 1e-9) + 1.0
     expected = np.linspace(0.0, count, 400)[1:]
     parts = [_log_evidence(expected, count, *ratios) for ratios in _SERVED_RATIOS]
     evidence = np.logaddexp.reduce(parts) - math.log(len(parts))
-    # The evidence falls with the expected number.
     found: np.ndarray = np.interp(needed, evidence[::-1], expected[::-1], left=np.inf, right=0.0)
     return found
 
 
 def _log_evidence(expected: np.ndarray, count: float, shape: float, rate: float) -> np.ndarray:
-    """Return the logarithm of the supermartingale's mean over gamma-distributed ratios, for w = `count` events."""
     constant = shape * math.log(rate) - math.lgamma(shape) + math.lgamma(shape + count)
     evidence: np.ndarray = expected + constant - (shape + count) * np.log(rate + expected)
     return evidence

@@ -20,7 +20,6 @@ COVARIANCE = (
 NUM_NEIGHBOURS = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WEIGHT_DISTANCE = 0.05
-"""A neighbour whose cosine is lower by this than the nearest neighbour's cosine has the weight 1/e in `rivals`."""
 _NEAREST = 5
 _MAX_MARGIN = 5.0
 
@@ -57,8 +56,7 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     )
 
 
-_MAX_IMPORTANCE = 8.0
-"""Maximum weight of an observation that had a low probability, to limit the variance."""
+_MAX_OBSERVATION_WEIGHT = 8.0
 
 
 @dataclass(slots=True)
@@ -95,7 +93,7 @@ class ErrorModel:
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
         self.num_slips += slip
         self.num_sure += probability**2
-        weight = (1 - slip) * probability**2 * min(1 / chance, _MAX_IMPORTANCE)
+        weight = (1 - slip) * probability**2 * min(1 / chance, _MAX_OBSERVATION_WEIGHT)
         curvature = probability * (1 - probability) * weight
         gain = self.covariance @ features
         self.covariance = self.covariance - np.outer(gain, gain) * (

@@ -16,7 +16,6 @@ Compare = Callable[[str], Awaitable[bool | None]]
 """Returns whether the answer of the entry with this id equals the fresh answer; None if they cannot be compared."""
 
 _MAX_OBSERVATIONS = 10_000
-"""Number of the newest observations that are kept if no policy learns from them."""
 
 
 class FeedbackRecorder:
@@ -75,7 +74,6 @@ class FeedbackRecorder:
         if pending is None or assignment is None:
             return None
         if assignment.is_outlier:
-            # Other entries of its class have the right answer.
             self._unindex([pending.candidate.id])
         observation = Observation(
             pending.candidate.id,

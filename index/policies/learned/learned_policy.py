@@ -22,8 +22,7 @@ from kvproxy.index.store.observations import Observation, Observations
 
 _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200  # Observations.
-_MAX_NAMESPACES = 2000
-"""Maximum number of learners in memory; the learners of other namespaces are in the database only."""
+_MAX_LEARNERS = 2000
 _LIFTED_ERROR = 2.0
 """Multiple of `max_error`: maximum estimated error of an answer that is served although a lifted guard vetoes it."""
 _SURE_SHARE = 0.5
@@ -61,7 +60,7 @@ class LearnedPolicy:
         self._guards = tuple(guards)
         self._has_new_words = has_new_words
         self._prior = Prior()
-        self._learners: OrderedDict[str, Learner] = OrderedDict()  # Least recently used first.
+        self._learners: OrderedDict[str, Learner] = OrderedDict()
         self._saved: dict[str, int] = {}
         self._pending: dict[str, tuple[int, float]] = {}
         self._lock = threading.RLock()
@@ -75,7 +74,6 @@ class LearnedPolicy:
             return PolicyResult([Decision("uncertain") for _ in neighbours], None)
         nearest = neighbours[estimate.place]
         if not nearest.similarity >= self.floor:  # A NaN is refused, too.
-            # A comparison would not help, because such a question is never served.
             return PolicyResult([Decision("low similarity") for _ in neighbours], None)
         own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]
@@ -110,7 +108,6 @@ class LearnedPolicy:
             return Decision("vetoed", vetoes[0], error=error)
         if not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
-        # A class with one entry does not show which differences change the answer.
         if self.checked is None:
             return Decision("uncertain", error=error)
         decision = replace(self.checked.decide(question, [nearest], limits).decisions[0], error=error)
@@ -153,7 +150,6 @@ class LearnedPolicy:
             self._pending[namespace] = answers + 1, risk + error
 
     def learn(self, observations: Sequence[Observation]) -> None:
-        """Store observations durably, and learn from them."""
         with self._lock:
             counted = []
             for each in observations:
@@ -203,7 +199,7 @@ class LearnedPolicy:
         self._learners[namespace] = learner
         if learner.number - saved >= _SNAPSHOT_INTERVAL:
             self._save(namespace, learner)
-        while len(self._learners) > _MAX_NAMESPACES:
+        while len(self._learners) > _MAX_LEARNERS:
             self._evict(*self._learners.popitem(last=False))
         return learner
 
@@ -231,7 +227,6 @@ class LearnedPolicy:
 
     def status(self, namespace: str) -> LearningStatus:
         with self._lock:
-            # Add the hits that are not stored yet.
             learner = self.learner(namespace)
             served, risk = self._pending.get(namespace, (0, 0.0))
             level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)

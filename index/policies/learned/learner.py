@@ -152,7 +152,6 @@ class Learner:
         self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
 
     def to_json(self) -> str:
-        """Return the state as JSON, without rounding numbers."""
         model, level, errors = self.error_model, self.level, self.class_evidence
         return json.dumps(
             {

@@ -11,20 +11,16 @@ from kvproxy.index.policies.learned.error_bound import MIN_SERVED, max_error_fac
 _BINS = 64
 _LEAST = 5e-4
 _EDGES = np.geomspace(_LEAST, 1.0, _BINS)
-_WINDOW = 1500.0
-"""Number of later requests that reduce the weight of a request in the histogram to 1/e."""
-_HORIZON = 500
-"""Number of future answers among which the remaining allowed errors are divided."""
+_HISTOGRAM_DECAY = 1500.0
+_PLANNED_ANSWERS = 500
 _CHECKED_SHARE = 0.8
-_MAX_PLANNED_SHARE = 1.5
-"""Multiple of `max_error`: maximum planned share of wrong answers, even if many allowed errors are unused."""
+_MAX_PLANNED_FACTOR = 1.5
 _TESTED, _MAX_TESTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
 """Prior of `judge_error`: the judge errs in one of 50 comparisons."""
-_MAX_LIMIT = 12.0
-"""Multiple of `max_error`: maximum estimated error of a served answer."""
+_MAX_LIMIT_FACTOR = 12.0
 
 
 @dataclass(slots=True)
@@ -91,7 +87,7 @@ class ServingLevel:
         self._add_requests(error, 1)
 
     def _add_requests(self, error: float, count: int) -> None:
-        self.error_histogram *= (1 - 1 / _WINDOW) ** count
+        self.error_histogram *= (1 - 1 / _HISTOGRAM_DECAY) ** count
         self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += count
 
     @property
@@ -110,14 +106,16 @@ class ServingLevel:
         """Return the mean estimated error that the bound allows for the next 500 answers."""
         if not self.expected:
             return 0.0
-        allowed = max_risk(self.max_error * max(self.served + _HORIZON, MIN_SERVED), self.wrong, self.expected)
-        left = (allowed * (1 - self.judge_error) - self.risk) / _HORIZON
-        return max(0.0, min(left, _MAX_PLANNED_SHARE * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR)))
+        allowed = max_risk(self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.wrong, self.expected)
+        left = (allowed * (1 - self.judge_error) - self.risk) / _PLANNED_ANSWERS
+        return max(
+            0.0, min(left, _MAX_PLANNED_FACTOR * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR))
+        )
 
     def update_limit(self) -> None:
         """Set the limit so that the mean estimated error of the requests within it is `planned_risk`."""
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
-        highest = min(_HIGHEST, _MAX_LIMIT * self.max_error)
+        highest = min(_HIGHEST, _MAX_LIMIT_FACTOR * self.max_error)
         self.limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0

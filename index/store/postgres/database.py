@@ -40,7 +40,6 @@ class PostgresDatabase:
             min_size=1,
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
-            # By default, the pauses between attempts grow to minutes.
             reconnect_timeout=_POOL_TIMEOUT,
             kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
             configure=_configure,

@@ -31,7 +31,6 @@ class SqliteStore(Store):
         super().__init__(SqliteDatabase(path), clock=clock, capacity=capacity, cipher=cipher)
 
     def failure(self) -> str | None:
-        # A read detects a deleted file.
         with contextlib.suppress(CacheStoreError), self.database.converting_errors("read", check_now=True):
             self.count()
         return super().failure()
@@ -39,7 +38,6 @@ class SqliteStore(Store):
     def reencrypt(self) -> int:
         resealed = super().reencrypt()
         if resealed:
-            # Remove the old texts from the file.
             self.database.vacuum()
         return resealed
 

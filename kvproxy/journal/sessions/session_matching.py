@@ -10,7 +10,6 @@ from kvproxy.journal.sessions.prompt_chain import PromptChain
 _MAX_HASHES = 100_000
 _MAX_CONTENT_BYTES = 32 * 2**20
 _MAX_CONTENT = 256 * 1024
-"""Maximum bytes of a region in `RegionContents`."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -62,8 +61,6 @@ class KnownPrefix:
 
 
 class _RecentItems(OrderedDict[K, V], Generic[K, V]):
-    """A mapping that keeps the most recently set items."""
-
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)

@@ -73,7 +73,6 @@ class Turn:
     cost: float | None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
-        """Return the turn with its cost; unchanged without a price."""
         price = price_of(self.model, prices)
         if price is None:
             return self

@@ -31,7 +31,6 @@ _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
 _LEAST_PROMPT = 20
-"""Minimum length in characters of a prompt that identifies a sub-agent, because shorter prompts are not unique."""
 _INSERT = (
     "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
     f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
@@ -222,7 +221,6 @@ class TurnWriter:
         return _PromptChange(chain.names[shared], place, tokens)
 
     def _first_difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
-        """Return the first different character of two regions (digests), and the share of equal text at the end."""
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
             return None, 0.0

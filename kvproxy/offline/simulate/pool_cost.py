@@ -70,7 +70,6 @@ def _kv_size(config: dict[str, Any]) -> KVSize:
 
 
 def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
-    """Return `full`, `sliding`, or `linear` for each layer. `linear` layers have a state of constant size."""
     if types := config.get("layer_types") or config.get("layers_block_type"):
         kinds = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
         return [kinds.get(each, "linear") for each in types]

@@ -58,7 +58,6 @@ class PoolSimulation:
 
 
 def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
-    """Return the number of leading blocks that are cached."""
     return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
 
 
@@ -139,7 +138,6 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
         curve.add(request.blocks, request.reusable, request.partial)
     hits = curve.hits()
     return [
-        # A smaller pool refuses requests, so its stack differs.
         simulate(requests, size, "lru").hits
         if size is not None and size < curve.min_blocks
         else hits[-1 if size is None else min(size, len(hits) - 1)]

@@ -14,7 +14,6 @@ _SUFFICIENT_SHARE = 0.9
 _LEAST_STEP = 1.1
 _SAMPLING = 21
 _LEAST_SAMPLED = 100_000
-"""Traces with fewer blocks are simulated as a whole, without sampling."""
 
 
 @dataclass(frozen=True, slots=True)

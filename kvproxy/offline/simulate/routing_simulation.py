@@ -18,7 +18,6 @@ from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _MAX_ENGINES = 256
 _NUM_HASHED_BLOCKS = 2
-"""Number of leading blocks of a prompt that consistent hashing hashes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
 """Tokens in a block, for traces that have no blocks."""
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
-"""Numbers of tokens for which a hash id can stand, the most common first."""
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
-_LENGTHS = {"Timestamp": ("Request tokens", "Response tokens"), "TIMESTAMP": ("ContextTokens", "GeneratedTokens")}
-"""Columns of prompt and response lengths, by the time column, in the traces BurstGPT and Azure."""
+_LENGTH_COLUMNS = {
+    "Timestamp": ("Request tokens", "Response tokens"),
+    "TIMESTAMP": ("ContextTokens", "GeneratedTokens"),
+}
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
 
@@ -149,14 +150,14 @@ def _read(path: Path) -> list[_TraceLine]:
     if not numbered:
         raise TraceError(f"{path}, line 1: the file is empty")
     columns = next(csv.reader(numbered[:1][0][1:]))
-    if columns[0].lstrip("\ufeff") in _LENGTHS:
+    if columns[0].lstrip("\ufeff") in _LENGTH_COLUMNS:
         return _csv_lines(path, columns, numbered[1:])
     return [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
 
 
 def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
     time = columns[0].lstrip("\ufeff")
-    prompt, output = _LENGTHS[time]
+    prompt, output = _LENGTH_COLUMNS[time]
     columns[0] = time
     lines = []
     for number, line in numbered:
@@ -267,7 +268,6 @@ def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], A
 
 
 _PARSERS = {"hash_ids": _hash_id_parser, "tokens": _token_parser, "input_length": _length_parser}
-"""Parsers of lines. The first of these fields that the trace's first line has selects the parser."""
 
 
 def _whole_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:

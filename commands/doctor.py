@@ -27,7 +27,7 @@ def doctor(
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
     from kvproxy.checks.all_checks import all_checks
-    from kvproxy.checks.servers import CheckAdvice
+    from kvproxy.checks.servers import CheckWarning
     from kvproxy.settings import load_settings
 
     settings = load_settings(
@@ -38,7 +38,7 @@ def doctor(
         is_ok, is_warning = True, False
         try:
             detail = str(check())
-        except CheckAdvice as advice:
+        except CheckWarning as advice:
             is_warning, detail = True, str(advice)
         except Exception as error:
             is_ok, detail = False, str(error)

@@ -12,7 +12,7 @@ from kvproxy.commands.request_body import RequestChanges, read_body
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.proxy_client.api_paths import ApiName, credentials
+from kvproxy.proxy_client.api_paths import ApiName, credential_headers
 from kvproxy.proxy_client.client import ProxyClient
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def explain(
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")
     body |= changes.fields()
-    headers = credentials(chosen, api_key) | changes.headers()
+    headers = credential_headers(chosen, api_key) | changes.headers()
     if model is not None or "model" not in body:
         body["model"] = model or client.first_model(headers)
     found = client.post("/admin/explain", body, headers=headers, api=chosen)

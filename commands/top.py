@@ -14,7 +14,7 @@ from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Row, build_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
-from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates, take_snapshot
+from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -63,9 +63,9 @@ def _print_updates(client: ProxyClient, interval: float, updates: int, as_json: 
         time.sleep(interval)
         now = take_snapshot(client)
         if as_json:
-            typer.echo(json.dumps(rates(before, now)))
+            typer.echo(json.dumps(rates_between(before, now)))
         else:
-            Console().print(summary_page(rates(before, now)))
+            Console().print(summary_page(rates_between(before, now)))
         before = now
 
 
@@ -83,7 +83,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
                 now = take_snapshot(client)
                 upstreams = get_optional(client, "/admin/upstreams") or []
                 requests = get_optional(client, "/admin/log", limit=_REQUESTS) or []
-                page = live_page(rates(before, now), upstreams, requests, console.width)
+                page = live_page(rates_between(before, now), upstreams, requests, console.width)
                 before = now
             except ProxyUnreachable as error:
                 page = error.message

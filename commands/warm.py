@@ -13,7 +13,7 @@ from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.client import ProxyClient
-    from kvproxy.proxy_client.warm import Pace, WarmReport
+    from kvproxy.proxy_client.warm import RequestPace, WarmReport
     from kvproxy.proxy_client.warm_requests import WarmRequest
 
 _LISTED_ERRORS = 20
@@ -70,16 +70,16 @@ def warm(
     from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
     from kvproxy.proxy_client import warm_requests
-    from kvproxy.proxy_client.api_paths import credentials
+    from kvproxy.proxy_client.api_paths import credential_headers
     from kvproxy.proxy_client.client import ProxyClient
-    from kvproxy.proxy_client.warm import Pace, WarmReport, pin_all
+    from kvproxy.proxy_client.warm import RequestPace, WarmReport, pin_all
 
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")
     fields, headers = changes.fields(), changes.headers()
     target, origin = ProxyClient(url, token), ProxyClient(source or url, token)
     if file is not None:
-        default_model = model or target.first_model(credentials("chat", api_key))
+        default_model = model or target.first_model(credential_headers("chat", api_key))
         found = warm_requests.read_requests(file, read_text(file), default_model, system)
     elif from_log:
         found = warm_requests.logged_requests(origin, token, top, api_key)
@@ -94,7 +94,7 @@ def warm(
         duplicates=sum(each.count - 1 for each in requests) if file else 0,
         errors=list(found.errors),
     )
-    code = _send(requests, url, Pace(concurrency, rate), report, api_key, control, headers)
+    code = _send(requests, url, RequestPace(concurrency, rate), report, api_key, control, headers)
     if keep and not code:
         name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
@@ -129,11 +129,11 @@ def _required_for_hits(
 ) -> dict[str, Any]:
     from kvproxy.apis import APIS
     from kvproxy.errors import KvproxyError
-    from kvproxy.proxy_client.api_paths import API_NAMES, credentials
+    from kvproxy.proxy_client.api_paths import API_NAMES, credential_headers
 
     api = API_NAMES[request.path]
     try:
-        tenant = client.tenant(credentials(api, api_key) | headers, str(request.body.get("model", "")))
+        tenant = client.tenant(credential_headers(api, api_key) | headers, str(request.body.get("model", "")))
     except KvproxyError as error:
         tenant = f"unknown ({error.message})"
     body = request.body
@@ -144,7 +144,7 @@ def _required_for_hits(
 def _send(
     requests: "list[WarmRequest]",
     url: str,
-    pace: "Pace",
+    pace: "RequestPace",
     report: "WarmReport",
     api_key: str | None,
     cache_control: str | None,

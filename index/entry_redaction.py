@@ -23,8 +23,8 @@ def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
     An entry with a redacted question has exact hits only, because redaction can make different questions equal.
     """
     prompt = redact(entry.prompt)
-    answer = _load(entry.response)
-    if _map(answer, lambda leaf: redact(leaf) if isinstance(leaf, str) else leaf) != answer:
+    answer = _parse_json(entry.response)
+    if _map_leaves(answer, lambda leaf: redact(leaf) if isinstance(leaf, str) else leaf) != answer:
         return None
     return replace(
         entry,
@@ -32,12 +32,12 @@ def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:
         semantic=entry.semantic and prompt == entry.prompt,
         # Bytes with a repeated name contain a value that was not redacted, because parsing keeps only the last.
         request=redact_json(entry.request, redact),
-        response=_dump(answer),
+        response=_to_json(answer),
     )
 
 
 def redact_json(body: bytes, redact: Redactor) -> bytes:
-    return _dump(_map(_load(body), lambda leaf: _redact_leaf(leaf, redact)))
+    return _to_json(_map_leaves(_parse_json(body), lambda leaf: _redact_leaf(leaf, redact)))
 
 
 def _redact_leaf(leaf: Any, redact: Redactor) -> Any:
@@ -49,20 +49,20 @@ def _redact_leaf(leaf: Any, redact: Redactor) -> Any:
     return leaf if redacted == text else redacted
 
 
-def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
-        return {change(name): _map(item, change) for name, item in value.items()}
+        return {change(name): _map_leaves(item, change) for name, item in value.items()}
     if isinstance(value, list):
-        return [_map(item, change) for item in value]
+        return [_map_leaves(item, change) for item in value]
     return change(value)
 
 
-def _load(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise RedactionFailed("a request or an answer is not JSON and cannot be redacted: it is not stored") from None
 
 
-def _dump(value: Any) -> bytes:
+def _to_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

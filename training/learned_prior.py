@@ -18,7 +18,7 @@ _QUESTIONS = 300  # The prior counts as much as this number of observed question
 _MIN_PRECISION = 0.1  # The precision of a weight without observations.
 
 
-def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.ndarray]:
+def labelled_features(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the features of each question (see `compute_features`), and whether the nearest stored answer was right.
 
     Args:
@@ -39,7 +39,7 @@ def examples(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.
     return np.array(features), np.array(rights, dtype=np.float64)
 
 
-def fit(features: np.ndarray, rights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fit_weights(features: np.ndarray, rights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit weights by Newton's method, as in `ErrorModel.learn`; return them and their precision matrix."""
     weights = np.zeros(features.shape[1])
     precision = np.eye(len(weights))
@@ -61,9 +61,9 @@ def main() -> None:
     for seed, dropped in ((0, 0.8), (3, 0.5)):
         order = list(range(len(stream.texts)))
         random.Random(seed).shuffle(order)
-        parts.append(examples(stream.reordered(order), seed, dropped))
+        parts.append(labelled_features(stream.reordered(order), seed, dropped))
     features, rights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    weights, precision = fit(features, rights)
+    weights, precision = fit_weights(features, rights)
     covariance = np.linalg.inv(precision * (_QUESTIONS / len(features)) + _MIN_PRECISION * np.eye(len(weights)))
     print("WEIGHTS =", tuple(weights.round(3).tolist()))
     print("COVARIANCE =", tuple(tuple(row) for row in covariance.round(3).tolist()))

@@ -51,10 +51,10 @@ def audit(
 
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.audit import CHAT, COMPLETIONS, generate_bodies
-    from kvproxy.proxy_client.api_paths import credentials
+    from kvproxy.proxy_client.api_paths import credential_headers
     from kvproxy.proxy_client.client import ProxyClient
 
-    path, headers = COMPLETIONS if completions else CHAT, credentials("chat", api_key)
+    path, headers = COMPLETIONS if completions else CHAT, credential_headers("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)
     bodies = _read_bodies(file, model, path)[:requests] if file else generate_bodies(requests, model, path, max_tokens)
     if history and completions:

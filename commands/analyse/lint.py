@@ -112,9 +112,9 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
 
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
-    from kvproxy.offline.changed_spans import describe
+    from kvproxy.offline.changed_spans import describe_span
 
-    place = ", ".join(map(one_line, describe(saving.span)))
+    place = ", ".join(map(one_line, describe_span(saving.span)))
     stripped, moved = (percent(tokens / report.prompt_tokens) for tokens in (saving.stripped, saving.moved))
     print_text(f"  {place}: {saving.changed:,} times")
     recomputed = max(saving.stripped, saving.moved) - report.reused

@@ -48,7 +48,7 @@ class StreamReport:
     orders: Sequence[Outcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
-        policies: dict[str, dict[str, Any]] = {name: _figures(found) for name, found in self.outcomes.items()}
+        policies: dict[str, dict[str, Any]] = {name: _outcome_document(found) for name, found in self.outcomes.items()}
         policies["learned"]["bound"] = self.bound
         policies["threshold"]["level"] = self.level
         document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
@@ -63,7 +63,7 @@ class StreamReport:
         return document
 
 
-def _figures(outcome: Outcome) -> dict[str, Any]:
+def _outcome_document(outcome: Outcome) -> dict[str, Any]:
     return {
         "hit_rate": outcome.hit_rate,
         "wrong_share": outcome.wrong_share,

@@ -13,7 +13,7 @@ ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
 """Header with the admin token; `Authorization` may contain a client's key."""
 
 
-class CheckAdvice(Exception):
+class CheckWarning(Exception):
     """Raised by a check that found no problem, but has advice for the user."""
 
 
@@ -59,7 +59,7 @@ def check_proxy(url: str, token: str | None) -> str:
 
     Raises:
         KvproxyError: the server is not kvproxy, is not ready, or reports a problem with an upstream.
-        CheckAdvice: the proxy reports advice about an upstream.
+        CheckWarning: the proxy reports advice about an upstream.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN_HEADER: token} if token else {}
@@ -77,7 +77,7 @@ def check_proxy(url: str, token: str | None) -> str:
     wrong, advice = _upstream_notes(upstreams, "notes"), _upstream_notes(upstreams, "advice")
     if wrong or advice:
         message = f"{version} answers at {url}; {'; '.join(wrong + advice)}"
-        raise KvproxyError(message) if wrong else CheckAdvice(message)
+        raise KvproxyError(message) if wrong else CheckWarning(message)
     return f"{version} answers at {url}"
 
 

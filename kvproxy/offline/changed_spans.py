@@ -136,7 +136,7 @@ def _split(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def describe(span: ChangedSpan) -> Iterator[str]:
+def describe_span(span: ChangedSpan) -> Iterator[str]:
     if span.kind == "order of tools":
         yield "the order of the tools"
         return

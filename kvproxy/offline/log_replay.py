@@ -159,16 +159,16 @@ class LoggedBackend:
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
             return _relayed({"object": "list", "data": [vector], "model": request.model})
         delta = Delta(0, self.response or request.request_id, (), (), "stop", _NO_USAGE)
-        return GeneratedResponse(_one_delta(delta), _NO_USAGE, request.model)
+        return GeneratedResponse(_stream_delta(delta), _NO_USAGE, request.model)
 
 
 def _relayed(response: JsonObject) -> RelayedResponse:
-    return RelayedResponse(200, [("content-type", "application/json")], _bytes(dumps(response)))
+    return RelayedResponse(200, [("content-type", "application/json")], _stream_bytes(dumps(response)))
 
 
-async def _one_delta(delta: Delta) -> AsyncIterator[Delta]:
+async def _stream_delta(delta: Delta) -> AsyncIterator[Delta]:
     yield delta
 
 
-async def _bytes(body: bytes) -> AsyncIterator[bytes]:
+async def _stream_bytes(body: bytes) -> AsyncIterator[bytes]:
     yield body

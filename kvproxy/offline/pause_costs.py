@@ -19,7 +19,7 @@ from kvproxy.pause_policy import (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SessionStep:
     """A request of a session, or its end.
 
     Attributes:
@@ -33,12 +33,12 @@ class Step:
     pause: float | None
 
     @property
-    def required_requests(self) -> float:
+    def required_keep_warm_requests(self) -> float:
         """The number of keep-warm requests that are necessary so that the prefix is cached throughout the pause."""
         return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
 
 
-Session = list[Step]
+Session = list[SessionStep]
 KeepWarmCount = Callable[[int, int], float]
 """Returns the maximum number of keep-warm requests in a pause. Arguments: tokens of the previous prompt, and tokens
 among them that were written for one hour.
@@ -51,7 +51,7 @@ def session_price(session: Session, requests: KeepWarmCount, long_write: LongWri
     """Return the price of a session's input, as a multiple of the price of one uncached token."""
     total, kept, before = 0.0, 0, 0
     for step in session:
-        sent = 0.0 if step.pause is None else min(step.required_requests, requests(before, kept))
+        sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, requests(before, kept))
         total += sent * prices.read * step.shared
         if step.pause == math.inf:
             break
@@ -65,7 +65,7 @@ def session_price(session: Session, requests: KeepWarmCount, long_write: LongWri
     return total
 
 
-def cached_tokens(step: Step, sent: float, kept: int) -> int:
+def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
     """Return the number of a step's tokens that are cached when it starts.
 
     Args:
@@ -74,7 +74,7 @@ def cached_tokens(step: Step, sent: float, kept: int) -> int:
     """
     if step.pause is None:
         return 0
-    if sent >= step.required_requests:
+    if sent >= step.required_keep_warm_requests:
         return step.shared
     return min(kept, step.shared) if step.pause - sent * KEEP_WARM_SECONDS <= HOUR else 0
 

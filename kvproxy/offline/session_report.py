@@ -28,7 +28,7 @@ from kvproxy.journal.sessions.session_reader import (
     ledger_of,
     summarize_session,
 )
-from kvproxy.offline.pause_costs import LongWrite, Step, pause_policy_price, session_price
+from kvproxy.offline.pause_costs import LongWrite, SessionStep, pause_policy_price, session_price
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.transcripts import TraceSession
 from kvproxy.pause_policy import CachePrices, PauseTimes
@@ -231,9 +231,10 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
             found.price_of_1h_write / found.input,
         )
         steps = [
-            Step(turn.prompt_tokens, round(turn.prompt_tokens * _repeated_share(turn)), turn.pause) for turn in turns
+            SessionStep(turn.prompt_tokens, round(turn.prompt_tokens * _repeated_share(turn)), turn.pause)
+            for turn in turns
         ]
-        steps.append(Step(0, turns[-1].prompt_tokens, inf))
+        steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
             costs[name] += found.input * session_price(steps, lambda tokens, kept: 0, long_write, relative)
         costs["pause policy"] += found.input * pause_policy_price(steps, survival, relative)

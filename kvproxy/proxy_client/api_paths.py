@@ -1,4 +1,4 @@
-"""Paths and credentials of the cached APIs, repeated here because importing `kvproxy.apis` would slow down commands."""
+"""Paths and credential_headers of the cached APIs, repeated here because importing `kvproxy.apis` would slow down commands."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ PATHS: dict[ApiName, str] = {
 API_NAMES = {path: api for api, path in PATHS.items()}
 
 
-def credentials(api: ApiName, api_key: str | None) -> dict[str, str]:
+def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
     """Return the headers that authenticate a client of an API with its key."""
     if api == "messages":
         return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})

@@ -69,7 +69,7 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
         return None
 
 
-def rates(before: Snapshot, now: Snapshot) -> dict[str, Any]:
+def rates_between(before: Snapshot, now: Snapshot) -> dict[str, Any]:
     """Return rates and mean times between two snapshots, and the totals of the later snapshot.
 
     A counter that is lower in the later snapshot was reset by a restart, so all of it counts.

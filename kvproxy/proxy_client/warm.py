@@ -15,7 +15,7 @@ from kvproxy.apis.json import field as field_of
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, ProxyUnreachable
 from kvproxy.offline.request_log import LineError
-from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credentials
+from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credential_headers
 from kvproxy.proxy_client.client import ProxyClient, response_error
 from kvproxy.proxy_client.warm_requests import WarmRequest
 
@@ -92,7 +92,7 @@ class WarmReport:
 
 
 @dataclass(slots=True)
-class Pace:
+class RequestPace:
     concurrency: int
     rate: float | None = None
     _next: float = 0.0
@@ -107,7 +107,7 @@ class Pace:
 async def send_all(
     requests: Sequence[WarmRequest],
     url: str,
-    pace: Pace,
+    pace: RequestPace,
     report: WarmReport,
     api_key: str | None = None,
     cache_control: str | None = None,
@@ -126,7 +126,7 @@ async def send_all(
     async def work(client: httpx.AsyncClient) -> None:
         for number, request in queue:
             await pace.wait()
-            await _send(client, request, {**credentials(API_NAMES[request.path], api_key), **headers}, report)
+            await _send(client, request, {**credential_headers(API_NAMES[request.path], api_key), **headers}, report)
             progress(number / len(requests))
 
     timeout = httpx.Timeout(600.0, connect=3.0)

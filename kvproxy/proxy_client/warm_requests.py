@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.offline.request_log import LineError, read_log
-from kvproxy.proxy_client.api_paths import PATHS, ApiName, credentials
+from kvproxy.proxy_client.api_paths import PATHS, ApiName, credential_headers
 from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.journal import DirectJournal, open_journal
@@ -138,4 +138,4 @@ def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
 
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
     """Return the tenant of a client's key for each API; `models` has a served model of each API."""
-    return {api: client.tenant(credentials(api, api_key), model) for api, model in models.items()}
+    return {api: client.tenant(credential_headers(api, api_key), model) for api, model in models.items()}

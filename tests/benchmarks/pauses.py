@@ -18,7 +18,7 @@ from kvproxy.offline.pause_costs import (
     KeepWarmCount,
     LongWrite,
     Session,
-    Step,
+    SessionStep,
     cached_tokens,
     pause_policy_price,
     session_price,
@@ -39,9 +39,9 @@ def _session(rows: Sequence[dict[str, Any]], size: int) -> Session:
     for row in rows:
         same = common_prefix_length(before, row["hash_ids"])
         pause = None if ended is None else max(0.0, row["t"] - ended)
-        steps.append(Step(row["in"], 0 if ended is None else min(same * size, row["in"]), pause))
+        steps.append(SessionStep(row["in"], 0 if ended is None else min(same * size, row["in"]), pause))
         before, ended = row["hash_ids"], row["t"] + row.get("api_time", 0)
-    return [*steps, Step(0, rows[-1]["in"], math.inf)]
+    return [*steps, SessionStep(0, rows[-1]["in"], math.inf)]
 
 
 def warm_price(session: Session, survival: Survival, prices: CachePrices) -> float:
@@ -61,7 +61,7 @@ def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) ->
             break
         found: dict[int, float] = {}
         for kept, paid in states.items():
-            for sent in (0, step.required_requests):
+            for sent in (0, step.required_keep_warm_requests):
                 live = cached_tokens(step, sent, kept)
                 still = min(kept, live)
                 spent = paid + (sent * step.shared + live) * prices.read

@@ -11,7 +11,7 @@ import pytest
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.offline.api_detection import detect_api
-from kvproxy.proxy_client.api_paths import PATHS, credentials
+from kvproxy.proxy_client.api_paths import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied
 from tests.servers import until_stored
@@ -70,7 +70,7 @@ def test_the_api_of_a_body_is_detected(demo: Demo, tmp_path: Path, api: ApiName)
     file = tmp_path / "body.json"
     file.write_text(json.dumps(body))
     key = f"client of {api}"
-    answered = httpx.post(f"{url}{PATHS[api]}", json=body, headers=credentials(api, key), timeout=60)
+    answered = httpx.post(f"{url}{PATHS[api]}", json=body, headers=credential_headers(api, key), timeout=60)
     assert answered.is_success, answered.text
     for given in ((), ("--api", api)):
         explained = result("explain", "--file", file, "--api-key", key, *given, url=url)

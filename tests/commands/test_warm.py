@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis.api import ApiName
-from kvproxy.proxy_client.api_paths import PATHS, credentials
-from kvproxy.proxy_client.warm import Pace, WarmReport, send_all
+from kvproxy.proxy_client.api_paths import PATHS, credential_headers
+from kvproxy.proxy_client.warm import RequestPace, WarmReport, send_all
 from kvproxy.proxy_client.warm_requests import read_requests
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream, proxied, said
@@ -36,7 +36,7 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     report = WarmReport()
     with upstream.run() as url:
         began = time.monotonic()
-        asyncio.run(send_all(requests, url, Pace(4, rate=20.0), report, "key"))
+        asyncio.run(send_all(requests, url, RequestPace(4, rate=20.0), report, "key"))
     assert report.outcomes["forwarded"] == 6
     # From the start, since a busy machine may deliver the first request late.
     assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20
@@ -67,7 +67,7 @@ def test_refresh_renews_responses_of_the_own_tenant(tmp_path: Path) -> None:
         for api, key in asked:
             for _ in range(2):
                 body = said(f"{api} {key}", max_tokens=5)
-                assert httpx.post(f"{url}{PATHS[api]}", json=body, headers=credentials(api, key)).is_success
+                assert httpx.post(f"{url}{PATHS[api]}", json=body, headers=credential_headers(api, key)).is_success
         before = {entry["id"] for entry in result("cache", "ls", url=url)}
         done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
         assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
@@ -90,7 +90,7 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
             for _ in range(times):
                 body = said(question, temperature=0, user="ann")
                 # Otherwise the journal could have all records before it knows which responses were stored.
-                headers = credentials("chat", key) | {"cache-control": "confirm"}
+                headers = credential_headers("chat", key) | {"cache-control": "confirm"}
                 client.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 8)
         arguments = ("warm", "--from-log", "--api-key", "a", "--concurrency", 1)
@@ -106,7 +106,7 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
             assert (done.returncode, "the journal has no text of 2 prompts" in done.stderr) == (3, True)
         else:
             assert done.returncode == 0, done.stderr
-            body, headers = said("often", temperature=0, user="bob"), credentials("chat", "a")
+            body, headers = said("often", temperature=0, user="bob"), credential_headers("chat", "a")
             answer = client.post("/v1/chat/completions", json=body, headers=headers)
             assert "; hit" in answer.headers["cache-status"]
 

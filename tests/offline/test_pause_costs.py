@@ -75,7 +75,7 @@ def _trace(folder: Path, *times: float) -> Path:
 def test_prices_of_a_trace(tmp_path: Path) -> None:
     session, agent = read_sessions(_trace(tmp_path, 0, 20, 430))
     assert [step.pause for step in session] == [None, 10, 400, math.inf]
-    assert agent == [Step(64, 0, None), Step(0, 64, math.inf)]
+    assert agent == [SessionStep(64, 0, None), SessionStep(0, 64, math.inf)]
     first, second = 1.25 * 640, 0.1 * 640 + 1.25 * 64
 
     def never(new: int, unprotected: int) -> bool:
@@ -97,8 +97,8 @@ def _random_session(draw: random.Random) -> Session:
         shared = 0 if number == 0 else draw.choice((tokens, tokens // 10))
         tokens = shared + draw.randrange(1, 5_000)
         pause = draw.choice((5.0, 60.0, 310.0, 900.0, 2_000.0, 9_000.0))
-        steps.append(Step(tokens, shared, pause if number else None))
-    return [*steps, Step(0, tokens, math.inf)]
+        steps.append(SessionStep(tokens, shared, pause if number else None))
+    return [*steps, SessionStep(0, tokens, math.inf)]
 
 
 def test_no_policy_is_cheaper_than_known_pauses() -> None:

@@ -18,7 +18,7 @@ def fit_scaling(logits: np.ndarray, same: np.ndarray, cosines: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
+class ReliabilityBin:
     """Pairs with a probability between `low` and `high`.
 
     Attributes:
@@ -33,14 +33,14 @@ class Bin:
     observed: float
 
 
-def reliability_curve(probabilities: np.ndarray, same: np.ndarray) -> list[Bin]:
+def reliability_curve(probabilities: np.ndarray, same: np.ndarray) -> list[ReliabilityBin]:
     place = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
     curve = []
     for number in range(_BINS):
         members = place == number
         if members.any():
             predicted, observed = float(probabilities[members].mean()), float(same[members].mean())
-            curve.append(Bin(number / _BINS, (number + 1) / _BINS, int(members.sum()), predicted, observed))
+            curve.append(ReliabilityBin(number / _BINS, (number + 1) / _BINS, int(members.sum()), predicted, observed))
     return curve
 
 

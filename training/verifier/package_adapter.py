@@ -26,7 +26,7 @@ EMBEDDER = "all-MiniLM-L6-v2"
 MEASURED_PAIRS = 512
 
 
-def average(checkpoints: Sequence[Weights]) -> Weights:
+def average_checkpoints(checkpoints: Sequence[Weights]) -> Weights:
     """Return the mean of a training's checkpoints, which is better than each (arXiv 2203.05482)."""
     names = [name for name in checkpoints[0] if not name.startswith(RANGES)]
     return {name: np.stack([weights[name] for weights in checkpoints]).mean(0, dtype=np.float32) for name in names}
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ADAPTER)
     options = parser.parse_args()
     parts = hold_out(list(read_pairs(options.pairs)))
-    adapter = average([read_tensors(file)[0] for file in options.trained])
+    adapter = average_checkpoints([read_tensors(file)[0] for file in options.trained])
     measured = [(pair.a, pair.b) for pair in parts.train[:MEASURED_PAIRS]]
     ranges = measure_ranges(merge_adapter(base_weights(packaged_model()), adapter), measured)
     complete = adapter | {f"{RANGES}{name}": value for name, value in ranges.items()}

@@ -27,11 +27,11 @@ _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern 
 
 def answer_format_differs(question: str, cached_question: str) -> bool:
     """Whether the questions ask for different lengths, styles, or formats: `explain it step by step` and `explain it`."""
-    return _forms(question) != _forms(cached_question)
+    return _requested_formats(question) != _requested_formats(cached_question)
 
 
 @cached_by_text
-def _forms(text: str) -> set[str]:
+def _requested_formats(text: str) -> set[str]:
     plain = text.lower().replace("’", "'")
     lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}
     return lengths | {str(match.lastgroup) for match in _FORM.finditer(plain)}

@@ -141,7 +141,7 @@ def _are_exchanged(
     other: Mapping[str, frozenset[Role]],
     pair: tuple[str, str],
 ) -> bool:
-    (a, b), (c, d) = ([_without(roles[word], pair) for word in pair] for roles in (one, other))
+    (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (one, other))
     kept, forth, back = _agreement(a, c) + _agreement(b, d), _agreement(a, d), _agreement(b, c)
     if forth + back - kept < _DECISIVE:
         return False
@@ -154,7 +154,7 @@ def _are_exchanged(
     return bool(forth and back) or (kept == 0 and is_flipped)
 
 
-def _without(roles: frozenset[Role], pair: tuple[str, str]) -> set[Role]:
+def _roles_outside_pair(roles: frozenset[Role], pair: tuple[str, str]) -> set[Role]:
     return {role for role in roles if role[1] not in pair}
 
 
@@ -172,11 +172,11 @@ def _is_coordination(tokens: Sequence[str]) -> bool:
 
 
 def _is_reordered(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    if ours == theirs or Counter(ours) != Counter(theirs) or _frame(ours) != _frame(theirs):
+    if ours == theirs or Counter(ours) != Counter(theirs) or _blank_content_words(ours) != _blank_content_words(theirs):
         return False
     moved = [place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
     return moved[-1] - moved[0] > 1 and _COORDINATION.isdisjoint(ours[moved[0] : moved[-1]])
 
 
-def _frame(tokens: Sequence[str]) -> list[str]:
+def _blank_content_words(tokens: Sequence[str]) -> list[str]:
     return ["" if _is_content(token) else token for token in tokens]

@@ -26,7 +26,7 @@ def case_differs(question: str, cached_question: str) -> bool:
 
     The first word of each sentence is ignored, and so are names if a question has no capital letters.
     """
-    ours, theirs = _forms(question), _forms(cached_question)
+    ours, theirs = _written_forms(question), _written_forms(cached_question)
     typed = _is_uniform(question) or _is_uniform(cached_question)
     shouted = question.isupper() or cached_question.isupper()
     for word in ours.keys() & theirs.keys():
@@ -41,18 +41,18 @@ def case_differs(question: str, cached_question: str) -> bool:
     return False
 
 
-class _Form(str):
+class _WrittenForm(str):
     is_unit = False
 
 
 @cached_by_text
-def _forms(text: str) -> dict[str, frozenset[_Form]]:
-    found: defaultdict[str, set[_Form]] = defaultdict(set)
+def _written_forms(text: str) -> dict[str, frozenset[_WrittenForm]]:
+    found: defaultdict[str, set[_WrittenForm]] = defaultdict(set)
     starts, before = True, ""
     for token in _TOKEN.findall(text):
         written = token.rstrip(_ENDS)
         number = re.match(r"\d+(?:[.,]\d+)*(?=[^\W\d])", written)
-        form = _Form(written[number.end() :] if number else written)
+        form = _WrittenForm(written[number.end() :] if number else written)
         form.is_unit = (bool(number) or before[-1:].isdigit()) and _UNIT.fullmatch(form) is not None
         plain = starts and (form[1:] == form[1:].lower() and not _CODE.search(form))
         if any(letter.isalpha() for letter in form) and not plain:

@@ -14,13 +14,13 @@ def numbers_differ(question: str, cached_question: str) -> bool:
     ours, theirs = _numbers(question), _numbers(cached_question)
     ours, theirs = ours - theirs, theirs - ours
     return bool(
-        (ours or _one_is_number(question, cached_question))
-        and (theirs or _one_is_number(cached_question, question))
+        (ours or _has_number_one(question, cached_question))
+        and (theirs or _has_number_one(cached_question, question))
         and (ours or theirs)
     )
 
 
-def _one_is_number(text: str, other: str) -> bool:
+def _has_number_one(text: str, other: str) -> bool:
     return "one" in words(text) and "one" not in words(other)
 
 

@@ -17,16 +17,16 @@ _SIGNS = ("Sm", "So")
 
 def quotes_differ(question: str, cached_question: str) -> bool:
     """Whether each question quotes words that the other lacks: `what does "stop" mean` and `what does "seed" mean`."""
-    return _quotes_more(question, cached_question) and _quotes_more(cached_question, question)
+    return _has_other_quotation(question, cached_question) and _has_other_quotation(cached_question, question)
 
 
-def _quotes_more(text: str, other: str) -> bool:
-    spaced = _space_tokens(other)
-    return any(_space_tokens(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
+def _has_other_quotation(text: str, other: str) -> bool:
+    spaced = _separate_by_spaces(other)
+    return any(_separate_by_spaces(next(filter(None, groups))) not in spaced for groups in _QUOTED.findall(text))
 
 
 @cached_by_text
-def _space_tokens(text: str) -> str:
+def _separate_by_spaces(text: str) -> str:
     return f" {' '.join(_PIECE.findall(text.lower()))} "
 
 
@@ -53,7 +53,7 @@ def signs_differ(question: str, cached_question: str) -> bool:
     if {run[0] for run in one_runs - other_runs} & {run[0] for run in other_runs - one_runs}:
         return True
     one, other = (set(words(unicodedata.normalize("NFC", text))) for text in (question, cached_question))
-    return bool({_bare(word) for word in one - other} & {_bare(word) for word in other - one})
+    return bool({_strip_accents(word) for word in one - other} & {_strip_accents(word) for word in other - one})
 
 
 @cached_by_text
@@ -63,5 +63,5 @@ def _signs(text: str) -> set[str]:
     }
 
 
-def _bare(word: str) -> str:
+def _strip_accents(word: str) -> str:
     return "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))

@@ -13,7 +13,7 @@ _PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.
 
 def roles_differ(question: str, cached_question: str) -> bool:
     """Whether subject and object are exchanged: `was Tom hit by Ann` and `did Tom hit Ann`."""
-    ours, theirs = _align_verbs(_content(question), _content(cached_question))
+    ours, theirs = _align_verbs(_content_words(question), _content_words(cached_question))
     if Counter(ours) != Counter(theirs) or len(ours) < 2:
         return False
     asked = {_asked_role(question), _asked_role(cached_question)}
@@ -50,5 +50,5 @@ def _asked_role(text: str) -> str | None:
 
 
 @cached_by_text
-def _content(text: str) -> list[str]:
+def _content_words(text: str) -> list[str]:
     return [word for word in words(text) if word not in word_lists.FUNCTION_WORDS]

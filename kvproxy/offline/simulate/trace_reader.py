@@ -212,17 +212,17 @@ def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> i
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
     sizes = (requested,) if requested is not None else tuple(named) or _HASHED_BLOCK_SIZES
     for size in sizes:
-        fits = [_convert_line(path, line, partial(_fits, size)) for line in lines]
+        fits = [_convert_line(path, line, partial(_matches_block_size, size)) for line in lines]
         if all(fits):
             return size
-    wrong = next(line for line in lines if not _fits(sizes[0], line.fields))
+    wrong = next(line for line in lines if not _matches_block_size(sizes[0], line.fields))
     tokens, blocks = wrong.fields["input_length"], len(wrong.fields["hash_ids"])
     raise TraceError(
         f"{path}, {wrong.position}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
     )
 
 
-def _fits(size: int, fields: dict[str, Any]) -> bool:
+def _matches_block_size(size: int, fields: dict[str, Any]) -> bool:
     full, blocks = int(fields["input_length"]) // size, len(fields["hash_ids"])
     return blocks in (full, full + 1)
 

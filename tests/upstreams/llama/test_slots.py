@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from kvproxy.checks.servers import CheckAdvice, check_proxy
+from kvproxy.checks.servers import CheckWarning, check_proxy
 from tests.commands.run import kvproxy
 from tests.polling import until
 from tests.servers import run_app
@@ -162,7 +162,7 @@ def test_a_server_whose_slots_cannot_be_saved_works_and_gets_advice(tmp_path: Pa
             running.turn(chat, "hello") if server.lists_slots else running.ask(chat).raise_for_status()
         assert fix in running.status()["advice"][0]
         assert running.status()["notes"] == []
-        with pytest.raises(CheckAdvice, match=fix):
+        with pytest.raises(CheckWarning, match=fix):
             check_proxy(running.url, None)
         assert server.files == {}
         assert not server.adapters or server.actions == []
@@ -170,7 +170,7 @@ def test_a_server_whose_slots_cannot_be_saved_works_and_gets_advice(tmp_path: Pa
 
 def test_doctor_only_warns_of_possible_improvements(monkeypatch: pytest.MonkeyPatch) -> None:
     def advise() -> str:
-        raise CheckAdvice("start it with --slots")
+        raise CheckWarning("start it with --slots")
 
     monkeypatch.setattr("kvproxy.checks.all_checks.all_checks", lambda *_: [("proxy", advise)])
     done = kvproxy("doctor")

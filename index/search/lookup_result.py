@@ -100,5 +100,5 @@ class LookupRequest:
     policy: PolicyName | None = None
     pending: tuple[PendingWrite, ...] = ()
 
-    def without_result(self, skip_reason: SkipReason | None = None) -> Lookup:
+    def empty_result(self, skip_reason: SkipReason | None = None) -> Lookup:
         return Lookup(None, (), namespace=self.namespace, question=self.question, skip_reason=skip_reason)

@@ -116,7 +116,7 @@ class SemanticCache:
         pending = self.pending_writes.in_namespace(namespace)
         request = LookupRequest(namespace, text, limits, explore, allowed_freshness, policy, pending)
         if not pending and not await self._has_vectors(namespace):
-            return request.without_result()
+            return request.empty_result()
         try:
             if seconds is not None and self._queue.is_idle:
                 seconds *= _IDLE_TIMEOUT_FACTOR
@@ -130,9 +130,9 @@ class SemanticCache:
                 left = None if seconds is None else seconds - (time.monotonic() - began)
                 found = await self._queue.find(replace(request, pending=()), left)
         except QueueFull:
-            return request.without_result("queue-full")
+            return request.empty_result("queue-full")
         except TimeoutError:
-            return request.without_result("timeout")
+            return request.empty_result("timeout")
         assert isinstance(found, Lookup)
         return found
 
@@ -142,7 +142,7 @@ class SemanticCache:
 
     def _look_up(self, request: LookupRequest) -> LookupResult:
         if not self.can_read(request.question):
-            return request.without_result()
+            return request.empty_result()
         vector = self._embeddings.vector(last_turn(request.question))
         floor = self.decider.policy_by_name(request.policy).floor
         awaited = [write for write in request.pending if not write.task.done() and self._is_near(write, vector, floor)]

@@ -26,7 +26,7 @@ _STEP = 4  # Vectors added per lock; each takes 1 ms in a graph of a million vec
 _PAUSE = 0.0005  # Seconds between two steps, in which lookups can acquire the lock.
 
 ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Returns a batch of the vectors with higher numbers: numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
+"""Returns the next vectors after the given number: their numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Database(Protocol):
             durable: flush the commit to disk; otherwise, a power failure may lose it.
         """
 
-    def is_in(self, column: str, name: str) -> str:
+    def in_list(self, column: str, name: str) -> str:
         """Return an SQL condition that is true if the column is in the list `:name`. Pass the list through `list_value`."""
 
     def list_value(self, values: Sequence[str]) -> Any: ...

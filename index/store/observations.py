@@ -131,7 +131,7 @@ class Observations:
         """Return the entries among `ids` that a person rejected in the last verdict."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
-            f" where source = 'user' and {self._database.is_in('entry', 'ids')} group by entry)"
+            f" where source = 'user' and {self._database.in_list('entry', 'ids')} group by entry)"
         )
         return {row["entry"] for row in self._database.query(sql, {"ids": self._database.list_value(ids)})}
 

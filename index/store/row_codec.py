@@ -19,8 +19,8 @@ class EntryCipher(Protocol):
     """Authenticated encryption; see `kvproxy.encryption`. Thread-safe.
 
     Attributes:
-        name: the key that encrypts.
-        names: all keys that can decrypt.
+        name: name of the key that encrypts.
+        names: names of all keys that can decrypt.
     """
 
     name: str

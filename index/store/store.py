@@ -98,7 +98,7 @@ class Store(StoreWriter):
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
         """Return the questions of entries by id; missing entries are omitted."""
-        sql = f"select {QUESTION} from responses r where {self.database.is_in('r.id', 'ids')}"
+        sql = f"select {QUESTION} from responses r where {self.database.in_list('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.list_value(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
@@ -225,7 +225,7 @@ class Store(StoreWriter):
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, oldest first. They are read in pages of about 1 MiB."""
         self.flush()
-        sql = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} order by created, id"
+        sql = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} order by created, id"
         for ids in self._pages():
             yield from self._intact_entries(self.database.query(sql, {"ids": self.database.list_value(ids)}))
 

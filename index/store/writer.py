@@ -111,7 +111,7 @@ class StoreWriter:
     def expire_now(self, ids: Sequence[str]) -> int:
         """End the fresh period of entries now, so that their stale periods begin; return the number of changed entries."""
         now, expired = self._clock(), 0
-        chosen = f"select {COLUMNS} from responses where {self.database.is_in('id', 'ids')} and expires > :now"
+        chosen = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
             for start in range(0, len(ids), _PAGE):
                 rows = run(chosen, {"ids": self.database.list_value(ids[start : start + _PAGE]), "now": now})
@@ -129,7 +129,7 @@ class StoreWriter:
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
         """Delete the vectors of entries, so that they have exact hits only; return the entries that had vectors."""
-        chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.list_value(ids)}
+        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.list_value(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
             rows = run(f"delete from vectors where {chosen} returning id, namespace, number", values)
@@ -148,7 +148,7 @@ class StoreWriter:
 
     def reset_answer_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:
-            chosen = self.database.is_in("entry", "ids")
+            chosen = self.database.in_list("entry", "ids")
             run(f"update answers set name = entry where {chosen}", {"ids": self.database.list_value(ids)})
 
     def reencrypt(self) -> int:
@@ -175,7 +175,7 @@ class StoreWriter:
     def _remove(self, run: Transaction, ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
         if not ids:
             return []
-        chosen, values = self.database.is_in("id", "ids"), {"ids": self.database.list_value(ids)}
+        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.list_value(ids)}
         numbers: dict[str, list[int]] = {}
         for row in run(f"delete from vectors where {chosen} returning id, number", values):
             numbers.setdefault(row["id"], []).append(row["number"])
@@ -217,7 +217,7 @@ class StoreWriter:
         """Store vectors of entries that have no vector of this embedder; return the vectors' numbers by entry id."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
-            f"select id from responses r where {self.database.is_in('id', 'ids')} and not exists"
+            f"select id from responses r where {self.database.in_list('id', 'ids')} and not exists"
             " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
         )
         with self.database.transaction(durable=False) as run:

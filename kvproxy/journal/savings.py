@@ -33,7 +33,7 @@ class Saving:
         least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
         unmeasured_tokens: reused tokens whose prefill time is unknown, and not in `seconds`.
         money: None if no model has a price.
-        least_money: money if wrong semantic hits save nothing, and as many as plausible are wrong.
+        least_money: `money` if as many semantic hits as `WrongHitInterval.most` states are wrong, and save nothing.
     """
 
     name: str

@@ -42,7 +42,7 @@ _FIRST_TRACE_NUMBER = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Number of turns whose first changed region (see `Regions`) is this one, and their tokens lost to `changed`."""
+    """Number of turns whose first changed region (see `Regions`) is this one, and their tokens lost by that change."""
 
     region: str
     turns: int

@@ -62,7 +62,7 @@ def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path
     chance = random.Random(seed)
     pairs = load_pairs()
     unrelated = read_unrelated_text()
-    model, tokenizer = _load(start) if start else _new(pairs, unrelated)
+    model, tokenizer = _load_model(start) if start else _new_model(pairs, unrelated)
     maker = BatchMaker(ConversationSampler(pairs, unrelated, chance), tokenizer.encode, chance)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
@@ -89,12 +89,12 @@ def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path
     print_accuracy(out)
 
 
-def _new(pairs: list[Pair], unrelated: str) -> tuple[Any, Any]:
+def _new_model(pairs: list[Pair], unrelated: str) -> tuple[Any, Any]:
     texts = [text for pair in pairs for text in (*pair.wordings, pair.answer)] * 4
     return build_model(), train_tokenizer([*texts, unrelated[:200_000]], MAX_LENGTH)
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
+def _load_model(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)

@@ -57,10 +57,10 @@ def change_number(text: str, rng: random.Random) -> str | None:
     if not found:
         return None
     match = rng.choice(found)
-    return _replace(text, match, _other_number(match.group(), rng))
+    return _replace_match(text, match, _other_number(match.group(), rng))
 
 
-def _replace(text: str, match: re.Match[str], replacement: str) -> str:
+def _replace_match(text: str, match: re.Match[str], replacement: str) -> str:
     return text[: match.start()] + replacement + text[match.end() :]
 
 
@@ -89,7 +89,7 @@ def insert_opposite(text: str, rng: random.Random) -> str | None:
     if not found:
         return None
     match = rng.choice(found)
-    return _replace(text, match, rng.choice(sorted(opposites[match.group()])))
+    return _replace_match(text, match, rng.choice(sorted(opposites[match.group()])))
 
 
 def change_name(text: str, rng: random.Random) -> str | None:
@@ -98,7 +98,7 @@ def change_name(text: str, rng: random.Random) -> str | None:
         return None
     match, group = rng.choice(found)
     others = [word for word in GROUPS[group] if word.lower() not in text.lower()]
-    return _replace(text, match, rng.choice(others)) if others else None
+    return _replace_match(text, match, rng.choice(others)) if others else None
 
 
 def swap_operands(text: str, rng: random.Random) -> str | None:
@@ -109,7 +109,7 @@ def swap_operands(text: str, rng: random.Random) -> str | None:
     one, other = _operands(match)
     before, between = match.group().split(one, 1)
     swapped = before + other + between.removesuffix(other) + one
-    return _replace(text, match, swapped) if one.lower() != other.lower() else None
+    return _replace_match(text, match, swapped) if one.lower() != other.lower() else None
 
 
 def _operands(match: re.Match[str]) -> tuple[str, str]:

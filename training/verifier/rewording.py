@@ -55,16 +55,16 @@ _SHORTER = (
 
 
 def reword(text: str, rng: random.Random) -> str:
-    text = _synonym(_shorten(text, rng), rng)
+    text = _insert_synonym(_shorten(text, rng), rng)
     how, what = _HOW.match(text), _WHAT.match(text)
     if how and rng.random() < 0.8:
         core, ways = how.group(1), _HOW_WAYS
     elif what and rng.random() < 0.8:
         core, ways = what.group(1), _WHAT_WAYS
     else:
-        return _punctuation(rng.choice(_PLAIN_WAYS).format(text), rng)
+        return _change_punctuation(rng.choice(_PLAIN_WAYS).format(text), rng)
     core = core.rstrip("?!. ")
-    return _punctuation(rng.choice(ways).format(core) + "?", rng)
+    return _change_punctuation(rng.choice(ways).format(core) + "?", rng)
 
 
 def _shorten(text: str, rng: random.Random) -> str:
@@ -74,7 +74,7 @@ def _shorten(text: str, rng: random.Random) -> str:
     return text
 
 
-def _synonym(text: str, rng: random.Random) -> str:
+def _insert_synonym(text: str, rng: random.Random) -> str:
     found = [match for match in re.finditer(r"\b[a-z]+\b", text) if match.group() in SYNONYMS]
     if not found or rng.random() < 0.4:
         return text
@@ -82,7 +82,7 @@ def _synonym(text: str, rng: random.Random) -> str:
     return text[: at.start()] + SYNONYMS[at.group()] + text[at.end() :]
 
 
-def _punctuation(text: str, rng: random.Random) -> str:
+def _change_punctuation(text: str, rng: random.Random) -> str:
     roll = rng.random()
     if roll < 0.2:
         return text.rstrip("?!. ")

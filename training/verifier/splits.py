@@ -48,12 +48,12 @@ def cluster_of_questions(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PairSplit:
     calibrate: list[Pair]
     evaluate: list[Pair]
     train: list[Pair]
 
 
-def hold_out(pairs: Sequence[Pair]) -> Parts:
+def hold_out(pairs: Sequence[Pair]) -> PairSplit:
     """Split pairs for calibration (5%), evaluation (7%), and training; always in the same way."""
-    return Parts(*split_clusters(pairs, (_CALIBRATE, _EVALUATE)))
+    return PairSplit(*split_clusters(pairs, (_CALIBRATE, _EVALUATE)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 _PRIOR_ODDS = 0.002
 _CHANGE_RATE = 0.001
-"""Added to a class's odds before each comparison, because an answer may change at any time."""
+"""Added before each comparison to the odds that a class's answer has changed, because it may change at any time."""
 _DIFFERS = 0.9
 """Probability that a fresh answer differs from a stored answer of a class whose answer has changed."""
 _LEAST_ERROR = 0.02

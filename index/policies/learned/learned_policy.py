@@ -30,7 +30,7 @@ _SURE_SHARE = 0.5
 
 
 class LearnedPolicy:
-    """Serves the nearest neighbour if the probability that its answer is wrong is within the limit of the namespace.
+    """Serves the nearest neighbour if the estimated probability that its answer is wrong is within `ServingLevel.limit`.
 
     Args:
         checked: decides in new namespaces, and about an answer that only one neighbour has; None serves neither of these.

@@ -26,7 +26,7 @@ _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 """Sum of the compared answers' estimated errors from which fewer accepted requests are explored."""
 _OBSOLETE_MARGIN = 0.05
-"""If a neighbour of an obsolete class is nearer by more than this cosine, the next neighbour is probably wrong."""
+"""If the cosine of a neighbour in an obsolete class is higher by more than this, the next neighbour is probably wrong."""
 _MIN_COMPARISONS = 50
 """With fewer comparisons, no request that `checked` accepted is forwarded for exploration."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
@@ -38,7 +38,7 @@ _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The estimate for the nearest neighbour whose answer class is not obsolete.
+    """The estimate for the nearest neighbour whose class is not obsolete (see `ClassEvidence.is_obsolete`).
 
     Attributes:
         place: index of the neighbour.

@@ -88,7 +88,7 @@ class PostgresDatabase:
         with self.health.watch("read"), self.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values))
 
-    def is_in(self, column: str, name: str) -> str:
+    def in_list(self, column: str, name: str) -> str:
         return f"{column} = any(:{name})"
 
     def list_value(self, values: Sequence[str]) -> list[str]:

@@ -73,7 +73,7 @@ class SqliteDatabase:
         with self.converting_errors("read"), self.reading() as reader:
             return _rows(reader.execute(sql, values))
 
-    def is_in(self, column: str, name: str) -> str:
+    def in_list(self, column: str, name: str) -> str:
         return f"{column} in (select value from json_each(:{name}))"
 
     def list_value(self, values: Sequence[str]) -> str:

@@ -147,7 +147,7 @@ class SessionIndex:
 
 
 class RegionContents:
-    """JSON of recent regions by digest, up to 32 MiB; needed to find the first changed character of a region."""
+    """JSON of recent regions (see `Regions`) by digest, up to 32 MiB; needed to find a region's first changed character."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[bytes, bytes] = OrderedDict()

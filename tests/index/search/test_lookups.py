@@ -267,7 +267,7 @@ async def order_of(jobs: int, lookups: int) -> list[str]:
 
     def look_up(request: LookupRequest) -> Lookup:
         ran.append(request.question)
-        return request.without_result()
+        return request.empty_result()
 
     queue = LookupQueue(look_up, threads=1, size=64)
     try:

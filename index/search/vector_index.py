@@ -38,7 +38,7 @@ class Gpu:
 
 
 @functools.cache
-def gpu() -> Gpu | None:
+def gpu_resources() -> Gpu | None:
     import faiss
 
     if faiss.get_num_gpus() == 0:
@@ -54,7 +54,7 @@ class _Segment:
 
     def __init__(self, dim: int, *, large: bool) -> None:
         self.large = large
-        self.gpu = gpu() if large else None
+        self.gpu = gpu_resources() if large else None
         self._lock: Any = self.gpu.lock if self.gpu is not None else nullcontext()
         self._index = self._make(dim)
         self._numbers = np.empty(64, np.int64)

@@ -18,7 +18,7 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 @dataclass(frozen=True, slots=True)
 class WrongHits:
-    """Semantic hits that were compared with logged responses; `expected` is the share that the policy expected wrong."""
+    """Semantic hits that were compared with logged responses; `expected` is the policy's estimate of the wrong share."""
 
     compared: int
     wrong: int

@@ -1,7 +1,7 @@
 """Evaluates the verifier on pairs that were not used for training: `python -m training.verifier.evaluate --pairs FILE`.
 
 Prints the Brier score and the reliability curve. For the cosine and the verifier, with and without guards, it prints the
-hit rates within several shares of wrong answers.
+hit rates for several maximum shares of wrong answers.
 """
 
 import argparse

@@ -142,7 +142,11 @@ def _are_exchanged(
     pair: tuple[str, str],
 ) -> bool:
     (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (one, other))
-    kept, forth, back = _agreement(a, c) + _agreement(b, d), _agreement(a, d), _agreement(b, c)
+    kept, forth, back = (
+        _common_weight(a, c) + _common_weight(b, d),
+        _common_weight(a, d),
+        _common_weight(b, c),
+    )
     if forth + back - kept < _DECISIVE:
         return False
     between, also_between = _between(ours, pair), _between(theirs, pair)
@@ -158,7 +162,7 @@ def _roles_outside_pair(roles: frozenset[Role], pair: tuple[str, str]) -> set[Ro
     return {role for role in roles if role[1] not in pair}
 
 
-def _agreement(one: set[Role], other: set[Role]) -> int:
+def _common_weight(one: set[Role], other: set[Role]) -> int:
     return sum(_WEIGHTS[side] for side, _ in one & other)
 
 

@@ -140,7 +140,7 @@ class FeedbackRecorder:
         return None if self._policy is None else LearningSummary.of(list(self._policy.statuses().values()))
 
     def flush(self) -> None:
-        """Store counted hits, read the observations of other proxies, and delete old observations."""
+        """Store the counts of hits, read the observations of other proxies, and delete old observations."""
         if self._policy is not None:
             self._policy.flush()
         self._observations.prune(_MAX_OBSERVATIONS)

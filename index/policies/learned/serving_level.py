@@ -70,7 +70,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def bound_allows(self, error: float) -> bool:
-        """Whether the bound allows serving one more answer that `checked` accepted, with this estimated error."""
+        """Whether `bound` allows one more hit that `checked` accepted, with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:

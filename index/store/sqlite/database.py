@@ -36,7 +36,7 @@ class SqliteDatabase:
             make_private(path)
             self._writer = connect(path)
             create_schema(self._writer, f"the store {path}", VERSION, SCHEMA)
-            with self.reading() as reader:
+            with self.reader() as reader:
                 reader.execute("select count(*) from totals").fetchone()
             self._files = DatabaseFiles(path, self._writer)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
@@ -59,7 +59,7 @@ class SqliteDatabase:
             yield _SqliteTransaction(self._writer)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reader(self) -> Iterator[sqlite3.Connection]:
         try:
             reader = self._readers.pop()
         except IndexError:
@@ -70,7 +70,7 @@ class SqliteDatabase:
             self._readers.append(reader)
 
     def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
-        with self.converting_errors("read"), self.reading() as reader:
+        with self.converting_errors("read"), self.reader() as reader:
             return _rows(reader.execute(sql, values))
 
     def in_list(self, column: str, name: str) -> str:

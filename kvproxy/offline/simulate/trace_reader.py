@@ -81,7 +81,7 @@ class BlockNumbers:
         parent, numbers = scope, self._numbers
         return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
 
-    def unique(self, count: int) -> range:
+    def new_numbers(self, count: int) -> range:
         """Return `count` new negative numbers, for blocks that no other request has."""
         self._num_single += count
         return range(-self._num_single, count - self._num_single)
@@ -262,7 +262,7 @@ def _token_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Ar
 def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     def read(fields: dict[str, Any]) -> Arrival:
         length = _count(fields["input_length"])
-        return _arrival(fields, _whole_prompt(ids.unique(length // size), length, size), length)
+        return _arrival(fields, _whole_prompt(ids.new_numbers(length // size), length, size), length)
 
     return read
 

@@ -70,7 +70,7 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path)
 def test_reads_run_in_parallel(store: SqliteStore) -> None:
     entry = make_entry()
     store.put(entry)
-    with store.database.reading(), store.database.reading():  # Two long reads.
+    with store.database.reader(), store.database.reader():  # Two long reads.
         found: list[Entry | None] = []
         reader = threading.Thread(target=lambda: found.append(store.find(entry.key)), daemon=True)
         reader.start()

@@ -53,9 +53,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FlatOnGpu]]:
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
     monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
     monkeypatch.setattr(faiss, "GpuIndexFlatIP", FlatOnGpu, raising=False)
-    vector_index.gpu.cache_clear()
+    vector_index.gpu_resources.cache_clear()
     yield FlatOnGpu
-    vector_index.gpu.cache_clear()
+    vector_index.gpu_resources.cache_clear()
 
 
 def index_of(count: int) -> VectorIndex:
@@ -84,6 +84,6 @@ def test_calls_of_a_gpu_index_never_overlap_and_find_the_nearest(on_gpu: type[Fl
     index.remove([108])
     assert index.search(more[7], 1)[0][0] != 108
     assert len(index) == 299
-    found = vector_index.gpu()
+    found = vector_index.gpu_resources()
     assert found is not None
     assert found.resources.temporary == 256 << 20

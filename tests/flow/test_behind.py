@@ -99,7 +99,7 @@ def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: th
 def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(semantic, "_WRITES_SECONDS", PATIENT)
+    monkeypatch.setattr(semantic, "_MAX_WRITES_SECONDS", PATIENT)
     with held_proxy(tmp_path, go, lookup_timeout=PATIENT) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
         assert makes_entry(status(url, "when does the next train to Oslo leave"))

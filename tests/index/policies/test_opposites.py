@@ -46,9 +46,9 @@ def test_each_guard_has_enough_pairs() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def read_once() -> Iterator[None]:
     """Let the verifier read each pair once, for all policies."""
-    read = functools.cache(BuiltInVerifier._one)
+    read = functools.cache(BuiltInVerifier._logit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BuiltInVerifier, "_one", lambda self, pair: read(self, tuple(sorted(pair))))
+        patch.setattr(BuiltInVerifier, "_logit", lambda self, pair: read(self, tuple(sorted(pair))))
         yield
 
 

@@ -111,7 +111,7 @@ def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.Mo
         whole.learn([each])
         whole.learner("n0")
         with monkeypatch.context() as patch:
-            patch.setattr(learned, "_MAX_NAMESPACES", 3)
+            patch.setattr(learned, "_MAX_LEARNERS", 3)
             bounded.learn([each])
             # A namespace in use is not evicted.
             assert bounded.learner("n0") is bounded.learner("n0")

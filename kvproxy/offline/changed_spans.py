@@ -103,7 +103,7 @@ def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int
             length = common_prefix_length(one[found:], other[place:])
             return found, place, (length + 1) // 2
     tail = common_prefix_length(one[::-1], other[::-1])
-    if tail // 2 >= _EQUAL_WORDS // 2:
+    if tail // 2 >= _WORDS_THAT_END_A_SPAN // 2:
         return len(one) - tail, len(other) - tail, (tail + 1) // 2
     return None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.offline.pause_costs import Session, Step, pause_policy_price, session_price
+from kvproxy.offline.pause_costs import Session, SessionStep, pause_policy_price, session_price
 from kvproxy.pause_policy import (
     HOUR,
     KEEP_WARM_SECONDS,

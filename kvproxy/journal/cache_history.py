@@ -1,6 +1,7 @@
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvproxy.index.store import RemovalReason
 from kvproxy.journal.databases.database import JournalDatabase
@@ -12,6 +13,13 @@ _MAX_COMPARED = 50
 _MAX_CHANGES = 2
 """An earlier request that differs in more regions (see `Regions`) belongs to another conversation."""
 _MAX_TOMBSTONES = 100_000
+_MAX_CACHED_REGIONS = 4_096
+_FIND = (
+    "select p.number, p.entry, p.expires, p.seconds, t.reason, t.time from (select ? as key) k"
+    " left join prompts p on p.key = k.key left join tombstones t on t.key = k.key"
+)
+Tombstone: TypeAlias = tuple[str, float]
+"""Reason and time of a removal."""
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
@@ -75,17 +83,30 @@ class CacheHistory:
     def __init__(self, database: JournalDatabase, strings: StringIds) -> None:
         self._database = database
         self._strings = strings
+        self._regions: dict[int, Regions] = {}
 
-    def prompt(self, key: bytes) -> PromptRecord | None:
-        sql = "select number, entry, expires, seconds from prompts where key = ?"
-        rows = self._database.rows(sql, [key])
-        return PromptRecord(*rows[0]) if rows else None
+    def find(self, key: bytes) -> tuple[PromptRecord | None, Tombstone | None]:
+        """Return the prompt of a key, and the last removal of its response."""
+        ((number, entry, expires, seconds, reason, time),) = self._database.rows(_FIND, [key])
+        prompt = None if number is None else PromptRecord(number, entry, expires, seconds)
+        return prompt, None if reason is None else (reason, time)
 
     def regions(self, number: int) -> Regions | None:
-        rows = self._database.rows(
-            "select regions, shape from prompts where number = ? and regions is not null", [number]
-        )
-        return self._strings.regions(*rows[0]) if rows else None
+        if number not in self._regions:
+            sql = "select regions, shape from prompts where number = ? and regions is not null"
+            if not (rows := self._database.rows(sql, [number])):
+                return None
+            self._keep(number, self._strings.regions(*rows[0]))
+        return self._regions[number]
+
+    def _keep(self, number: int, regions: Regions) -> None:
+        if len(self._regions) >= _MAX_CACHED_REGIONS:
+            self._regions.clear()
+        self._regions[number] = regions
+
+    def forget(self) -> None:
+        """Drop cached regions, since a rollback may have removed their rows."""
+        self._regions.clear()
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
         """Insert a prompt with the results of `stored_text`, and return its number."""
@@ -93,17 +114,18 @@ class CacheHistory:
         digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
         sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
-        self._database.rows("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
+        self._database.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
+        self._keep(number, regions)
         return int(number)
 
     def set_seconds(self, key: bytes, seconds: float) -> None:
-        self._database.rows("update prompts set seconds = ? where key = ?", [seconds, key])
+        self._database.execute("update prompts set seconds = ? where key = ?", [seconds, key])
 
     def set_entry(self, stored: ResponseStored) -> None:
         key = short_key(stored.key)
-        self._database.rows("delete from tombstones where key = ? and time <= ?", [key, stored.time])
+        self._database.execute("delete from tombstones where key = ? and time <= ?", [key, stored.time])
         sql = "update prompts set entry = ?, expires = ? where key = ?"
-        self._database.rows(sql, [stored.id, stored.expires, key])
+        self._database.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
         """Set the number of each prompt's last record; `records` maps prompt numbers to record numbers."""
@@ -115,13 +137,16 @@ class CacheHistory:
             "insert into tombstones (key, reason, time) values (?, ?, ?)"
             " on conflict (key) do update set reason = excluded.reason, time = excluded.time"
         )
-        self._database.rows(sql, [short_key(removal.key), removal.reason, removal.time])
+        self._database.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
-    def removal(self, key: bytes, known: PromptRecord | None, now: float) -> tuple[str, float | None] | None:
-        """Return the reason and the time (if known) of the removal of a key's response; None without a removal."""
-        stones = self._database.rows("select reason, time from tombstones where key = ?", [key])
-        if stones and stones[0][1] <= now + _SLACK:
-            why, since = stones[0]
+    @staticmethod
+    def removal(known: PromptRecord | None, tombstone: Tombstone | None, now: float) -> tuple[str, float | None] | None:
+        """Return the reason and the time (if known) of the removal of a response; None without a removal.
+
+        The first two arguments are the result of `find`.
+        """
+        if tombstone is not None and tombstone[1] <= now + _SLACK:
+            why, since = tombstone
             if why == "expired" and known is not None and known.expires is not None:
                 # An entry that was expired by hand had a later time.
                 since = min(known.expires, since)
@@ -149,4 +174,4 @@ class CacheHistory:
 
     def prune(self) -> None:
         sql = "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)"
-        self._database.rows(sql, [_MAX_TOMBSTONES])
+        self._database.execute(sql, [_MAX_TOMBSTONES])

@@ -29,6 +29,8 @@ from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5  # Seconds.
 _BATCH = 256
+_SHARED_BATCH = 64
+"""Fewer events, since other proxies wait for the transaction."""
 _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""
 _PRUNE_INTERVAL = 10.0
@@ -95,6 +97,7 @@ class StoredJournal(Journal):
         self._writer = RecordWriter(database, settings, clock, redact, proxy)
         self._clock = clock
         self._buffers = buffers
+        self._batch_size = _SHARED_BATCH if buffers else _BATCH
         self._failures = FailureLog()
         self._lost_before = 0
         self._queue = EventQueue()
@@ -137,7 +140,7 @@ class StoredJournal(Journal):
             left = len(self._queue)
             while left > 0 or self._batch:
                 if not self._batch:
-                    self._batch = self._queue.take(min(left, _BATCH))
+                    self._batch = self._queue.take(min(left, self._batch_size))
                     left -= max(1, len(self._batch))
                 if not self._write(self._batch):
                     return

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import Redactor
-from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored
+from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_without_history
@@ -95,6 +95,7 @@ class RecordWriter:
             # The commit may have failed after the database stored it.
             self._unconfirmed = first if isinstance(error, JournalFailed) else None
             self._strings.forget()
+            self._history.forget()
             self._turns.forget()
             self._prompts.clear()
             self._without_entry.clear()
@@ -119,6 +120,7 @@ class RecordWriter:
                 number += 1
             else:
                 self._write_change(event, records)
+        self._turns.end_batch()
         self._history.set_last_records({record.prompt: number for number, record in records.items()})
         self._database.executemany(
             self._insert, [row_of(record, self._database, self._strings) for record in records.values()]
@@ -131,9 +133,8 @@ class RecordWriter:
             self._history.add_removal(change)
             return
         self._set_entry(change, records)
-        key = short_key(change.key)
         # An entry is stored before its request ends, and the record requires the state before it.
-        absence = self._history.removal(key, self._history.prompt(key), change.time)
+        absence = self._history.removal(*self._history.find(short_key(change.key)), change.time)
         if len(self._storages) >= _MAX_CACHED_PROMPTS:
             self._storages.clear()
         self._storages[change.key] = _Storage(change, absence)
@@ -146,7 +147,7 @@ class RecordWriter:
             record.entry = stored.id
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
-            self._database.rows(sql, [self._database.entry_value(stored.id), number])
+            self._database.execute(sql, [self._database.entry_value(stored.id), number])
 
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         key = cache_key.exact
@@ -155,9 +156,9 @@ class RecordWriter:
             record.prompt = prompt.number
             return
         short = short_key(key)
-        prompt, regions = self._history.prompt(short), regions_of(cache_key.parts, self._turns.contents.add)
+        (prompt, tombstone), regions = self._history.find(short), regions_of(cache_key.parts, self._turns.contents.add)
         if record.reason == "miss-new":
-            self._explain_miss(exchange, record, key, regions, prompt)
+            self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         if prompt is None:
             text, whole = stored_text(exchange, self._settings.text, self._redact)
             number = self._history.add(short, regions, text, whole)
@@ -181,13 +182,19 @@ class RecordWriter:
             self._expect_entry(key, exchange, record)
 
     def _explain_miss(
-        self, exchange: Exchange, record: Record, key: str, regions: Regions, prompt: PromptRecord | None
+        self,
+        exchange: Exchange,
+        record: Record,
+        key: str,
+        regions: Regions,
+        prompt: PromptRecord | None,
+        tombstone: Tombstone | None,
     ) -> None:
         storage = self._storages.get(key)
         if storage is not None and storage.stored.time >= record.time:
             absence = storage.absence
         else:
-            absence = self._history.removal(short_key(key), prompt, record.time)
+            absence = self._history.removal(prompt, tombstone, record.time)
         if absence is not None:
             record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
             return
@@ -222,7 +229,7 @@ class RecordWriter:
         if exchange.hit is None:
             return 0.0
         key = exchange.hit.key
-        prompt = self._prompts.get(key) or self._history.prompt(short_key(key))
+        prompt = self._prompts.get(key) or self._history.find(short_key(key))[0]
         computed = prompt.seconds if prompt is not None else None
         return 0.0 if computed is None else max(0.0, computed - (record.total_ms or 0.0) / 1000)
 

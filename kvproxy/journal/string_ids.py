@@ -27,7 +27,7 @@ class StringIds:
         if text not in self._numbers:
             if len(self._numbers) >= _MAX_CACHED:
                 self._numbers.clear()
-            self._database.rows("insert into names (name) values (?) on conflict do nothing", [text])
+            self._database.execute("insert into names (name) values (?) on conflict do nothing", [text])
             self._numbers[text] = int(self._database.rows("select number from names where name = ?", [text])[0][0])
         return self._numbers[text]
 

@@ -107,7 +107,7 @@ def test_a_journal_states_its_measured_reuse_and_why_hit_rates_differ(tmp_path: 
     sessions = Sessions(str(tmp_path / "journal.db"))
     sessions.add(*(request([user(f"What is block {at}?")], 40, 32 if at else 0, at) for at in range(4)))
     sessions.close()
-    trace = read_workload(sessions.path)
+    trace = read_workload(Path(sessions.place))
     assert "different messages count as new" in trace.notes[0]
     assert "reused 60.0% of the prompt tokens" in trace.notes[1]
     assert lru_hits(trace.chains, [None]) == [0]

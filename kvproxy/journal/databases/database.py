@@ -24,6 +24,9 @@ class JournalDatabase(Protocol):
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
+    def execute(self, sql: str, values: Sequence[object]) -> None:
+        """Run a statement without a result in the open transaction, at the latest before the next `rows` or the commit."""
+
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
     def transaction(self) -> AbstractContextManager[int]:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg.abc import Buffer
@@ -21,6 +21,7 @@ from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION,
 
 _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
 _DAY = 86_400
+_Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _RETRY_SECONDS = 2.0
 """Pause after a failed connection."""
 _MAX_READERS = 4
@@ -37,7 +38,8 @@ _CONNECT: dict[str, Any] = {
 }
 _SESSION = (
     "set search_path = kvproxy_journal",
-    "set statement_timeout = '10s'",
+    # A busy server may need seconds, and a batch waits for the batches of other proxies.
+    "set statement_timeout = '30s'",
     "set idle_in_transaction_session_timeout = '10s'",
     # Compiling a query would take longer than most queries.
     "set jit = off",
@@ -102,10 +104,11 @@ class PostgresJournalDatabase:
         self.name = display_name(url)
         self._url = url
         self._writable = writable
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._connection: _Connection | None = None
         self._days: set[int] = set()
+        self._pending: list[tuple[str, Sequence[object]]] = []
         self._next_attempt = 0.0
-        self.release: Callable[[psycopg.Connection[tuple[Any, ...]]], None] = lambda connection: connection.close()
+        self.release: Callable[[_Connection], None] = lambda connection: connection.close()
 
     def connect(self) -> None:
         if self._connection is not None:
@@ -125,16 +128,39 @@ class PostgresJournalDatabase:
                 raise
         self.use(connection)
 
-    def use(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    def use(self, connection: _Connection) -> None:
         self._connection, self._next_attempt = connection, 0.0
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._errors():
-            cursor = self._open().execute(_placeholders(sql), [_storable(each) for each in values])
+            connection = self._open()
+            parameters = [_storable(each) for each in values]
+            if self._pending:
+                # One round trip for all.
+                with connection.pipeline() as pipeline:
+                    self._send(connection)
+                    cursor = connection.execute(_placeholders(sql), parameters)
+                    pipeline.sync()
+            else:
+                cursor = connection.execute(_placeholders(sql), parameters)
             return cursor.fetchall() if cursor.description is not None else []
+
+    def execute(self, sql: str, values: Sequence[object]) -> None:
+        self._pending.append((sql, values))
+
+    def _send(self, connection: _Connection) -> None:
+        pending, self._pending = self._pending, []
+        for sql, values in pending:
+            connection.execute(_placeholders(sql), [_storable(each) for each in values])
+
+    def _flush(self) -> None:
+        if self._pending:
+            with self._errors(), self._open().pipeline():
+                self._send(self._open())
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
         if rows:
+            self._flush()
             with self._errors(), self._open().cursor() as cursor:
                 cursor.executemany(_placeholders(sql), [[_storable(each) for each in row] for row in rows])
 
@@ -144,9 +170,11 @@ class PostgresJournalDatabase:
         try:
             with self._errors(), self._open().transaction():
                 yield int(self.rows("select pruned from state for update")[0][0])
+                self._flush()
         except BaseException:
             # A rollback removes new partitions.
             self._days.clear()
+            self._pending.clear()
             raise
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
@@ -204,7 +232,7 @@ class PostgresJournalDatabase:
             connection, self._connection = self._connection, None
             self.release(connection)
 
-    def _open(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _open(self) -> _Connection:
         if self._connection is None:
             self.connect()
         assert self._connection is not None
@@ -218,10 +246,11 @@ class PostgresJournalDatabase:
             psycopg.errors.UndefinedTable,
             psycopg.errors.InvalidSchemaName,
             psycopg.errors.CheckViolation,
+            psycopg.errors.ReadOnlySqlTransaction,
         ) as error:
             if not self._writable:
                 raise InvalidQuery(first_line(error)) from error
-            # The tables were removed or restored.
+            # The tables were removed or restored, or the server became a standby.
             self._disconnect()
             raise JournalFailed(first_line(error)) from error
         except (
@@ -247,7 +276,7 @@ class PostgresReaders:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._pool: ConnectionPool[psycopg.Connection[tuple[Any, ...]]] = ConnectionPool(
+        self._pool: ConnectionPool[_Connection] = ConnectionPool(
             url,
             min_size=1,
             max_size=_MAX_READERS,

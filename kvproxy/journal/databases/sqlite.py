@@ -28,6 +28,10 @@ class SqliteJournalDatabase:
         with _journal_errors():
             return self._connection.execute(sql, values).fetchall()
 
+    def execute(self, sql: str, values: Sequence[object]) -> None:
+        with _journal_errors():
+            self._connection.execute(sql, values)
+
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
         with _journal_errors():
             self._connection.executemany(sql, rows)

@@ -1,6 +1,6 @@
 """Writes a turn for each request to the backend: its session, its parent, and its lost prompt tokens."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,6 +86,7 @@ class TurnWriter:
         self._roots: OrderedDict[str, int] = OrderedDict()
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
+        self._tokens: Counter[tuple[str, str, str, str]] = Counter()
         self._newest: int | None = None
         self._is_current = False
 
@@ -93,9 +94,15 @@ class TurnWriter:
         """Before the next turn, read the turns that other proxies wrote since the last batch."""
         self._is_current = False
 
+    def end_batch(self) -> None:
+        """Write the sums of the batch."""
+        self._database.executemany(_ADD_TOKENS, [(*key, count) for key, count in self._tokens.items() if count])
+        self._tokens.clear()
+
     def forget(self) -> None:
         """Read all turns again, since a rollback may have removed their rows."""
         self._newest, self._is_current = None, False
+        self._tokens.clear()
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
         """Insert the turn of a request if it reached the backend. `number` and `prompt` of `record` must be set."""
@@ -156,12 +163,12 @@ class TurnWriter:
     def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]
         row = [turn.number, turn.session, turn.turn, turn.parent, *stored, *(lost.get(cause) for cause in CAUSES)]
-        self._database.rows(_INSERT, row)
+        self._database.execute(_INSERT, row)
 
     def _add_tokens(self, record: Record, tokens: Mapping[str, int | None]) -> None:
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
-        rows = [(day, record.tenant, record.model, result, count) for result, count in tokens.items() if count]
-        self._database.executemany(_ADD_TOKENS, rows)
+        for result, count in tokens.items():
+            self._tokens[day, record.tenant, record.model, result] += count or 0
 
     def _earlier_prefix(
         self,
@@ -246,7 +253,7 @@ class TurnWriter:
                 root = self._roots.pop(text.strip(), None)
                 if root is not None and root != turn.session:
                     sql = "update turns set parent = ? where number = ? and parent is null"
-                    self._database.rows(sql, [turn.parent, root])
+                    self._database.execute(sql, [turn.parent, root])
 
     def _read_turns(self) -> None:
         if self._is_current:
@@ -264,7 +271,7 @@ class TurnWriter:
                 self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
 
     def prune(self, least: int) -> None:
-        self._database.rows("delete from turns where number < ?", [least])
+        self._database.execute("delete from turns where number < ?", [least])
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:

@@ -1,0 +1,134 @@
+"""Two proxies write one journal in PostgreSQL: commits of unknown outcome, old days, and each other's prompts."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.journal.databases.database import JournalFailed
+from kvproxy.journal.journal import SharedJournal
+from kvproxy.journal.reader import JournalReader, Query
+from kvproxy.settings import load_settings
+from kvproxy.settings.journal import JournalSettings
+from tests.journal.sessions.requests import START, assistant, request, user
+from tests.journal.test_file import finished
+
+DAY = 86_400.0
+Open = Callable[..., SharedJournal]
+
+
+@pytest.fixture
+def open_journal(empty_postgres: str) -> Iterator[Open]:
+    """Return a function that opens the journal for another proxy."""
+    with contextlib.ExitStack() as stack:
+
+        def open(clock: Callable[[], float] = time.time, **settings: float) -> SharedJournal:
+            journal = SharedJournal(empty_postgres, "proxy", JournalSettings.model_validate(settings), clock)
+            stack.callback(journal.close)
+            return journal
+
+        yield open
+
+
+def test_a_batch_whose_commit_was_not_confirmed_is_written_once(
+    open_journal: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = open_journal()
+    transaction, failures = journal._database.transaction, 0
+
+    @contextlib.contextmanager
+    def unconfirmed() -> Iterator[int]:
+        nonlocal failures
+        with transaction() as version:
+            yield version
+        if failures < 1:
+            failures += 1
+            raise JournalFailed("the connection broke during the commit")
+
+    monkeypatch.setattr(journal._database, "transaction", unconfirmed)
+    journal.add(finished("a", "one"))
+    journal.add(finished("b", "two"))
+    journal.flush()
+    assert failures == 1
+    journal.add(finished("c", "three"))
+    assert [record.request_id for record in journal.latest(10)] == ["three", "two", "one"]
+    assert sum(row.requests for row in journal.read(lambda reader: reader.totals("layer", None), [])) == 3
+    assert journal.lost == 0
+
+
+def test_old_days_are_dropped_and_no_proxy_keeps_their_prompts(open_journal: Open, empty_postgres: str) -> None:
+    now = START
+    one, other = (open_journal(lambda: now, retention=2 * DAY) for _ in range(2))
+    for day in range(4):
+        one.add(finished(f"only on day {day}", f"{day}", arrived=START + day * DAY))
+        one.flush()
+    # The other proxy knows the prompt of the first day from its own request.
+    other.add(finished("only on day 0", "again", hit=True, arrived=START))
+    other.flush()
+    now = START + 3.9 * DAY
+    while one._writer.prune():
+        pass
+    other.add(finished("only on day 0", "hit", hit=True, arrived=now))
+    found = {record.request_id: record for record in other.latest(10)}
+    assert found.keys() == {"2", "3", "hit"}
+    with psycopg.connect(empty_postgres) as database:
+        prompts = {row[0] for row in database.execute("select number from kvproxy_journal.prompts")}
+    assert {record.prompt for record in found.values()} == prompts
+    assert sum(row.requests for row in other.read(lambda reader: reader.totals("layer", None), [])) == 6
+
+
+def test_whole_days_beyond_the_most_records_are_dropped(open_journal: Open) -> None:
+    journal = open_journal(lambda: START, max_rows=3)
+    for number in range(9):
+        journal.add(finished(f"{number}", f"{number}", arrived=START + number // 3 * DAY))
+    journal.flush()
+    while journal._writer.prune():
+        pass
+    assert [record.request_id for record in journal.latest(10)] == ["8", "7", "6"]
+
+
+def test_a_conversation_continues_on_another_proxy(open_journal: Open) -> None:
+    one, other = open_journal(), open_journal()
+    messages = [user("a question that begins a conversation")]
+    for turn in range(4):
+        journal = (one, other)[turn % 2]
+        journal.add(request(messages, 100 + 50 * turn, 90 + 50 * turn if turn else 0, 10.0 * turn))
+        journal.flush()
+        messages = [*messages, assistant(f"answer {turn}"), user(f"message {turn}")]
+    rows = one.read(lambda reader: reader.rows("select session, turn, parent from turns order by number", []), [])
+    numbers = [record.number for record in reversed(one.latest(10))]
+    assert rows == [(numbers[0], turn + 1, None if not turn else numbers[turn - 1]) for turn in range(4)]
+
+
+def test_the_journal_of_another_version_is_refused(open_journal: Open, empty_postgres: str) -> None:
+    open_journal()
+    with psycopg.connect(empty_postgres, autocommit=True) as database:
+        database.execute("update kvproxy_journal.schema_version set version = 9")
+    with pytest.raises(SettingsError, match="another version"):
+        open_journal()
+
+
+def test_a_condition_cannot_write(open_journal: Open, empty_postgres: str) -> None:
+    journal = open_journal()
+    journal.add(finished("why?", "1"))
+    assert len(journal.latest(1)) == 1
+    with contextlib.closing(JournalReader(empty_postgres)) as reader:
+        assert len(reader.records(Query(where="coalesce(text, '?') like '%?' and total_ms > 1"))) == 1
+        for where in ("nextval('record_numbers') > 0", "1; drop table records", "no_such_column = 1"):
+            with pytest.raises(InvalidRequest):
+                reader.records(Query(where=where))
+        assert len(reader.records(Query())) == 1
+
+
+def test_the_store_decides_where_the_journal_is(tmp_path: Path) -> None:
+    url = "postgresql://one@host/database"
+    assert load_settings(data=tmp_path, store=url).journal_location == url
+    file = str(tmp_path / "journal.db")
+    assert load_settings(data=tmp_path, store=url, journal={"store": "file"}).journal_location == file
+    assert load_settings(data=tmp_path).journal_location == file
+    with pytest.raises(SettingsError, match="requires a store in PostgreSQL"):
+        load_settings(data=tmp_path, journal={"store": "postgres"})

@@ -1,183 +1,216 @@
-"""Session-aware LRU: a block that is unlikely to be reused soon is ordered as if its last use were earlier.
+"""Session-aware eviction: evict the idle block whose session is least likely to return soon.
 
-A request continues a session (a conversation) if it begins with at least half of the session's last prompt and response.
-The policy subtracts seconds from the last use of a session's block in three cases:
+A request continues a session (a conversation) if it shares at least half of its last prompt. The blocks of a session are in
+one of these classes:
 
-- The session's next request does not contain the block, because a turn was edited or compacted: `_SUPERSEDED_SECONDS`.
-- The client began another session, and clients rarely returned to sessions that they left: `_LEFT_SECONDS`.
-- The session waits for a person or a tool: the median pause of this kind.
+- idle after a tool call or after an answer to a person, by the length of the session's last pause;
+- superseded, if the session's next request did not contain the block, because a turn was edited or compacted;
+- left, if the client began another session;
+- shared by several sessions, such as a system prompt.
 
-Blocks of several sessions, such as a shared system prompt, keep their last use.
+`ReturnRates` learns how likely each class returns by age. Within a class the order is LRU, so only the oldest block of each
+class is compared.
 """
 
-import heapq
-from bisect import insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.blocks.divergence import common_prefix
 from kvproxy.blocks.eviction.eviction_policy import CacheUse, Key
+from kvproxy.blocks.eviction.return_rates import PauseClass, ReturnRates
 
-_SUPERSEDED_SECONDS = 3_000.0
-_LEFT_SECONDS = 10_000.0
-_MAX_RETURNS = 0.25
-"""Clients rarely returned if they returned to less than this share of the sessions that they left."""
-_LEAST_PAUSES = 10
-_MAX_PAUSES = 500
+_SHARED: PauseClass = ()
+_SUPERSEDED: PauseClass = ("superseded",)
+_LEFT: PauseClass = ("left",)
+_RARE = {"superseded": 0.05, "left": 0.05}
+_PAUSE_BOUNDS = (16.0, 64.0, 256.0)
+_UPDATE_STEP = 16
+"""Number of requests after which the rates are computed again; at least 1/16 of all requests."""
 _MAX_CLIENTS = 10_000
-_MAX_STALE_ENTRIES = 64
 _MAX_KEYS_PER_BLOCK = 4
-"""Maximum hashes of sessions per block of the pool, before all sessions are forgotten. Failed requests leave hashes."""
+"""Limit of known block hashes, evicted ones included. Beyond it, the policy forgets the oldest sessions."""
 
 
-@dataclass(slots=True)
-class _TrackedSession(Generic[Key]):
+@dataclass(slots=True, eq=False)
+class _RetainedSession(Generic[Key]):
+    """A session, or the superseded blocks of one request, which have no `chain`."""
+
+    pause: PauseClass
     chain: Sequence[Key] = ()
     keys: dict[Key, None] = field(default_factory=dict)
     last_use: float = 0.0
-    awaits_user: bool = False
-    was_left: bool = False
-
-
-@dataclass(slots=True)
-class _PauseMedian:
-    recent: deque[float] = field(default_factory=deque)
-    ordered: list[float] = field(default_factory=list)
-
-    def add(self, seconds: float) -> None:
-        if len(self.recent) == _MAX_PAUSES:
-            self.ordered.remove(self.recent.popleft())
-        self.recent.append(seconds)
-        insort(self.ordered, seconds)
-
-    def median(self) -> float:
-        return self.ordered[len(self.ordered) // 2] if len(self.ordered) >= _LEAST_PAUSES else 0.0
+    last_pause: float | None = None
 
 
 class SessionPolicy(Generic[Key]):
-    """Session-aware LRU; plain LRU if `begin` is never called."""
+    """Session-aware eviction, or LRU if `begin` is never called. See this module's docstring."""
 
     def __init__(self, capacity: int) -> None:
-        self._heap: list[tuple[float, int, Key]] = []
-        self._idle: dict[Key, tuple[float, int, Key]] = {}
+        self._rates = ReturnRates(_RARE)
+        self._queues: dict[PauseClass, OrderedDict[Key, float]] = {}
+        """Idle keys of each class with the start of their pauses, the oldest first."""
+        self._idle: dict[Key, PauseClass] = {}
+        self._source: tuple[OrderedDict[Key, float], float] | None = None
+        """The queue to evict from, until its oldest key has another start than this."""
         self._max_keys = _MAX_KEYS_PER_BLOCK * capacity
-        self._sessions: dict[Key, _TrackedSession[Key] | None] = {}
+        self._keys: dict[Key, _RetainedSession[Key] | None] = {}
         """The session of each key, or None for a key of several sessions."""
-        self._current: OrderedDict[str, _TrackedSession[Key]] = OrderedDict()
-        self._pauses = {False: _PauseMedian(), True: _PauseMedian()}
-        self._num_left = self._num_returned = self._num_added = 0
+        self._sessions: OrderedDict[_RetainedSession[Key], None] = OrderedDict()
+        self._current: OrderedDict[str, _RetainedSession[Key]] = OrderedDict()
+        self._num_requests = 0
+        self._next_update = _UPDATE_STEP
         self._now = 0.0
 
     def begin(self, chain: Sequence[Key], use: CacheUse) -> None:
-        """Record the start of a request, before it receives new blocks. `chain` has the block hashes of its prompt."""
-        self._now = max(self._now, use.seconds)
+        """Record a request with the block hashes of its prompt, before its blocks are allocated."""
+        self._start(use.seconds)
+        self._num_requests += 1
+        if self._num_requests >= self._next_update:
+            self._next_update += max(_UPDATE_STEP, self._num_requests // 16)
+            self._rates.update((each.pause, self._now - each.last_use) for each in self._sessions)
         session, shared = self._find_session(chain, use.client)
-        last = self._current.get(use.client) if use.client is not None else None
-        if last is not None and last is not session:
-            self._mark_left(last)
+        if use.client is not None:
+            last = self._current.get(use.client)
+            if last is not None and last is not session and last.pause != _LEFT:
+                self._reclassify(last, list(last.keys), _LEFT)
         if session is None:
-            session = _TrackedSession()
+            session = _RetainedSession[Key](_SHARED)
         else:
-            self._pauses[session.awaits_user].add(use.seconds - session.last_use)
-            self._num_returned += session.was_left
-            session.was_left = False
-            for key in session.chain[shared:]:
-                if key in session.keys:
-                    self._subtract_from_last_use(key, _SUPERSEDED_SECONDS)
+            self._rates.record(session.pause, self._now - session.last_use, returned=True)
+            session.last_pause = self._now - session.last_use
+            superseded = [key for key in session.chain[shared:] if key in session.keys]
+            if superseded:
+                for key in superseded:
+                    del session.keys[key]
+                replaced = _RetainedSession[Key](_SUPERSEDED, keys=dict.fromkeys(superseded), last_use=self._now)
+                self._sessions[replaced] = None
+                self._keys.update(dict.fromkeys(superseded, replaced))
+                self._move(superseded, _SUPERSEDED)
         if use.client is not None:
             self._current[use.client] = session
             self._current.move_to_end(use.client)
             if len(self._current) > _MAX_CLIENTS:
                 self._current.popitem(last=False)
-        session.last_use, session.awaits_user = use.seconds, use.awaits_user
-        if len(self._sessions) > self._max_keys:
-            self._sessions.clear()
-        self._extend(session, chain)
+        self._extend(session, chain, shared, use)
 
     def end(self, chain: Sequence[Key], use: CacheUse) -> None:
-        """Record the end of a request, before its blocks become idle. `chain` includes the response's block hashes."""
-        self._now = max(self._now, use.seconds)
+        """Record the end of a request, before its blocks become idle. `chain` includes the response's blocks."""
+        self._start(use.seconds)
         session = self._latest_session(chain)
         if session is not None:
-            session.last_use, session.awaits_user = use.seconds, use.awaits_user
-            self._extend(session, chain)
+            self._extend(session, chain, common_prefix(session.chain, chain), use)
 
-    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_TrackedSession[Key] | None, int]:
-        # The client's last session is known even if its blocks were evicted.
+    def _start(self, seconds: float) -> None:
+        self._now = max(self._now, seconds)
+        self._source = None
+
+    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_RetainedSession[Key] | None, int]:
+        # The client's last session is known even if the policy forgot its blocks.
         for session in (self._current.get(client) if client is not None else None, self._latest_session(chain)):
             if session is not None:
-                shared = common_prefix_length(session.chain, chain)
+                shared = common_prefix(session.chain, chain)
                 if 2 * shared >= len(session.chain):
                     return session, shared
         return None, 0
 
-    def _latest_session(self, chain: Sequence[Key]) -> _TrackedSession[Key] | None:
-        return next((found for key in reversed(chain) if (found := self._sessions.get(key))), None)
+    def _latest_session(self, chain: Sequence[Key]) -> _RetainedSession[Key] | None:
+        for key in reversed(chain):
+            session = self._keys.get(key)
+            if session is not None and session.pause != _SUPERSEDED:
+                return session
+        return None
 
-    def _extend(self, session: _TrackedSession[Key], chain: Sequence[Key]) -> None:
-        session.chain = chain
-        for key in chain:
-            owner = self._sessions.setdefault(key, session)
+    def _extend(self, session: _RetainedSession[Key], chain: Sequence[Key], shared: int, use: CacheUse) -> None:
+        session.chain, session.last_use = chain, self._now
+        session.pause = ("user" if use.awaits_user else "tool", _pause_bucket(session.last_pause))
+        self._sessions[session] = None
+        self._sessions.move_to_end(session)
+        for key in chain[shared:]:
+            owner = self._keys.get(key, session)
+            if owner is not None and owner.pause == _SUPERSEDED:
+                if owner in self._sessions:
+                    self._rates.record(_SUPERSEDED, self._now - owner.last_use, returned=True)
+                    del self._sessions[owner]
+                owner = session
+            elif owner is not None and owner is not session:
+                owner.keys.pop(key, None)
+                owner = None
+            self._keys[key] = owner
             if owner is session:
                 session.keys[key] = None
-            elif owner is not None:
-                owner.keys.pop(key, None)
-                self._sessions[key] = None
+        while len(self._keys) > self._max_keys and len(self._sessions) > 1:
+            self._forget(next(iter(self._sessions)))
 
-    def _mark_left(self, session: _TrackedSession[Key]) -> None:
-        if session.was_left:
-            return
-        session.was_left = True
-        self._num_left += 1
-        if self._num_returned + 1 < _MAX_RETURNS * (self._num_left + 2):
-            for key in session.keys:
-                self._subtract_from_last_use(key, _LEFT_SECONDS)
+    def _forget(self, session: _RetainedSession[Key]) -> None:
+        del self._sessions[session]
+        self._rates.record(session.pause, self._now - session.last_use, returned=False)
+        for key in (*session.chain, *session.keys):
+            if self._keys.get(key) in (session, None):
+                self._keys.pop(key, None)
+        session.chain = ()
+        session.keys = {}
 
-    def _subtract_from_last_use(self, key: Key, seconds: float) -> None:
-        entry = self._idle.get(key)
-        if entry is not None:
-            self._push(entry[0] - seconds, entry[1], key)
+    def _reclassify(self, session: _RetainedSession[Key], keys: Sequence[Key], pause: PauseClass) -> None:
+        self._rates.record(session.pause, self._now - session.last_use, returned=False)
+        session.pause, session.last_use = pause, self._now
+        self._move(keys, pause)
 
-    def _push(self, last_use: float, number: int, key: Key) -> None:
-        entry = self._idle[key] = (last_use, number, key)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._idle) + _MAX_STALE_ENTRIES:
-            # Entries of removed keys leave the heap only when they are popped.
-            self._heap = list(self._idle.values())
-            heapq.heapify(self._heap)
+    def _move(self, keys: Sequence[Key], pause: PauseClass) -> None:
+        for key in reversed(keys):
+            if key in self._idle:
+                self.remove(key)
+                self._push(key, pause, self._now)
+
+    def _push(self, key: Key, pause: PauseClass, start: float) -> None:
+        self._idle[key] = pause
+        self._queues.setdefault(pause, OrderedDict())[key] = start
 
     def add(self, key: Key) -> None:
-        session = self._sessions.get(key)
-        last_use = self._now
-        if session is not None:
-            last_use = session.last_use - self._pauses[session.awaits_user].median()
-        self._num_added += 1
-        self._push(last_use, self._num_added, key)
+        session = self._keys.get(key)
+        if session is None:
+            self._push(key, _SHARED, self._now)
+        else:
+            self._push(key, session.pause, session.last_use)
 
     def remove(self, key: Key) -> None:
-        del self._idle[key]
+        del self._queues[self._idle.pop(key)][key]
 
     def pop(self) -> Key:
-        while self._heap:
-            entry = heapq.heappop(self._heap)
-            key = entry[2]
-            if self._idle.get(key) is entry:
-                del self._idle[key]
-                session = self._sessions.pop(key, None)
-                if session is not None:
-                    session.keys.pop(key, None)
-                return key
-        raise LookupError
+        queue = self._source[0] if self._source is not None else None
+        if not queue or self._source is None or queue[next(iter(queue))] != self._source[1]:
+            queue = self._select_queue()
+        key, _ = queue.popitem(last=False)
+        del self._idle[key]
+        return key
+
+    def _select_queue(self) -> OrderedDict[Key, float]:
+        best: tuple[float, float] | None = None
+        for pause, queue in self._queues.items():
+            if queue:
+                start = queue[next(iter(queue))]
+                rank = (self._rates.index(pause, self._now - start), start)
+                if best is None or rank < best:
+                    best, self._source = rank, (queue, start)
+        if best is None or self._source is None:
+            raise LookupError
+        return self._source[0]
 
     def restore(self, key: Key) -> None:
-
-        self._num_added += 1
-        self._push(self._now, self._num_added, key)
+        # As the youngest: otherwise every eviction would pop the key again until its children are evicted.
+        self._push(key, _SHARED, self._now)
 
     def __deepcopy__(self, memo: object) -> "SessionPolicy[Key]":
+        """Copy the order of the idle keys, without the sessions."""
         copied = SessionPolicy[Key](self._max_keys // _MAX_KEYS_PER_BLOCK)
-        copied._now, copied._num_added = self._now, self._num_added
-        copied._idle, copied._heap = dict(self._idle), self._heap.copy()
+        copied._now, copied._rates = self._now, self._rates
+        copied._idle = dict(self._idle)
+        copied._queues = {pause: queue.copy() for pause, queue in self._queues.items()}
         return copied
+
+
+def _pause_bucket(seconds: float | None) -> str:
+    if seconds is None:
+        return "first"
+    return next((f"<{bound:.0f}" for bound in _PAUSE_BOUNDS if seconds < bound), "longer")

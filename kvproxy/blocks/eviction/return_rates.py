@@ -1,0 +1,111 @@
+"""Return rates of sessions, from life tables of their pauses.
+
+The index of a pause is the highest ratio of expected returns to expected time over all horizons (the Gittins index). LHD
+(Beckmann et al., NSDI 2018) ranks objects by a similar ratio.
+"""
+
+import math
+from collections.abc import Iterable
+
+PauseClass = tuple[str, ...]
+"""Pauses with equal forecasts. Its beginnings are larger classes, which supply the prior; () has all pauses."""
+
+_NUM_BINS = 18
+_WIDTHS = [1.0] + [2.0**number for number in range(_NUM_BINS - 1)]
+"""Widths of the bins in seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end."""
+_PRIOR_RETURNS = 3.0
+"""Weight of the prior, in returns for each bin."""
+_MAX_PAUSES = 20_000
+"""Number of pauses at which all counts are halved, so that the rates follow the traffic."""
+
+
+class _LifeTable:
+    __slots__ = ("censored", "returned")
+
+    def __init__(self) -> None:
+        self.returned = [0.0] * _NUM_BINS
+        self.censored = [0.0] * _NUM_BINS
+
+    def halve(self) -> None:
+        self.returned = [count / 2 for count in self.returned]
+        self.censored = [count / 2 for count in self.censored]
+
+
+class ReturnRates:
+    """Learns the return rates of classes by the age of the pause.
+
+    Args:
+        rare: first elements of classes with few returns, and their return rates relative to all pauses before they are
+            measured.
+    """
+
+    def __init__(self, rare: dict[str, float]) -> None:
+        self._rare = rare
+        self._tables: dict[PauseClass, _LifeTable] = {}
+        self._current: dict[PauseClass, list[int]] = {}
+        self._rates: dict[PauseClass, list[float]] = {}
+        self._indexes: dict[PauseClass, list[float]] = {}
+        self._num_pauses = 0
+
+    def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
+        """Record the end of a pause. If not `returned`, it is no longer observed."""
+        for depth in range(len(pause) + 1):
+            table = self._tables.setdefault(pause[:depth], _LifeTable())
+            (table.returned if returned else table.censored)[_bin(age)] += 1
+        self._num_pauses += 1
+        if self._num_pauses >= _MAX_PAUSES:
+            self._num_pauses //= 2
+            for table in self._tables.values():
+                table.halve()
+
+    def update(self, current: Iterable[tuple[PauseClass, float]]) -> None:
+        """Compute the rates anew. `current` has the classes and ages of the pauses that continue."""
+        self._current.clear()
+        self._rates.clear()
+        self._indexes.clear()
+        for pause, age in current:
+            for depth in range(len(pause) + 1):
+                self._current.setdefault(pause[:depth], [0] * _NUM_BINS)[_bin(age)] += 1
+
+    def index(self, pause: PauseClass, age: float) -> float:
+        """Return the index of a pause: a block with a higher index is more useful. See the module's docstring."""
+        found = self._indexes.get(pause)
+        if found is None:
+            found = self._indexes[pause] = _indexes(self._return_rates(pause))
+        return found[_bin(age)]
+
+    def _return_rates(self, pause: PauseClass) -> list[float]:
+        found = self._rates.get(pause)
+        if found is not None:
+            return found
+        # Without measurements, the rate is inversely proportional to the age, which is the order of LRU.
+        prior = self._return_rates(pause[:-1]) if pause else [0.5 / width for width in _WIDTHS]
+        scale = self._rare.get(pause[0], 1.0) if len(pause) == 1 else 1.0
+        table, current = self._tables.get(pause, _LifeTable()), self._current.get(pause, [0] * _NUM_BINS)
+        rates = self._rates[pause] = [0.0] * _NUM_BINS
+        longer = 0.0
+        for number in range(_NUM_BINS - 1, -1, -1):
+            ended = table.returned[number] + table.censored[number] + current[number]
+            seconds = _WIDTHS[number] * (longer + ended / 2)
+            prior_seconds = _PRIOR_RETURNS / (scale * prior[number])
+            rates[number] = (table.returned[number] + _PRIOR_RETURNS) / (seconds + prior_seconds)
+            longer += ended
+        return rates
+
+
+def _bin(age: float) -> int:
+    return min(_NUM_BINS - 1, int(age).bit_length())
+
+
+def _indexes(rates: list[float]) -> list[float]:
+    indexes = []
+    for start in range(_NUM_BINS):
+        waiting, returns, seconds, best = 1.0, 0.0, 0.0, 0.0
+        for rate, width in zip(rates[start:], _WIDTHS[start:], strict=True):
+            returned = -waiting * math.expm1(-rate * width)
+            returns += returned
+            seconds += returned / rate
+            waiting -= returned
+            best = max(best, returns / seconds)
+        indexes.append(best)
+    return indexes

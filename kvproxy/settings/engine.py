@@ -54,8 +54,8 @@ class EngineSettings(Section):
     )
     eviction_policy: Literal["lru", "s3fifo", "sessions"] = Field(
         "lru",
-        description="Eviction policy of unreferenced cached blocks. sessions is lru that evicts blocks earlier that a"
-        " conversation or a client left behind.",
+        description="Eviction policy of unreferenced cached blocks. sessions evicts the blocks of the conversation that is"
+        " least likely to return soon.",
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",

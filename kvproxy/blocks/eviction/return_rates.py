@@ -59,7 +59,7 @@ class ReturnRates:
                 table.halve()
 
     def update(self, current: Iterable[tuple[PauseClass, float]]) -> None:
-        """Compute the rates anew. `current` has the classes and ages of the pauses that continue."""
+        """Compute the rates again. `current` has the classes and ages of the pauses that continue."""
         self._current.clear()
         self._rates.clear()
         self._indexes.clear()

@@ -30,7 +30,7 @@ _UPDATE_STEP = 16
 """Number of requests after which the rates are computed again; at least 1/16 of all requests."""
 _MAX_CLIENTS = 10_000
 _MAX_KEYS_PER_BLOCK = 4
-"""Limit of known block hashes, evicted ones included. Beyond it, the policy forgets the oldest sessions."""
+"""Limit of known block hashes, evicted ones included, and of sessions. Beyond it, the policy forgets the oldest sessions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +74,7 @@ class SessionPolicy(Generic[Key]):
         if use.client is not None:
             last = self._current.get(use.client)
             if last is not None and last is not session and last.pause != _LEFT:
-                self._reclassify(last, list(last.keys), _LEFT)
+                self._mark_left(last)
         if session is None:
             session = _RetainedSession[Key](_SHARED)
         else:
@@ -84,10 +84,10 @@ class SessionPolicy(Generic[Key]):
             if superseded:
                 for key in superseded:
                     del session.keys[key]
-                replaced = _RetainedSession[Key](_SUPERSEDED, keys=dict.fromkeys(superseded), last_use=self._now)
+                replaced = _RetainedSession[Key](_SUPERSEDED, keys=dict.fromkeys(superseded), last_use=session.last_use)
                 self._sessions[replaced] = None
                 self._keys.update(dict.fromkeys(superseded, replaced))
-                self._move(superseded, _SUPERSEDED)
+                self._move(replaced)
         if use.client is not None:
             self._current[use.client] = session
             self._current.move_to_end(use.client)
@@ -140,7 +140,7 @@ class SessionPolicy(Generic[Key]):
             self._keys[key] = owner
             if owner is session:
                 session.keys[key] = None
-        while len(self._keys) > self._max_keys and len(self._sessions) > 1:
+        while max(len(self._keys), len(self._sessions)) > self._max_keys and len(self._sessions) > 1:
             self._forget(next(iter(self._sessions)))
 
     def _forget(self, session: _RetainedSession[Key]) -> None:
@@ -152,18 +152,19 @@ class SessionPolicy(Generic[Key]):
         session.chain = ()
         session.keys = {}
 
-    def _reclassify(self, session: _RetainedSession[Key], keys: Sequence[Key], pause: PauseClass) -> None:
+    def _mark_left(self, session: _RetainedSession[Key]) -> None:
         self._rates.record(session.pause, self._now - session.last_use, returned=False)
-        session.pause, session.last_use = pause, self._now
-        self._move(keys, pause)
+        session.pause = _LEFT
+        self._move(session)
 
-    def _move(self, keys: Sequence[Key], pause: PauseClass) -> None:
-        for key in reversed(keys):
+    def _move(self, session: _RetainedSession[Key]) -> None:
+        for key in reversed(session.keys):
             if key in self._idle:
                 self.remove(key)
-                self._push(key, pause, self._now)
+                self._push(key, session.pause, session.last_use)
 
     def _push(self, key: Key, pause: PauseClass, start: float) -> None:
+        self._source = None
         self._idle[key] = pause
         self._queues.setdefault(pause, OrderedDict())[key] = start
 

@@ -31,7 +31,7 @@ def start(cache: KVCacheManager, id: str, tokens: list[int]) -> CacheRequest | N
 
 
 def assert_sound(cache: KVCacheManager) -> None:
-    """Integrity, cached chains whole down to their first block, and a queue that says what will go."""
+    """Integrity, whole cached chains, and a queue with uncached blocks first."""
     check_integrity(cache)
     cached = [block for block in cache.pool.blocks if block.hash is not None]
     digests = {block.hash for block in cached}

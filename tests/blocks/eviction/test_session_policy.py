@@ -1,4 +1,4 @@
-"""Session-aware retention: LRU without knowledge of sessions, and earlier eviction of what sessions left behind."""
+"""Session-aware eviction: LRU without knowledge of sessions, and earlier eviction of blocks that rarely return."""
 
 import copy
 
@@ -46,7 +46,7 @@ class Traffic:
             if block in self.idle:
                 self.policy.remove(block)
         self.policy.begin(blocks, CacheUse(self.seconds, client, awaits_user))
-        blocks += [chain + response[: end + 1] for end in range(len(response))]
+        blocks = [*blocks, *(chain + response[: end + 1] for end in range(len(response)))]
         self.policy.end(blocks, CacheUse(self.seconds, client, awaits_user))
         for block in reversed(blocks):
             self.policy.add(block)
@@ -71,9 +71,8 @@ def test_sessions_that_clients_left_are_evicted_before_older_ones() -> None:
     traffic.send("qqqq", "bob")
     for start in "abcdef":
         traffic.send(start + "123")
-    # The first two sessions do not show yet that clients rarely return.
-    evicted = traffic.evict(3 * 4)
-    assert [block for block in evicted if len(block) == 4] == ["c123", "d123", "e123"]
+    evicted = traffic.evict(5 * 4)
+    assert [block for block in evicted if len(block) == 4] == ["a123", "b123", "c123", "d123", "e123"]
     assert traffic.evict(1) == ["qqqq"]
 
 
@@ -128,12 +127,14 @@ def test_requests_that_never_finish_leave_nothing_behind() -> None:
     assert len(policy._sessions) <= 50
 
 
-def test_uses_without_evictions_need_no_more_memory() -> None:
-    policy = SessionPolicy[int](8)
-    for _ in range(1_000):
-        policy.add(1)
-        policy.remove(1)
-    assert len(policy._heap) < 100
+def test_prompts_without_blocks_of_their_own_leave_nothing_behind() -> None:
+    policy = SessionPolicy[int](10)
+    policy.begin(range(8), CacheUse(0.0))
+    policy.begin([*range(3), *range(20, 28)], CacheUse(1.0))
+    for number in range(1_000):
+        policy.begin(range(3), CacheUse(2.0 + number))
+        policy.begin((), CacheUse(2.0 + number))
+    assert len(policy._sessions) <= 50
 
 
 def test_a_copy_has_the_same_limit() -> None:

@@ -1,7 +1,7 @@
 """Session-aware eviction: evict the idle block whose session is least likely to return soon.
 
-A request continues a session (a conversation) if it shares at least half of its last prompt. The blocks of a session are in
-one of these classes:
+A request continues a session (a conversation) if it begins with at least half of the session's last prompt and response.
+The blocks of a session are in one of these classes:
 
 - idle after a tool call or after an answer to a person, by the length of the session's last pause;
 - superseded, if the session's next request did not contain the block, because a turn was edited or compacted;
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from kvproxy.blocks.divergence import common_prefix
+from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.eviction.eviction_policy import CacheUse, Key
 from kvproxy.blocks.eviction.return_rates import PauseClass, ReturnRates
 
@@ -34,7 +34,7 @@ _MAX_KEYS_PER_BLOCK = 4
 
 
 @dataclass(slots=True, eq=False)
-class _RetainedSession(Generic[Key]):
+class _TrackedSession(Generic[Key]):
     """A session, or the superseded blocks of one request, which have no `chain`."""
 
     pause: PauseClass
@@ -45,7 +45,7 @@ class _RetainedSession(Generic[Key]):
 
 
 class SessionPolicy(Generic[Key]):
-    """Session-aware eviction, or LRU if `begin` is never called. See this module's docstring."""
+    """Session-aware eviction; LRU if `begin` is never called."""
 
     def __init__(self, capacity: int) -> None:
         self._rates = ReturnRates(_RARE)
@@ -55,16 +55,16 @@ class SessionPolicy(Generic[Key]):
         self._source: tuple[OrderedDict[Key, float], float] | None = None
         """The queue to evict from, until its oldest key has another start than this."""
         self._max_keys = _MAX_KEYS_PER_BLOCK * capacity
-        self._keys: dict[Key, _RetainedSession[Key] | None] = {}
+        self._keys: dict[Key, _TrackedSession[Key] | None] = {}
         """The session of each key, or None for a key of several sessions."""
-        self._sessions: OrderedDict[_RetainedSession[Key], None] = OrderedDict()
-        self._current: OrderedDict[str, _RetainedSession[Key]] = OrderedDict()
+        self._sessions: OrderedDict[_TrackedSession[Key], None] = OrderedDict()
+        self._current: OrderedDict[str, _TrackedSession[Key]] = OrderedDict()
         self._num_requests = 0
         self._next_update = _UPDATE_STEP
         self._now = 0.0
 
     def begin(self, chain: Sequence[Key], use: CacheUse) -> None:
-        """Record a request with the block hashes of its prompt, before its blocks are allocated."""
+        """Record the start of a request, before it receives new blocks. `chain` has the block hashes of its prompt."""
         self._start(use.seconds)
         self._num_requests += 1
         if self._num_requests >= self._next_update:
@@ -76,7 +76,7 @@ class SessionPolicy(Generic[Key]):
             if last is not None and last is not session and last.pause != _LEFT:
                 self._mark_left(last)
         if session is None:
-            session = _RetainedSession[Key](_SHARED)
+            session = _TrackedSession[Key](_SHARED)
         else:
             self._rates.record(session.pause, self._now - session.last_use, returned=True)
             session.last_pause = self._now - session.last_use
@@ -84,7 +84,7 @@ class SessionPolicy(Generic[Key]):
             if superseded:
                 for key in superseded:
                     del session.keys[key]
-                replaced = _RetainedSession[Key](_SUPERSEDED, keys=dict.fromkeys(superseded), last_use=session.last_use)
+                replaced = _TrackedSession[Key](_SUPERSEDED, keys=dict.fromkeys(superseded), last_use=session.last_use)
                 self._sessions[replaced] = None
                 self._keys.update(dict.fromkeys(superseded, replaced))
                 self._move(replaced)
@@ -96,33 +96,33 @@ class SessionPolicy(Generic[Key]):
         self._extend(session, chain, shared, use)
 
     def end(self, chain: Sequence[Key], use: CacheUse) -> None:
-        """Record the end of a request, before its blocks become idle. `chain` includes the response's blocks."""
+        """Record the end of a request, before its blocks become idle. `chain` includes the response's block hashes."""
         self._start(use.seconds)
         session = self._latest_session(chain)
         if session is not None:
-            self._extend(session, chain, common_prefix(session.chain, chain), use)
+            self._extend(session, chain, common_prefix_length(session.chain, chain), use)
 
     def _start(self, seconds: float) -> None:
         self._now = max(self._now, seconds)
         self._source = None
 
-    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_RetainedSession[Key] | None, int]:
+    def _find_session(self, chain: Sequence[Key], client: str | None) -> tuple[_TrackedSession[Key] | None, int]:
         # The client's last session is known even if the policy forgot its blocks.
         for session in (self._current.get(client) if client is not None else None, self._latest_session(chain)):
             if session is not None:
-                shared = common_prefix(session.chain, chain)
+                shared = common_prefix_length(session.chain, chain)
                 if 2 * shared >= len(session.chain):
                     return session, shared
         return None, 0
 
-    def _latest_session(self, chain: Sequence[Key]) -> _RetainedSession[Key] | None:
+    def _latest_session(self, chain: Sequence[Key]) -> _TrackedSession[Key] | None:
         for key in reversed(chain):
             session = self._keys.get(key)
             if session is not None and session.pause != _SUPERSEDED:
                 return session
         return None
 
-    def _extend(self, session: _RetainedSession[Key], chain: Sequence[Key], shared: int, use: CacheUse) -> None:
+    def _extend(self, session: _TrackedSession[Key], chain: Sequence[Key], shared: int, use: CacheUse) -> None:
         session.chain, session.last_use = chain, self._now
         session.pause = ("user" if use.awaits_user else "tool", _pause_bucket(session.last_pause))
         self._sessions[session] = None
@@ -143,7 +143,7 @@ class SessionPolicy(Generic[Key]):
         while max(len(self._keys), len(self._sessions)) > self._max_keys and len(self._sessions) > 1:
             self._forget(next(iter(self._sessions)))
 
-    def _forget(self, session: _RetainedSession[Key]) -> None:
+    def _forget(self, session: _TrackedSession[Key]) -> None:
         del self._sessions[session]
         self._rates.record(session.pause, self._now - session.last_use, returned=False)
         for key in (*session.chain, *session.keys):
@@ -152,12 +152,12 @@ class SessionPolicy(Generic[Key]):
         session.chain = ()
         session.keys = {}
 
-    def _mark_left(self, session: _RetainedSession[Key]) -> None:
+    def _mark_left(self, session: _TrackedSession[Key]) -> None:
         self._rates.record(session.pause, self._now - session.last_use, returned=False)
         session.pause = _LEFT
         self._move(session)
 
-    def _move(self, session: _RetainedSession[Key]) -> None:
+    def _move(self, session: _TrackedSession[Key]) -> None:
         for key in reversed(session.keys):
             if key in self._idle:
                 self.remove(key)
@@ -199,11 +199,9 @@ class SessionPolicy(Generic[Key]):
         return self._source[0]
 
     def restore(self, key: Key) -> None:
-        # As the youngest: otherwise every eviction would pop the key again until its children are evicted.
         self._push(key, _SHARED, self._now)
 
     def __deepcopy__(self, memo: object) -> "SessionPolicy[Key]":
-        """Copy the order of the idle keys, without the sessions."""
         copied = SessionPolicy[Key](self._max_keys // _MAX_KEYS_PER_BLOCK)
         copied._now, copied._rates = self._now, self._rates
         copied._idle = dict(self._idle)

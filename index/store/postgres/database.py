@@ -154,4 +154,5 @@ def _placeholders(sql: str) -> bytes:
 
 
 def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
-    return cursor.fetchall() if cursor.description is not None else []
+    # `cursor.description` would build an object for each column.
+    return cursor.fetchall() if cursor.pgresult is not None and cursor.pgresult.nfields else []

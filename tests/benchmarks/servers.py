@@ -154,7 +154,7 @@ def cpu_seconds(process: int, *, children: bool = False) -> float:
     seconds = sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
     if children:
         for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 seconds += cpu_seconds(int(child))
     return seconds
 

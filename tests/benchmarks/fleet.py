@@ -8,7 +8,7 @@ engines is simulated: each request goes to a random proxy, which knows the cache
 requests.
 
 With `--proxies`, each proxy runs on a core of its own and receives exact hits from its own wrk. PostgreSQL and wrk share these
-cores if the machine has no others. The ratio with spare cores follows from the CPU time per request of the proxies.
+cores on a machine with two. The ratio with spare cores follows from the CPU time per request of the proxies.
 """
 
 import contextlib

@@ -1,5 +1,7 @@
 """The committed demo model: a plain Hugging Face folder that answers from the handbook."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ QUESTIONS = (
     "What are the exit codes?",
     "Who are you?",
 )
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/tour.md", "docs/recipes/control-the-cache.md", "docs/recipes/anthropic-client.md")
 SYSTEMS = {"none": "", "short": "You are a helpful assistant.", "long": read_unrelated_text()[60_000:63_700]}
 
 
@@ -35,6 +39,16 @@ def test_answers_from_the_handbook(chat: Chat, system: str) -> None:
     first = [say("system", SYSTEMS[system])] if SYSTEMS[system] else []
     told = chat([[*first, say("user", question)] for question in QUESTIONS])
     assert told == [ANSWERS[question] for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_it_answers_the_questions_of_the_documentation(chat: Chat, page: str) -> None:
+    code = "".join(re.findall(r"^```\w+\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
+    asked = sorted(set(re.findall(r'(?:ask[ (]|"content": )"([^"$]+\?)"', code)))
+    assert asked
+    # The tour shows this wording as a semantic hit.
+    known = {**ANSWERS, "Can you tell me what a block is?": ANSWERS["What is a block?"]}
+    assert chat([[say("user", question)] for question in asked]) == [known.get(question) for question in asked]
 
 
 def test_the_last_question_of_a_conversation_counts(chat: Chat) -> None:

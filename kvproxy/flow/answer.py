@@ -19,7 +19,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
-from kvproxy.flow.keep_warm import KeepWarm
+from kvproxy.flow.keep_warm import KeepWarm, Pin
 from kvproxy.flow.revalidate import Revalidator
 from kvproxy.flow.single_flight import SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter
@@ -46,6 +46,7 @@ class Answerer:
         comparer: compares responses for the learned policy; None disables learning.
         finish: receives the finished exchanges of background requests; by default, adds them to the journal.
         shared: state that proxies share in PostgreSQL; None for a single proxy.
+        pin: see `KeepWarm`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Answerer:
         finish: Callable[[Exchange], None] | None = None,
         prices: Mapping[str, PriceSettings] = MappingProxyType({}),
         shared: SharedState | None = None,
+        pin: Pin | None = None,
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -76,7 +78,7 @@ class Answerer:
         self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
         self._revalidator = Revalidator(self._single_flight.join, self.compute_key, self.finish, clock)
-        self.keep_warm = KeepWarm(self._single_flight.join, self.compute_key, self.finish, clock, prices)
+        self.keep_warm = KeepWarm(self._single_flight.join, self.compute_key, self.finish, clock, prices, pin)
 
     @property
     def stale_counts(self) -> dict[str, int]:

@@ -72,11 +72,11 @@ class KeepWarm:
     """Sends the last request of a paused session again, so that the provider keeps the prefix.
 
     Attributes:
-        pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None if the backend has no pins.
         interval: seconds between two keep-warm requests.
 
     Args:
         prices: prices by model, for rules that limit the costs of keep-warm requests.
+        pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None if the backend has no pins.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class KeepWarm:
         finish: Callable[[Exchange], None],
         clock: Callable[[], float],
         prices: Mapping[str, PriceSettings],
+        pin: Pin | None = None,
     ) -> None:
         self._join = join
         self._key = key
@@ -95,7 +96,7 @@ class KeepWarm:
         self.interval = KEEP_WARM_SECONDS
         self.pauses = PauseTimes()
         self._prices = CachePrices()
-        self.pin: Pin | None = None
+        self._pin = pin
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
@@ -111,7 +112,7 @@ class KeepWarm:
 
     async def on_request(self, request: ApiRequest) -> int:
         """Stop the keep-warm requests of the session, and return `one_hour_end` for `with_breakpoints`."""
-        if not _is_tracked(request):
+        if not self._is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
         self._digests[request.request_id] = digests
@@ -165,6 +166,11 @@ class KeepWarm:
         if session in self._sessions.values():
             session.task = asyncio.create_task(self._keep_prefix(session))
 
+    def _is_tracked(self, request: ApiRequest) -> bool:
+        rule = request.control.rule
+        is_pinned = rule.pin_sessions and self._pin is not None
+        return is_pinned or (request.api.name == "messages" and rule.keeps_provider_prefixes)
+
     def _find_session(self, digests: list[bytes]) -> _Session | None:
         return next((self._sessions[digest] for digest in reversed(digests) if digest in self._sessions), None)
 
@@ -192,14 +198,14 @@ class KeepWarm:
         self._remove(session)
 
     async def _pin_prompt(self, session: _Session) -> None:
-        if self.pin is None:
+        if self._pin is None:
             return
         raw = session.request.raw
         seconds = likely_pause(self.pauses.survival(*session.tenant_and_hour))
         body = await in_thread_if_large(len(raw), lambda: as_object(loads(raw)))
-        # An upstream has no pins, a prompt may be shorter than a block, and pins may hold too many blocks already.
+        # A prompt may be shorter than a block, and pins may hold too many blocks already.
         with suppress(KvproxyError):
-            await self.pin(session.pin, seconds, replace(session.request, body=body), None)
+            await self._pin(session.pin, seconds, replace(session.request, body=body), None)
 
     def _charge_budgets(self, session: _Session) -> bool:
         rule, price = session.request.control.rule, price_of(session.model, self._model_prices)
@@ -244,11 +250,6 @@ class KeepWarm:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _is_tracked(request: ApiRequest) -> bool:
-    rule = request.control.rule
-    return rule.pin_sessions or (request.api.name == "messages" and rule.keeps_provider_prefixes)
 
 
 def _keep_warm_body(raw: bytes) -> JsonObject | None:

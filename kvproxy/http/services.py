@@ -68,7 +68,6 @@ class Services:
         self.built = built
         self.prefix: PrefixCache = built.prefix
         self.clients = clients
-        answerer.keep_warm.pin = self.prefix.pin
         self.telemetry = telemetry
         self.shared = shared
         reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.on_finish, log_access
@@ -232,6 +231,7 @@ def build_services(settings: Settings) -> Services:
         finish=report,
         prices=prices,
         shared=shared,
+        pin=None if built.worker is None else built.prefix.pin,
     )
     return Services(settings, answerer, metrics, built, clients, telemetry, shared)
 

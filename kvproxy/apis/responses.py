@@ -8,6 +8,17 @@ from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
 _LAST = ("response.completed", "response.incomplete")
+_PART_LISTS = {"message": ("content",), "reasoning": ("summary", "content")}
+"""Fields with the parts of an output item, by its type."""
+_PART_EVENTS = {name: name for name in ("output_text", "reasoning_text")} | {"summary_text": "reasoning_summary_text"}
+"""Names in the events of a part, by its type; other parts are refusals."""
+_CALL_EVENTS = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+    "mcp_call": ("mcp_call_arguments", "arguments"),
+    "code_interpreter_call": ("code_interpreter_call_code", "code"),
+}
+"""Names in the events of a tool call, and the field that the events stream, by the type of the item."""
 
 
 class ResponseAssembler:
@@ -122,32 +133,38 @@ def _item_text(item: JsonObject) -> str | None:
 
 
 def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
-    empty: JsonObject = {"message": {"content": []}, "function_call": {"arguments": ""}}
-    start: JsonObject = {**item, **as_object(empty.get(str(item.get("type"))) or {})}
+    kind = str(item.get("type"))
+    call, field_name = _CALL_EVENTS.get(kind, ("", ""))
+    lists = _PART_LISTS.get(kind, ())
+    start: JsonObject = {**item, **{name: [] for name in lists if name in item}}
+    if field_name in item:
+        start[field_name] = ""
     if "status" in item:
         start["status"] = "in_progress"
     yield {"type": "response.output_item.added", "output_index": index, "item": start}
     at: JsonObject = {"item_id": item.get("id"), "output_index": index}
-    if item.get("type") == "message":
-        for place, part in enumerate(as_list(item["content"])):
-            yield from _content_events({**at, "content_index": place}, as_object(part))
-    elif item.get("type") == "function_call":
-        yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
-        name: JsonObject = {"name": item["name"]} if "name" in item else {}
-        yield {"type": "response.function_call_arguments.done", **at, **name, "arguments": item["arguments"]}
+    for name in lists:
+        for place, part in enumerate(as_list(item.get(name) or [])):
+            yield from _part_events({**at, f"{name}_index": place}, as_object(part))
+    if field_name in item:
+        yield {"type": f"response.{call}.delta", **at, "delta": item[field_name]}
+        function: JsonObject = {"name": item["name"]} if kind == "function_call" and "name" in item else {}
+        yield {"type": f"response.{call}.done", **at, **function, field_name: item[field_name]}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _content_events(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
-    kind, name = ("output_text", "text") if part.get("type") == "output_text" else ("refusal", "refusal")
+def _part_events(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
+    kind = _PART_EVENTS.get(str(part.get("type")), "refusal")
+    name = "refusal" if kind == "refusal" else "text"
+    parts = "reasoning_summary_part" if kind == "reasoning_summary_text" else "content_part"
     text = part.get(name) or ""
     logprobs: JsonObject = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
     start: JsonObject = {**part, name: "", **({"annotations": []} if "annotations" in part else {})}
-    yield {"type": "response.content_part.added", **at, "part": start}
+    yield {"type": f"response.{parts}.added", **at, "part": start}
     for word in split_words(as_text(text)):
         yield {"type": f"response.{kind}.delta", **at, "delta": word, **({"logprobs": []} if logprobs else {})}
     for number, annotation in enumerate(as_list(part.get("annotations") or [])):
         extra: JsonObject = {"annotation_index": number, "annotation": annotation}
         yield {"type": "response.output_text.annotation.added", **at, **extra}
     yield {"type": f"response.{kind}.done", **at, name: text, **logprobs}
-    yield {"type": "response.content_part.done", **at, "part": part}
+    yield {"type": f"response.{parts}.done", **at, "part": part}

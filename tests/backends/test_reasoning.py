@@ -81,7 +81,10 @@ def test_the_responses_api_has_a_reasoning_item(url: str, model: Path) -> None:
         events = list[Any]()
         while not any(event.type == "response.output_text.delta" for event in events):
             events = list(client.responses.create(**asked, stream=True, extra_headers={"Cache-Control": "no-cache"}))
-        stored = client.responses.create(**asked, extra_headers={"Cache-Control": "max-age=3600"})
+        cached = {"Cache-Control": "max-age=3600"}
+        stored = client.responses.create(**asked, extra_headers=cached)
+        replayed = list[Any](client.responses.create(**asked, stream=True, extra_headers=cached))
+    assert _merged(replayed) == _merged(events)
     reasoning, answer = stored.output
     assert reasoning.type == "reasoning"
     assert reasoning.content
@@ -94,6 +97,18 @@ def test_the_responses_api_has_a_reasoning_item(url: str, model: Path) -> None:
     assert done == [reasoning, answer]
     added = [event.output_index for event in events if event.type == "response.output_item.added"]
     assert added == [0, 1]
+
+
+def _merged(events: list[Any]) -> list[dict[str, Any]]:
+    """Events without their numbers, and consecutive deltas as one."""
+    merged: list[dict[str, Any]] = []
+    for event in (each.to_dict() for each in events):
+        del event["sequence_number"]
+        if merged and event["type"] == merged[-1]["type"] and "delta" in event:
+            merged[-1]["delta"] += event["delta"]
+        else:
+            merged.append(event)
+    return merged
 
 
 def converse(client: openai.OpenAI, model: Path, messages: list[Any]) -> Any:

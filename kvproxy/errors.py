@@ -1,6 +1,6 @@
 """Errors with their HTTP status, OpenAI type and code, and exit code.
 
-Messages name the fix. `Api.error_body` encodes an error for a client.
+Messages name the fix. `http/error_responses.py` encodes an error for a client.
 """
 
 from typing import ClassVar

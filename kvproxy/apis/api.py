@@ -81,9 +81,6 @@ class Api:
         """Encode a stored response as a stream of events."""
         raise NotImplementedError(f"{self.name} are not streamed")
 
-    def error_body(self, error: KvproxyError) -> JsonObject:
-        return openai_error(error)
-
 
 def last_turn_question(
     body: JsonObject, name: str, turn_text: Callable[[JsonObject], str | None], *, allows_semantic: bool

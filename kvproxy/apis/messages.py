@@ -166,9 +166,9 @@ class Messages(Api):
         yield encode_typed_event({"type": "message_delta", "delta": end, "usage": usage})
         yield encode_typed_event({"type": "message_stop"})
 
-    def error_body(self, error: KvproxyError) -> JsonObject:
-        kind = _ERRORS.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+def anthropic_error(error: KvproxyError) -> JsonObject:
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "api_error"), "message": error.message}}
 
 
 def encode_typed_event(data: JsonObject) -> bytes:

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from kvproxy.apis import MESSAGES
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import JsonObject
+from kvproxy.apis.messages import anthropic_error
 from kvproxy.apis.sse import encode_event
 from kvproxy.errors import KvproxyError
 
@@ -27,5 +28,5 @@ def error_event(error: KvproxyError, path: str) -> bytes:
 def error_body(error: KvproxyError, path: str) -> JsonObject:
     """Return an error in Anthropic's format for `/v1/messages` and the routes below it, otherwise in OpenAI's."""
     if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
-        return MESSAGES.error_body(error)
+        return anthropic_error(error)
     return openai_error(error)

@@ -9,7 +9,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.field_checks import check_number
 from kvproxy.apis.json import JsonObject
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.http.error_responses import error_response
+from kvproxy.http.error_responses import error_body, error_response
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}
@@ -214,12 +214,15 @@ MESSAGES_ERRORS = {
 def test_error_bodies(status: int, kind: str) -> None:
     error = KvproxyError("what is wrong", param="p")
     error.status, error.code = status, "c"  # type: ignore[misc]
-    retried = "x-should-retry" not in error_response(error).headers
+    retried = "x-should-retry" not in error_response(error, "/v1/models").headers
     assert retried is (status in (429, 500, 503))
     for name in ("chat", "completions", "embeddings", "responses"):
-        told = APIS[name].error_body(error)
+        told = error_body(error, APIS[name].path)
         assert told == {"error": {"message": "what is wrong", "type": "server_error", "param": "p", "code": "c"}}
-    assert APIS["messages"].error_body(error) == {"type": "error", "error": {"type": kind, "message": "what is wrong"}}
+    assert error_body(error, APIS["messages"].path) == {
+        "type": "error",
+        "error": {"type": kind, "message": "what is wrong"},
+    }
 
 
 CONSTRAINTS: dict[str, Any] = {

@@ -137,7 +137,8 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     call, field_name = _CALL_EVENTS.get(kind, ("", ""))
     lists = _PART_LISTS.get(kind, ())
     start: JsonObject = {**item, **{name: [] for name in lists if name in item}}
-    if field_name in item:
+    streamed = item.get(field_name)
+    if isinstance(streamed, str):
         start[field_name] = ""
     if "status" in item:
         start["status"] = "in_progress"
@@ -146,10 +147,10 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     for name in lists:
         for place, part in enumerate(as_list(item.get(name) or [])):
             yield from _part_events({**at, f"{name}_index": place}, as_object(part))
-    if field_name in item:
-        yield {"type": f"response.{call}.delta", **at, "delta": item[field_name]}
+    if isinstance(streamed, str):
+        yield {"type": f"response.{call}.delta", **at, "delta": streamed}
         function: JsonObject = {"name": item["name"]} if kind == "function_call" and "name" in item else {}
-        yield {"type": f"response.{call}.done", **at, **function, field_name: item[field_name]}
+        yield {"type": f"response.{call}.done", **at, **function, field_name: streamed}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 

@@ -1,6 +1,7 @@
 """Paused sessions in front of a provider with short lifetimes: keep-warm requests, their budget, and one-hour breakpoints."""
 
 import contextlib
+import math
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -10,14 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.http.services import Services
+from kvproxy.http.serve import make_server
+from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.savings import savings
-from kvproxy.pause_policy import PauseTimes
+from kvproxy.pause_policy import KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
-from tests.polling import until
-from tests.servers import run_proxy, run_upstream
+from tests.polling import until, until_async
+from tests.servers import run_proxy, run_server, run_upstream
 
 LONG = "word " * 2_000
 
@@ -31,18 +33,31 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    async def sleep_until(self, time: float) -> None:
+        await until_async(lambda: self.now >= time, math.inf, 0.002)
+
 
 @contextlib.contextmanager
 def proxied(
-    data: Path, upstream: AnthropicUpstream, *pauses: float, journal: Any = None, **rule: Any
+    data: Path,
+    upstream: AnthropicUpstream,
+    *pauses: float,
+    clock: Clock | None = None,
+    journal: Any = None,
+    **rule: Any,
 ) -> Iterator[tuple[httpx.Client, Services]]:
     rules = ({"name": "claude", "path": "/v1/messages"} | rule,)
     with run_upstream(upstream.answer) as url:
-        settings = load_settings(data=data, upstream=url, rules=rules, cache={"semantic": False}, journal=journal or {})
-        with run_proxy(settings) as (proxy, services), httpx.Client(base_url=proxy, timeout=20) as client:
-            times = services.answerer.keep_warm.pauses = PauseTimes(())
-            for seconds in pauses:
-                times.add(seconds)
+        options = {"cache": {"semantic": False}, "journal": journal or {}, "limits": {"drain_seconds": 0}}
+        services = build_services(load_settings(data=data, upstream=url, rules=rules, **options))
+        keep_warm = services.answerer.keep_warm
+        keep_warm.pauses = PauseTimes(())
+        for seconds in pauses:
+            keep_warm.pauses.add(seconds)
+        if clock is not None:
+            services.answerer.clock = keep_warm._clock = clock
+            keep_warm._sleep_until = clock.sleep_until  # type: ignore[method-assign]
+        with run_server(make_server(services)) as proxy, httpx.Client(base_url=proxy, timeout=60) as client:
             yield client, services
 
 
@@ -56,26 +71,39 @@ def ask(client: httpx.Client, *texts: str, **more: Any) -> dict[str, Any]:
     return usage
 
 
+def sessions(services: Services) -> list[Any]:
+    return list(services.answerer.keep_warm._sessions.values())
+
+
 def pings(upstream: AnthropicUpstream) -> list[dict[str, Any]]:
     return [body for body in upstream.bodies if body["max_tokens"] == 1]
 
 
 def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> None:
-    # A thousand times faster: five minutes are 0.3 seconds.
-    upstream = AnthropicUpstream(clock=lambda: 1_000 * time.time())
+    clock = Clock()
+    upstream = AnthropicUpstream(clock=clock)
     rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
-    with proxied(tmp_path, upstream, 10, 900, **rule) as (client, services):
-        services.answerer.keep_warm.interval = 0.2
+    with proxied(tmp_path, upstream, 10, 900, clock=clock, **rule) as (client, services):
+
+        def pause(intervals: int) -> None:
+            until(lambda: sessions(services) and sessions(services)[0].ended == clock.now)
+            for _ in range(intervals):
+                sent = len(pings(upstream))
+                clock.now += KEEP_WARM_SECONDS
+                until(lambda sent=sent: len(pings(upstream)) == sent + 1)
+                # The next pause of this session begins with the request.
+                until(lambda: sessions(services)[0].used == clock.now)
+
         first = ask(client, "one")
-        time.sleep(0.5)
+        pause(2)
         second = ask(client, "one", "Yes.", "two")
-        sent = len(pings(upstream))
-        assert sent == 2
+        assert len(pings(upstream)) == 2
         assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
-        # Of the next pause, the first request is sent; the session does not continue, and the limit is three.
-        until(lambda: len(pings(upstream)) == sent + 3)
-        time.sleep(0.5)
-        assert len(pings(upstream)) == sent + 3
+        # The session does not continue, and the limit is three requests.
+        pause(3)
+        clock.now += KEEP_WARM_SECONDS
+        time.sleep(0.3)
+        assert len(pings(upstream)) == 5
     assert all(usage["cache_creation_input_tokens"] == 0 for usage in upstream.usages[1:3])
     with sqlite3.connect(tmp_path / "journal.db") as journal:
         rows = journal.execute("select reused_tokens, prompt_tokens from requests where tags = 'keep-warm'").fetchall()
@@ -127,21 +155,29 @@ PRICES = {"prices": {"claude*": {"input": 3, "cached": 0.3}}}
     ],
 )
 def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path, budget: Any, journal: Any, sent: int) -> None:
-    upstream = AnthropicUpstream()
-    with proxied(tmp_path, upstream, 400, journal=journal, breakpoints="5m", **budget) as (client, services):
-        services.answerer.keep_warm.interval = 0.1
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", **budget}
+    with proxied(tmp_path, upstream, 400, clock=clock, journal=journal, **rule) as (client, services):
         for number in range(4):
             ask(client, f"{number}")
-        time.sleep(0.6)
+        until(lambda: len(sessions(services)) == 4)
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(pings(upstream)) >= sent)
+        time.sleep(0.2)
     assert len({body["messages"][0]["content"][0]["text"] for body in pings(upstream)}) == sent
 
 
 def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> None:
-    upstream = AnthropicUpstream(clock=lambda: 10_000 * time.time())
-    with proxied(tmp_path, upstream, 900, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
-        services.answerer.keep_warm.interval = 0.2
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 900, clock=clock, **rule) as (client, services):
         ask(client, "one")
-        time.sleep(1)
+        until(lambda: len(sessions(services)) == 1)
+        upstream.evict()
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(pings(upstream)) == 1)
+        clock.now += KEEP_WARM_SECONDS
+        time.sleep(0.2)
     assert len(pings(upstream)) == 1
 
 
@@ -157,14 +193,11 @@ def _lifetimes(body: dict[str, Any]) -> list[str]:
 def test_small_additions_to_a_long_prefix_keep_it_for_an_hour(tmp_path: Path) -> None:
     clock = Clock()
     upstream = AnthropicUpstream(clock=clock)
-    with proxied(tmp_path, upstream, *[10] * 9, 900, breakpoints="auto") as (client, services):
-        services.answerer.keep_warm._clock = clock
-        ask(client, "one")
-        clock.now += 60
-        ask(client, "one", "Yes.", "two")
-        clock.now += 60
-        ask(client, "one", "Yes.", "two", "Yes.", "long " * 1_500)
-        clock.now += 2_000
+    with proxied(tmp_path, upstream, *[10] * 9, 900, clock=clock, breakpoints="auto") as (client, services):
+        for seconds, texts in ((60, []), (60, ["Yes.", "two"]), (2_000, ["Yes.", "two", "Yes.", "long " * 1_500])):
+            ask(client, "one", *texts)
+            until(lambda: [each.ended for each in sessions(services)] == [clock.now])
+            clock.now += seconds
         usage = ask(client, "one", "Yes.", "two", "Yes.", "long " * 1_500, "Yes.", "three")
     assert not upstream.refused
     assert [_lifetimes(body)[-1] for body in upstream.bodies[:3]] == ["5m", "1h", "5m"]
@@ -177,15 +210,15 @@ def test_small_additions_to_a_long_prefix_keep_it_for_an_hour(tmp_path: Path) ->
 def test_a_provider_that_rewrites_prefixes_of_another_lifetime_keeps_five_minutes(tmp_path: Path) -> None:
     clock = Clock()
     upstream = AnthropicUpstream(clock=clock, separate_lifetimes=True)
-    with proxied(tmp_path, upstream, *[10] * 9, 900, breakpoints="auto") as (client, services):
-        services.answerer.keep_warm._clock = clock
+    with proxied(tmp_path, upstream, *[10] * 9, 900, clock=clock, breakpoints="auto") as (client, services):
         texts = ["one"]
         for number in range(4):
             ask(client, *texts)
+            until(lambda: [each.ended for each in sessions(services)] == [clock.now])
             clock.now += 60
             texts += ["Yes.", f"{number}"]
-            until(lambda: len(services.answerer.keep_warm._sessions) == 1)
         ask(client, "other")
+        until(lambda: len(sessions(services)) == 2)
         ask(client, "other", "Yes.", "two")
     assert [_lifetimes(body)[-1] for body in upstream.bodies] == ["5m", "1h", "5m", "5m", "5m", "5m"]
 

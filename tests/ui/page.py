@@ -15,7 +15,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions")
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ def browse(width: int = 1360, height: int = 900) -> Iterator[Page]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(_program("chromedriver")))
     try:
-        driver.set_script_timeout(60)
+        driver.set_script_timeout(300)
         yield Page(driver)
     finally:
         driver.quit()

@@ -3,7 +3,7 @@
 import { button, h } from "./dom.js";
 
 const KEYS = [
-  ["1 … 6", "Overview, Journal, Pool, Matches, Stored, Upstreams"],
+  ["1 … 7", "Overview, Journal, Pool, Matches, Stored, Upstreams, Sessions"],
   ["/", "go to the filter"],
   ["p", "pause or go on, in the journal"],
   ["↑ ↓ Page Home End", "move in a list, the tree or the map"],

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from kvproxy.index.evaluation.pair_evaluation import Calibration, LevelResult
     from kvproxy.index.evaluation.stream_evaluation import StreamReport
 
+_AREA = (
+    "P-CHR AUC is the precision with 1, 2, ... served {0}, highest score first, averaged over all {0}; {0} that no level"
+    " serves count as 0."
+)
+
 
 @command
 def calibrate(
@@ -90,6 +95,10 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
         print_text("More pairs narrow the intervals; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
+    print_text(
+        f"Served counts all pairs at or above the level. Hit rate is the served share of the {plural(result.same, 'equivalent pair')},"
+        f" wrong the share of other pairs among the served ones. " + _AREA.format("pairs")
+    )
 
 
 def _row(point: "LevelResult", current_level: float, recommended: float | None) -> dict[Column | str, object]:
@@ -97,7 +106,7 @@ def _row(point: "LevelResult", current_level: float, recommended: float | None) 
     return {
         "Level#": f"{point.level:.4g}",
         "Use": ", ".join(uses),
-        "Hits#": point.served,
+        "Served#": point.served,
         "Hit rate#": percent(point.hit_rate),
         "95% interval#?": "-".join(map(percent, point.hit_interval)),
         "Wrong#": None if point.wrong_share is None else percent(point.wrong_share),
@@ -122,8 +131,8 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
     print_table(rows, title=plural(report.requests, "request"))
     print_text(
         f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
-        " fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits; P-CHR AUC is the area"
-        " under the precision of hits by hit rate"
+        f" fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits. "
+        + _AREA.format("questions")
     )
     if report.orders:
         orders = document["orders"]

@@ -142,6 +142,9 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
         raise _SkipLine
     if str(value.get("method", "POST")).upper() != "POST" or not _has_succeeded(value):
         raise _SkipLine
+    route = next((str(value[name]) for name in _ROUTES if value.get(name)), None)
+    if route is not None and _api_of_route(route) is None:
+        raise _SkipLine
     name = next((name for name in _BODIES if isinstance(value.get(name), dict | str)), None)
     # The fields of a log may stand beside those of its requests.
     body: Json = {key: field for key, field in value.items() if key not in _OWN} if name is None else value[name]
@@ -149,7 +152,6 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
         body = _json_object(body)
         if body is None:
             raise _SkipLine
-    route = next((str(value[name]) for name in _ROUTES if value.get(name)), None)
     api, request = _api_and_body(route, as_object(body), model)
     return LoggedRequest(number, api, request, _headers(value), _time(value), _response(value))
 
@@ -164,19 +166,18 @@ def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api,
         raise InvalidRequest("expected a request, or a line of a batch, a log or an export")
     if any(isinstance(body.get(name), int | float) for name in _PROMPTS):
         raise InvalidRequest("the prompt is a number: kvproxy log prints no whole prompts, but cache export does")
-    api = _api(route, body)
-    if api is None and route is None:
+    if route is not None:
+        api = _api_of_route(route)
+    else:
+        name = detect_api(body)
+        api = None if name is None else APIS[name]
+    if api is None:
         paths = ", ".join(api.path for api in APIS.values())
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
-    if api is None:
-        raise _SkipLine
     return api, {"model": model} | body | {"stream": False}
 
 
-def _api(route: str | None, body: JsonObject) -> Api | None:
-    if route is None:
-        name = detect_api(body)
-        return None if name is None else APIS[name]
+def _api_of_route(route: str) -> Api | None:
     path = "/" + route.partition("://")[2].partition("/")[2] if "://" in route else route
     path = path.partition("?")[0]
     return next((api for api in APIS.values() if route == api.name or path.endswith(api.path)), None)

@@ -36,6 +36,7 @@ def test_access_logs_are_sorted_by_frequency_without_failed_requests(tmp_path: P
         {"method": "GET", "path": "/v1/models", "status": 200, "body": said("got")},
         {"path": "/v1/images", "status": 200, "body": {"prompt": "a picture"}},
         {"path": "/v1/messages", "request_body": json.dumps(said("often", max_tokens=5, stream=True))},
+        {"path": "/v1/files", "body": {"purpose": "batch"}},
         {"route": "/v1/embeddings", "payload": {"model": "e", "input": ["a", "b"]}},
         # Most lines of a log have no body, or a body that is not JSON.
         {"method": "POST", "path": "/v1/chat/completions", "status": 200},
@@ -47,9 +48,9 @@ def test_access_logs_are_sorted_by_frequency_without_failed_requests(tmp_path: P
     assert [(each.path, each.count, each.line) for each in reading.requests] == [
         ("/v1/messages", 2, 2),
         ("/v1/chat/completions", 1, 1),
-        ("/v1/embeddings", 1, 7),
+        ("/v1/embeddings", 1, 8),
     ]
-    assert (reading.skipped, reading.errors) == (7, [])
+    assert (reading.skipped, reading.errors) == (8, [])
     assert [each.path for each in prefix_only(reading.requests)] == ["/v1/messages", "/v1/chat/completions"]
     assert {each.body["max_tokens"] for each in prefix_only(reading.requests)} == {1}
 

@@ -95,9 +95,10 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
         print_text("More pairs narrow the intervals; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
+    same = plural(result.same, "equivalent pair")
     print_text(
-        f"Served counts all pairs at or above the level. Hit rate is the served share of the {plural(result.same, 'equivalent pair')},"
-        f" wrong the share of other pairs among the served ones. " + _AREA.format("pairs")
+        f"Served counts all pairs at or above the level. Hit rate is the served share of the {same}, wrong the share of other"
+        f" pairs among the served ones. {_AREA.format('pairs')}"
     )
 
 

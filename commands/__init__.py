@@ -27,6 +27,7 @@ from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
 from kvproxy.commands.output import print_note
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports
+from kvproxy.index.errors import CacheStoreError
 from kvproxy.optional_packages import missing_extra_error
 
 app = typer.Typer(
@@ -90,6 +91,9 @@ def main() -> None:
         # The settings may have several errors, one per line.
         print_note("\n".join(f"kvproxy: {line}" for line in error.message.splitlines()))
         sys.exit(error.exit_code)
+    except CacheStoreError as error:
+        print_note(f"kvproxy: {error}")
+        sys.exit(1)
     except BrokenPipeError:
         # The reader of the pipe, such as `head`, has exited.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

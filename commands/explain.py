@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +15,14 @@ from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.proxy_client.api_paths import ApiName, credential_headers
 from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.journal import ExplanationReport
 
 _LISTED_BLOCKS = 12
+_LISTED_CHANGES = 4
+_SHOWN = 40
 
 
 @command
@@ -73,7 +77,7 @@ def _print_miss(found: "ExplanationReport") -> None:
             ("request", record.request_id),
             ("time", local_time(record.time)),
             ("reason", record.reason),
-            ("tenant", record.client or record.tenant),
+            ("tenant", tenant_name(record.tenant)),
             ("model", record.model),
         ]
     )
@@ -107,13 +111,15 @@ def _print_explanation(found: dict[str, Any]) -> None:
         stored += ", but another tenant stored an identical request: give its key with --api-key"
     print_facts(
         [
-            ("tenant", found["tenant"]),
+            ("tenant", tenant_name(found["tenant"])),
             *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
             *([("policy", _policy_with_limits(semantic))] if semantic.get("policy") else []),
         ]
     )
+    if found["closest"] is not None and found["layer"] != "semantic":
+        print_text(_closest_sentence(found["closest"]))
     if semantic.get("learned"):
         print_text("\n".join(learned_lines(semantic["learned"])))
     if semantic.get("reason"):
@@ -129,6 +135,26 @@ def _print_explanation(found: dict[str, Any]) -> None:
         print_text("prefix     unknown: the upstream manages its cache; follow it with --kv-events")
     else:
         _print_prefix(prefix)
+
+
+def _closest_sentence(closest: dict[str, Any]) -> str:
+    changes = closest["differs"]
+    parts = [
+        f"{change['part']} (stored {_shown(change['stored'])}, request {_shown(change['request'])})"
+        for change in changes[:_LISTED_CHANGES]
+    ]
+    more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
+    return f"closest    {closest['id'][:12]} has the same question, and differs in {', '.join(parts)}{more}"
+
+
+def _shown(value: Any) -> str:
+    """Format a part of a request; messages are shown by their content."""
+    if value is None:
+        return "unset"
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        value = value["content"]
+    text = escape_controls(json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _policy_with_limits(semantic: dict[str, Any]) -> str:

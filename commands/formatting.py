@@ -1,4 +1,5 @@
 import json
+import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -16,17 +17,24 @@ def age(created: float) -> str:
 
 
 def local_time(seconds: float) -> str:
-    """Format seconds since the epoch as local time, or as a number if the time is outside the calendar."""
+    """Format seconds since the epoch in local time, in a pipe as ISO 8601. A time outside the calendar stays a number."""
     try:
-        return datetime.fromtimestamp(seconds).isoformat(" ", timespec="seconds")
+        time = datetime.fromtimestamp(seconds).astimezone()
     except (ValueError, OverflowError, OSError):
         return f"{seconds:g}"
+    is_piped = not sys.stdout.isatty()
+    return time.isoformat(timespec="seconds") if is_piped else time.replace(tzinfo=None).isoformat(" ", "seconds")
 
 
-def short_local_time(seconds: float) -> str:
-    """Format seconds since the epoch as local time, without the date if it is today."""
-    day, _, time_of_day = local_time(seconds).partition(" ")
-    return time_of_day if day == local_time(time.time()).partition(" ")[0] else f"{day} {time_of_day}"
+def table_time(seconds: float) -> str:
+    """Format seconds since the epoch like `local_time`, but with few characters at a terminal."""
+    text, today = local_time(seconds), local_time(time.time())
+    day, _, time_of_day = text.partition(" ")
+    if not time_of_day:
+        return text
+    if day == today[:10]:
+        return time_of_day
+    return f"{day[5:]} {time_of_day[:5]}" if day[:5] == today[:5] else day
 
 
 def percent(share: float) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import age, local_time
+from kvproxy.commands.formatting import age, local_time, table_time
 from kvproxy.commands.options import Data, Limit, duration_option, size_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Layout, Row, table_output, text_column
@@ -99,7 +99,7 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     found = operator_changes(load_settings(data=data), limit)
     rows: list[Row] = [
         {
-            "Time": local_time(each["changed"]),
+            "Time": table_time(each["changed"]),
             text_column("Operator"): each["operator"],
             text_column("Change"): each["change"],
         }

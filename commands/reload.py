@@ -1,6 +1,7 @@
 from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, text_output
+from kvproxy.units import plural
 
 
 @command
@@ -13,4 +14,4 @@ def reload(proxy: ProxyOptions) -> Output:
     """
     done = proxy.client().post("/admin/reload", {})
     restart = f"\nrestart the proxy for the changed settings: {', '.join(done['restart'])}" if done["restart"] else ""
-    return text_output(done, f"loaded {done['rules']} rules{restart}")
+    return text_output(done, f"loaded {plural(done['rules'], 'rule')}{restart}")

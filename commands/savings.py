@@ -9,6 +9,7 @@ from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_charts, print_text
 from kvproxy.commands.sessions.ledger_table import ledger_rows
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
+from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
@@ -70,17 +71,20 @@ def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
     def tokens(row: "Saving") -> int:
         return row.prompt_tokens + row.completion_tokens + row.reused_tokens
 
+    def name(row: "Saving") -> str:
+        return tenant_name(row.name) if by == "tenant" else row.name
+
     rows = [row for row in report.rows if tokens(row)][: None if by == "day" else _MOST_BARS]
     if not rows:
         return []
     has_price = any(row.money is not None for row in rows)
     if has_price:
-        worth = [(row.name, row.money) for row in rows if row.money is not None]
+        worth = [(name(row), row.money) for row in rows if row.money is not None]
     else:
-        worth = [(row.name, row.seconds) for row in rows if _has_seconds(row)]
+        worth = [(name(row), row.seconds) for row in rows if _has_seconds(row)]
     saved = f"saved {report.currency if has_price else 'seconds'} by {by}"
     return [
-        Chart(f"saved tokens by {by}", "", bars=[(row.name, tokens(row)) for row in rows]),
+        Chart(f"saved tokens by {by}", "", bars=[(name(row), tokens(row)) for row in rows]),
         *([Chart(saved, "", bars=worth)] if worth else []),
     ]
 
@@ -102,7 +106,7 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
     has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
         {
-            text_column(by.capitalize()): row.name,
+            text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
             "Requests#": row.requests,
             "Hits#": row.answered,
             "Prompt tokens#?": row.prompt_tokens,
@@ -134,6 +138,8 @@ def _seconds(row: "Saving") -> str:
 def _print_notes(report: "SavingsReport") -> None:
     from kvproxy.journal.prefill_cost import MIN_REQUESTS
 
+    if report.refused:
+        print_text(f"{plural(report.refused, 'refused request')} not counted; kvproxy log top counts them.")
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:
         print_text(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _REQUESTS = 10
 _TIMEOUT = 5.0
 _BAR_WIDTH = 40
+_PIPE_WIDTH = 1_000
 
 
 @command
@@ -58,6 +59,10 @@ def top(
 def _print_updates(client: ProxyClient, interval: float, updates: int, as_json: bool) -> None:
     from rich.console import Console
 
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        # A pipe has no width, and wrapped lines would be hard to parse.
+        console.width = _PIPE_WIDTH
     before = take_snapshot(client)
     for _ in range(updates):
         time.sleep(interval)
@@ -65,7 +70,7 @@ def _print_updates(client: ProxyClient, interval: float, updates: int, as_json: 
         if as_json:
             typer.echo(json.dumps(rates_between(before, now)))
         else:
-            Console().print(summary_page(rates_between(before, now)))
+            console.print(summary_page(rates_between(before, now)))
         before = now
 
 

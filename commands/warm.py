@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestChanges
-from kvproxy.units import plural
+from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.client import ProxyClient
@@ -115,13 +115,16 @@ def warm(
     def show() -> None:
         _print(report)
         if required := document.get("required"):
-            fields = [
-                f"{name} {'unset' if value is None else json.dumps(value)}"
-                for name, value in required["fields"].items()
-            ]
-            print_text(f"stored for tenant {', '.join([required['tenant'], *fields])}")
+            fields = [f"{name} {_field_text(value)}" for name, value in required["fields"].items()]
+            print_text(f"stored for tenant {', '.join([tenant_name(required['tenant']), *fields])}")
 
     return Output(document, show, code or int(bool(report.errors)))
+
+
+def _field_text(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 def _required_for_hits(

@@ -98,7 +98,9 @@ def operator_changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
     """Return the last changes that operators made to clients and stored responses; see `SharedState.changes`."""
     with _shared_state(settings) as shared:
         if shared is None:
-            raise InvalidRequest("changes are recorded only in PostgreSQL: see the setting store")
+            raise InvalidRequest(
+                "changes are recorded only in PostgreSQL, but the setting store is a file: see docs/fleet.md"
+            )
         return shared.changes(limit)
 
 

@@ -53,5 +53,10 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f}B"
 
 
+def tenant_name(tenant: str) -> str:
+    """Return the name of a client, or another tenant unchanged, as texts show them."""
+    return tenant.removeprefix("client:")
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

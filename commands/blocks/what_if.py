@@ -7,7 +7,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
 from kvproxy.commands.output import Output, print_note, print_text
 from kvproxy.commands.tables import Row, print_table
-from kvproxy.units import plural
+from kvproxy.units import format_bytes, plural
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
 
@@ -32,10 +32,10 @@ def what_if(
     if bytes_per_token is not None:
         query["bytes_per_token"] = bytes_per_token
     found = proxy.client().get("/admin/blocks/what-if", **query)
-    return Output(found, lambda: _print(found))
+    return Output(found, lambda: _print(found, tier))
 
 
-def _print(forecasts: list[dict[str, Any]]) -> None:
+def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
     if not forecasts:
         print_text("no prompt has reached an engine since the start")
     for each in forecasts:
@@ -50,7 +50,9 @@ def _print(forecasts: list[dict[str, Any]]) -> None:
         for point in each["points"]:
             gain = None if current is None else f"{100 * (point['hit_rate'] - current):+.1f}"
             change = None if point["ttft_ms"] is None else f"{point['ttft_ms']:+,.0f} ms"
-            name = _NAMES.get(point["name"], f"{point['name']} pool" if point["name"] != "tier" else "a host tier")
+            is_tier = point["name"] == "tier"
+            name = f"host tier of {format_bytes(tier)}" if is_tier else f"{point['name']} pool"
+            name = _NAMES.get(point["name"], name)
             rows.append(
                 {
                     "Pool": name,
@@ -63,5 +65,7 @@ def _print(forecasts: list[dict[str, Any]]) -> None:
         print_table(rows)
         if each["pool_tokens"] is None:
             print_note("the size of its pool is unknown: the upstream does not report it")
+    if any(point["name"] == "tier" for each in forecasts for point in each["points"]):
+        print_note("--tier sets the size of the host tier")
     if forecasts:
         print_note("forecasts compare whole messages: equal beginnings of different messages count as new")

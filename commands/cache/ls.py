@@ -11,7 +11,7 @@ from kvproxy.commands.options import Limit, LimitOrAll, StoreOptions, duration_o
 from kvproxy.commands.output import Output, print_facts, print_rest
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.proxy_client.cache import FilterValues
-from kvproxy.units import format_bytes, format_seconds
+from kvproxy.units import format_bytes, format_seconds, tenant_name
 
 Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
 
@@ -121,7 +121,7 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
             "Age#": age(entry["created"]),
             "Hits#": entry["hits"],
             "Model?": entry["model"],
-            **({"Tenant?": entry["tenant"].removeprefix("client:")} if has_tenants else {}),
+            **({"Tenant?": tenant_name(entry["tenant"])} if has_tenants else {}),
             **({"Pinned?": "yes" if entry["pinned"] else None} if has_pins else {}),
             digest_column("Namespace", 8, optional=True): entry["namespace"],
             text_column("Prompt"): entry["prompt"],

@@ -7,7 +7,7 @@ from kvproxy.commands.options import StoreOptions
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Row, table_output, text_column
-from kvproxy.units import format_bytes
+from kvproxy.units import format_bytes, tenant_name
 
 
 @command
@@ -40,7 +40,7 @@ def usage(
             "Responses#": row["entries"],
             "Size#": format_bytes(row["bytes"]),
             "Hits#": row["hits"],
-            text_column(by.capitalize()): row["name"],
+            text_column(by.capitalize()): tenant_name(row["name"]) if by == "tenant" else row["name"],
         }
         for row in rows
     ]

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import local_time, milliseconds, one_line, short_local_time
+from kvproxy.commands.formatting import local_time, milliseconds, one_line, table_time
 from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
+from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.reader import Query
+    from kvproxy.journal.record import Record
     from kvproxy.journal.records_with_questions import RecordWithQuestions
     from kvproxy.proxy_client.journal import JournalClient
 
@@ -109,15 +111,24 @@ def show(
 ) -> Output:
     """Show the record of a request.
 
+    `decode_ms` is the time from the start of the backend's response to its end.
+
     Example: kvproxy log show 3f2a
     """
     from kvproxy.journal.reasons import meaning_of
 
     record = source.open().record(request)
-    document = asdict(record)
+    document = asdict(record) | {"decode_ms": _decode_ms(record)}
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
     facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of(record.reason))]
     return Output(document, lambda: print_facts(facts))
+
+
+def _decode_ms(record: "Record") -> float | None:
+    if record.backend_ms is None or record.total_ms is None:
+        return None
+    before = (record.exact_ms or 0.0) + (record.semantic_ms or 0.0) + record.backend_ms
+    return round(max(0.0, record.total_ms - before), 3)
 
 
 def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", as_json: bool) -> None:
@@ -151,11 +162,11 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
 def _row(row: "RecordWithQuestions", *, has_stored: bool = True) -> Row:
     record = row.record
     return {
-        "Time": short_local_time(record.time),
+        "Time": table_time(record.time),
         "Layer": record.layer,
         "Reason": record.reason,
         "Model?": record.model,
-        digest_column("Tenant", 16, optional=True): record.client or record.tenant,
+        digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
         "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
         "Reused#?": record.reused_tokens,
         "ms#": milliseconds(record.total_ms),

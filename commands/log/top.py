@@ -8,7 +8,8 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.log.requests import EMPTY, QueryOptions
 from kvproxy.commands.options import JournalOptions, Limit
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Row, table_output, text_column
+from kvproxy.commands.tables import Row, digest_column, table_output, text_column
+from kvproxy.units import tenant_name
 
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
 
@@ -24,19 +25,24 @@ def top(
 ) -> Output:
     """List the most frequent or most expensive requests.
 
+    Prompts with the same question have rows of their own; `Differs in` names the other fields in which they differ from the
+    first of them.
+
     Example: kvproxy log top --since 1h
 
     Example: kvproxy log top --backend --by tenant
     """
     query = selection.query()
     found = source.open().groups(query, by, order="backend" if backend else "requests", limit=limit)
+    has_differences = any(row.differs_in for row in found)
     rows: list[Row] = [
         {
             "Requests#": row.requests,
             "Cached#": percent(row.cached / max(1, row.requests)),
             "Computed tokens#": row.computed,
             "Backend seconds#": f"{row.seconds:,.2f}",
-            text_column(by.capitalize()): row.name,
+            **({digest_column("Differs in", 30): ", ".join(row.differs_in)} if has_differences else {}),
+            text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }
         for row in found
     ]

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import money, percent, short_local_time
+from kvproxy.commands.formatting import money, percent, table_time
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output, print_facts
-from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
-from kvproxy.units import format_seconds
+from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session, TreeRow
@@ -61,7 +61,7 @@ def show(
         print_facts(
             [
                 ("session", f"{found.id} {found.name or ''}"),
-                ("client", found.client),
+                ("tenant", tenant_name(found.tenant)),
                 ("model", ", ".join(found.models)),
                 *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
                 (
@@ -81,7 +81,7 @@ def _row(session: "Session") -> Row:
 
     return {
         "Session": session.id,
-        digest_column("Client", 16): session.client,
+        digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
         text_column("Model"): ", ".join(session.models),
         "Turns#": session.turns,
         "Input#": session.prompt_tokens,
@@ -90,8 +90,8 @@ def _row(session: "Session") -> Row:
         "Lost most to?": main_cause(session.lost),
         "Longest pause#?": format_seconds(round(session.longest_pause)),
         "Cost#?": money(session.cost),
-        text_column("Upstream"): ", ".join(session.upstreams) or None,
-        "Last": short_local_time(session.last),
+        "Last": table_time(session.last),
+        Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,
     }
 
 
@@ -100,12 +100,12 @@ def _turn_row(row: "TreeRow") -> Row:
     place = "" if turn.place is None else f", character {turn.place:,}"
     return {
         "Turn": f"{'·' * row.depth}{turn.turn}",
-        "Time": short_local_time(turn.time),
+        "Time": table_time(turn.time),
         "Pause#": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
         "Input#": turn.prompt_tokens,
         "Reused#": turn.reused_tokens,
         "Lost": ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
         "Cost#?": money(turn.cost),
         text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
-        digest_column("Request", 8): turn.request_id,
+        digest_column("Request", 8, optional=True): turn.request_id,
     }

@@ -2,7 +2,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Database
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.row_codec import EntryCipher
@@ -41,8 +40,7 @@ def open_observations(where: str | Path) -> Observations:
 
 
 def open_postgres(url: str) -> Database:
-    try:
-        from kvproxy.index.store.postgres.database import PostgresDatabase
-    except ImportError:
-        raise CacheStoreError("a store in PostgreSQL needs its driver: pip install 'kvproxy[postgres]'") from None
+    """Open a database. Raises CacheStoreError, or ModuleNotFoundError without the driver."""
+    from kvproxy.index.store.postgres.database import PostgresDatabase
+
     return PostgresDatabase(url)

@@ -1,7 +1,7 @@
 """Predicts which cache would answer a request, without sending it."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
-from kvproxy.index.entry import Freshness
+from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import earlier_turns
@@ -41,8 +41,13 @@ def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:
 
 def _entry_contents(store: Store, id: str) -> Mapping[str, Json] | None:
     entry = store.get(id)
-    api = None if entry is None else APIS.get(entry.endpoint)
-    if entry is None or api is None:
+    return None if entry is None else _contents_of(entry)
+
+
+def _contents_of(entry: Entry) -> Mapping[str, Json] | None:
+    """Return the parts of the request for which a response was stored; None if its API is unknown."""
+    api = APIS.get(entry.endpoint)
+    if api is None:
         return None
     request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
     return dict(region_items(cache_key(request, entry.backend).parts))
@@ -58,6 +63,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
+    alike = [] if kept is not None else await _same_question(answerer, request, key)
     semantic = await _explain_semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer = "none"
@@ -71,7 +77,8 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         "layer": layer,
         "api": request.api.name,
         "tenant": request.tenant,
-        "other_tenants": kept is None and await _is_stored_for_other_tenant(answerer, request, key),
+        "other_tenants": await _is_stored_for_other_tenant(answerer, request, alike),
+        "closest": await asyncio.to_thread(_closest_entry, request, key, alike),
         "key": key.exact,
         "namespace": key.namespace,
         "exact": {"hit": freshness in FRESH, "id": None if kept is None else kept.id, "freshness": freshness},
@@ -81,11 +88,33 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     }
 
 
-async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, key: CacheKey) -> bool:
+async def _same_question(answerer: Answerer, request: ApiRequest, key: CacheKey) -> list[Entry]:
+    """Return stored responses to the same question of the same API, of any tenant."""
     where = EntryFilter(prompt=await answerer.cache.redact_text(key.text or key.prompt))
-    alike = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
+    found = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
+    return [entry for entry in found if entry.endpoint == request.api.name]
+
+
+def _closest_entry(request: ApiRequest, key: CacheKey, alike: Sequence[Entry]) -> dict[str, object] | None:
+    """Return the tenant's stored response with the fewest different parts, and these parts; None without one."""
+    own, best = dict(region_items(key.parts)), None
     for entry in alike:
-        if entry.tenant != request.tenant and entry.endpoint == request.api.name:
+        stored = _contents_of(entry) if entry.tenant == request.tenant else None
+        if stored is None:
+            continue
+        names = [name for name in dict.fromkeys([*own, *stored]) if own.get(name) != stored.get(name)]
+        if names and (best is None or len(names) < len(best[1])):
+            best = entry, names, stored
+    if best is None:
+        return None
+    entry, names, stored = best
+    changes = [{"part": name, "stored": stored.get(name), "request": own.get(name)} for name in names]
+    return {"id": entry.id, "differs": changes}
+
+
+async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, alike: Sequence[Entry]) -> bool:
+    for entry in alike:
+        if entry.tenant != request.tenant:
             theirs = await answerer.compute_key(replace(request, tenant=entry.tenant))
             if theirs.exact == entry.key:
                 return True

@@ -4,6 +4,7 @@ from kvproxy.journal.miss_explanation import Difference, MissExplanation
 from kvproxy.journal.reasons import meaning_of
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.journal.sessions.session_reader import Turn
+from kvproxy.units import tenant_name
 
 
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
@@ -60,7 +61,7 @@ def _ledger(turn: Turn) -> Iterator[str]:
 def _difference(difference: Difference, explanation: MissExplanation) -> str:
     name, earlier, record = difference.region, explanation.earlier, explanation.record
     if name == "tenant" and earlier is not None:
-        return f"another tenant asked it: {earlier.client or earlier.tenant} then, {record.client or record.tenant} now"
+        return f"another tenant asked it: {tenant_name(earlier.tenant)} then, {tenant_name(record.tenant)} now"
     if name == "model" and earlier is not None:
         return f"another model was asked: {earlier.model} then, {record.model} now"
     if difference.offset is None:

@@ -65,6 +65,8 @@ class RequestGroup:
         cached: number of requests with a cached response.
         computed: number of prompt and response tokens that the backend computed.
         seconds: total time of the requests to the backend.
+        prompt: number of the prompt; None for other groups.
+        differs_in: regions that differ from the first prompt with the same name.
     """
 
     name: str
@@ -73,6 +75,8 @@ class RequestGroup:
     cached: int
     computed: int
     seconds: float
+    prompt: int | None = None
+    differs_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class JournalReader:
         requests = "count(*)" if by in ("layer", "reason") else "count(*) filter (where layer <> 'revalidated')"
         sql = (
             f"select {name}, {entry}, {requests}, count(*) filter (where {cached}),"
-            f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0"
+            f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0, {'prompt' if by == 'prompt' else 'null'}"
             f" from {source}{condition} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
@@ -267,14 +271,10 @@ class JournalReader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Sum the requests by group, layer, and model, without refused requests.
-
-        Args:
-            since: first day to count, such as 2026-11-21; None counts all days.
-        """
+        """Sum the requests by group, layer, and model from the day `since`, such as 2026-11-21; None counts all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? and layer <> 'refused'"
+        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ?"
         sql += " group by 1, 2, 3"
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
 
@@ -358,8 +358,8 @@ class JournalReader:
             return self._database.rows(sql, values)
         except InvalidQuery as error:
             raise InvalidRequest(
-                f"the journal cannot run this query ({error}): --where takes a condition over the columns of the view"
-                " requests, see docs/records.md"
+                f"the journal cannot run this query ({error}): --where takes a condition over the columns"
+                f" {', '.join(self._database.columns)}"
             ) from None
         except JournalFailed as error:
             raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None

@@ -56,12 +56,18 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
-    """Savings by group. `total` is None for tags, because a request may have several tags."""
+    """Savings by group.
+
+    Attributes:
+        total: None for tags, because a request may have several.
+        refused: requests that the proxy refused, which are not counted.
+    """
 
     rows: list[Saving]
     total: Saving | None
     wrong: WrongHitInterval | None
     currency: str
+    refused: int = 0
 
 
 def savings_report(
@@ -80,7 +86,8 @@ def savings_report(
     """
     wrong = _wrong_interval(counts, settings)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
-    return SavingsReport(rows, _sum_savings(rows) if by != "tag" else None, wrong, journal.currency)
+    refused = sum(row.requests for row in reader.totals("layer", first_day(since)) if row.layer == "refused")
+    return SavingsReport(rows, _sum_savings(rows) if by != "tag" else None, wrong, journal.currency, refused)
 
 
 def first_day(since: float | None) -> str | None:
@@ -109,6 +116,8 @@ def savings(
                 paid = input_price(price, row.prompt_tokens, row.reused_tokens, 0, 0)
                 paid += row.completion_tokens * price.output / MILLION
                 found.setdefault(row.name, Saving(row.name)).add_money(-paid, -paid)
+            continue
+        if row.layer == "refused":
             continue
         saving = found.setdefault(row.name, Saving(row.name))
         saving.requests += row.requests

@@ -8,6 +8,7 @@ from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import MatchScores
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.journal.prices import MILLION
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
 from kvproxy.offline.prefix_estimate import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
 from kvproxy.offline.request_log import LoggedRequest
@@ -35,7 +36,8 @@ class HitSavings:
     """The hits of a layer, and their saved tokens and money.
 
     Attributes:
-        response_tokens: saved output tokens, counted only for hits whose response is in the log.
+        prompt_tokens: as the log reports them in the response's usage, or else as the tokenizer counts them.
+        response_tokens: likewise; only of hits whose response is in the log.
         money: None if no model has a price.
     """
 
@@ -162,18 +164,27 @@ def _savings(
     replayed: Sequence[ReplayedRequest], tokenized: Sequence[TokenizedRequest | None], layer: str, settings: Settings
 ) -> HitSavings:
     hits = [
-        (each.request.model, tokens or TokenizedRequest(()))
+        (each.request.model, *_token_counts(each, tokens))
         for each, tokens in zip(replayed, tokenized, strict=True)
         if each.layer == layer
     ]
     money = [
-        (len(tokens.prompt) * price.input + len(tokens.response) * price.output) / 1_000_000
-        for model, tokens in hits
+        (prompt * price.input + response * price.output) / MILLION
+        for model, prompt, response in hits
         if (price := price_of(model, settings.journal.prices)) is not None
     ]
-    prompt, response = (sum(len(getattr(tokens, name)) for _, tokens in hits) for name in ("prompt", "response"))
+    prompt, response = sum(hit[1] for hit in hits), sum(hit[2] for hit in hits)
     has_price = any(price_of(each.request.model, settings.journal.prices) for each in replayed)
     return HitSavings(len(hits), prompt, response, sum(money) if has_price else None)
+
+
+def _token_counts(each: ReplayedRequest, tokens: TokenizedRequest | None) -> tuple[int, int]:
+    """Return the tokens of the prompt and of the response: from the logged usage, or else from the tokenizer."""
+    logged = each.logged.response
+    prompt, response = each.request.api.usage(logged) if isinstance(logged, dict) else (0, 0)
+    if prompt:
+        return prompt, response
+    return (0, 0) if tokens is None else (len(tokens.prompt), len(tokens.response))
 
 
 def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:

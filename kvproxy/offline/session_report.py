@@ -184,7 +184,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
             time=float(time),
             seconds=duration,
             pause=pause,
-            client="",
+            tenant="",
             model=model,
             upstream=None,
             prompt_tokens=prompt,

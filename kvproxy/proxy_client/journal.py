@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
-from kvproxy.errors import InvalidRequest, KvproxyError
+from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.index.store.open_store import is_url
 from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason
@@ -85,7 +85,16 @@ class DirectJournal:
         if by != "prompt":
             return rows
         prompts = self._prompts([row.entry for row in rows if row.entry is not None])
-        return [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
+        first: dict[str, RequestGroup] = {}
+        named = [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
+        return [replace(row, differs_in=self._differences(row, first.setdefault(row.name, row))) for row in named]
+
+    def _differences(self, row: RequestGroup, other: RequestGroup) -> tuple[str, ...]:
+        """Return the regions in which two prompts differ."""
+        if row.prompt is None or other.prompt is None or row.prompt == other.prompt:
+            return ()
+        regions, others = self.reader.regions(row.prompt), self.reader.regions(other.prompt)
+        return () if regions is None or others is None else tuple(regions.differing_regions(others))
 
     def layer_counts(self, query: Query) -> LayerCounts:
         return self.reader.layer_counts(query)
@@ -184,6 +193,7 @@ class RemoteJournal:
             None if total is None else Saving(**total),
             None if wrong is None else WrongHitInterval(**wrong),
             report["currency"],
+            report["refused"],
         )
 
     def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
@@ -220,6 +230,10 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
             # The folder is on another machine, or hidden from this client.
             if isinstance(folder, str) or url != configured_url():
                 return RemoteJournal(client)
+        elif url != configured_url():
+            raise ProxyUnreachable(
+                f"cannot reach {url}: start the proxy, or leave out --url to read the journal's file"
+            )
     return DirectJournal(load_settings(data=data).data)
 
 

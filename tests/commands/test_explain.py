@@ -13,8 +13,26 @@ from kvproxy.apis.api import ApiName
 from kvproxy.offline.api_detection import detect_api
 from kvproxy.proxy_client.api_paths import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
-from tests.commands.upstream import proxied
+from tests.commands.upstream import proxied, said
 from tests.servers import until_stored
+
+
+def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url:
+        for tenant, fields in (("own", {"temperature": 0.5}), ("other", {}), ("own", {"temperature": 0.5, "seed": 1})):
+            headers = credential_headers("chat", tenant) | {"cache-control": "confirm, max-age=60"}
+            httpx.post(f"{url}/v1/chat/completions", json=said("What?", **fields), headers=headers).raise_for_status()
+        given = ("explain", "What?", "--model", "m", "--api-key", "own", "--temperature", "0.7")
+        assert result(*given, url=url)["closest"]["differs"] == [{"part": "temperature", "stored": 0.5, "request": 0.7}]
+        assert (
+            " has the same question, and differs in temperature (stored 0.5, request 0.7)"
+            in kvproxy(*given, url=url).stdout
+        )
+        system = kvproxy(*given[:-1], "0.5", "--system", "Be brief.", url=url).stdout
+        assert 'messages[0] system (stored unset, request "Be brief.")' in system
+        # Nothing of another tenant is shown.
+        assert result("explain", "What?", "--model", "m", "--api-key", "third", url=url)["closest"] is None
+        assert result(*given[:-1], "0.5", url=url)["closest"] is None
 
 
 def test_explain_names_the_layer_that_answers(demo: Demo) -> None:

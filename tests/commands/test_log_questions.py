@@ -1,14 +1,17 @@
 """The log shows the question of each request, and for a semantic hit the stored question, too."""
 
 import json
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 
 from kvproxy.settings import load_settings
-from tests.commands.run import kvproxy
+from tests.commands.run import kvproxy, result
+from tests.commands.upstream import proxied, said
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
 from tests.servers import run_proxy, until_stored
 
 STORED, ASKED = "How do I reset my password?", "How can I reset my password?"
@@ -43,3 +46,83 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
     assert (first["question"], first["stored_question"]) == (STORED, None)
     assert (second["question"], second["stored_question"]) == (ASKED if text == "hits" else None, STORED)
     assert table[-1].endswith(f"\t{ASKED if text == 'hits' else '-'}\t{STORED}")
+
+
+def test_equal_questions_of_different_requests_are_told_apart(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        for fields in ({}, {}, {"temperature": 0}, {"temperature": 0, "seed": 1}):
+            client.post("/v1/chat/completions", json=said("What is a block?", **fields)).raise_for_status()
+        client.post("/v1/chat/completions", json=said("Hi.")).raise_for_status()
+        until(lambda: len(result("log", "top", url=url)) == 4)
+        rows = [(row["requests"], row["name"], row["differs_in"]) for row in result("log", "top", url=url)]
+        assert rows[0] == (2, "What is a block?", [])
+        assert (1, "What is a block?", ["temperature"]) in rows
+        assert (1, "What is a block?", ["seed", "temperature"]) in rows
+        assert (1, "Hi.", []) in rows
+        shown = kvproxy("log", "top", url=url).stdout
+        assert "\tseed, temperature\tWhat is a block?" in shown
+        # Groups of another kind have no such column.
+        assert "Differs in" not in kvproxy("log", "top", "--by", "tenant", url=url).stdout
+
+
+def test_the_times_of_a_record_add_up(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.post("/v1/chat/completions", json=said("a"), headers={"x-request-id": "one"}).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 1)
+        shown = result("log", "show", "one", url=url)
+        assert shown["exact_ms"] + shown["backend_ms"] + shown["decode_ms"] == pytest.approx(
+            shown["total_ms"], abs=0.01
+        )
+        assert re.search(r"^decode_ms +\d", kvproxy("log", "show", "one", url=url).stdout, re.M)
+
+
+def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        for question in ("a", "a"):
+            client.post("/v1/chat/completions", json=said(question), headers={"cache-control": "confirm"})
+        headers = {"cache-control": "min-similarity=7"}
+        assert client.post("/v1/chat/completions", json=said("a"), headers=headers).status_code == 400
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 3)
+        found = result("savings", url=url)
+        assert (found["total"]["requests"], found["refused"]) == (2, 1)
+        assert "1 refused request not counted" in kvproxy("savings", "--by", "tenant", url=url).stdout
+        assert [row["requests"] for row in result("log", "top", "--by", "tenant", url=url)] == [3]
+
+
+def test_an_unknown_column_and_a_stopped_proxy_have_a_hint(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.post("/v1/chat/completions", json=said("a")).raise_for_status()
+        wrong = kvproxy("log", "--where", "latency > 5", url=url)
+        assert (wrong.returncode, "no such column: latency" in wrong.stderr) == (2, True)
+        assert "over the columns number, time, request_id" in wrong.stderr
+    for arguments in (("log",), ("log", "top"), ("savings",), ("sessions",), ("explain", "--request", "x")):
+        # The journal of the default data folder would be that of another proxy.
+        done = kvproxy(*arguments, "--url", url, KVPROXY_DATA=str(tmp_path))
+        assert (done.returncode, done.stdout) == (4, ""), arguments
+        assert f"cannot reach {url}" in done.stderr
+
+
+def test_an_unreachable_store_is_one_line(tmp_path: Path) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        client.post("/v1/chat/completions", json=said("a")).raise_for_status()
+    (tmp_path / "kvproxy.toml").write_text('store = "postgresql://127.0.0.1:9/x"\n')
+    for arguments in (("savings",), ("cache", "stats"), ("cache", "ls")):
+        done = kvproxy(*arguments, "--data", tmp_path)
+        assert (done.returncode, done.stdout) == (1, ""), arguments
+        assert done.stderr.startswith("kvproxy: cannot reach the store postgresql://127.0.0.1:9/x"), done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_client_has_the_same_name_in_each_table(tmp_path: Path) -> None:
+    key = result("keys", "add", "ann", "--data", tmp_path)["key"]
+    with proxied(tmp_path) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as client:
+        client.post("/v1/chat/completions", json=said("a"), headers={"cache-control": "confirm"}).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 1)
+        for arguments in (
+            ("log",), ("log", "top", "--by", "tenant"), ("savings", "--by", "tenant"), ("sessions",), ("sessions", "show", 1),
+            ("cache", "ls"), ("cache", "usage"), ("explain", "a", "--api-key", key), ("explain", "--request", 1),
+        ):  # fmt: skip
+            shown = kvproxy(*arguments, url=url).stdout
+            assert re.search(r"(^|\t|  )ann(\t|$)", shown, re.M), shown
+            assert "client:ann" not in shown, arguments
+        assert [row["tenant"] for row in result("sessions", url=url)] == ["client:ann"]

@@ -49,6 +49,7 @@ def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None
         file.write_text('port = 8585\n[cache]\nttl = 61.0\n[[rules]]\nname = "r"\n')
         assert result("reload", url=url) == {"rules": 1, "restart": ["cache", "port"]}
         told = kvproxy("reload", url=url).stdout
+        assert told.startswith("loaded 1 rule\n")
         assert "restart the proxy for the changed settings: cache, port" in told
 
 

@@ -1,5 +1,8 @@
 """kvproxy sessions and sessions show, with the journal of a stopped proxy."""
 
+import contextlib
+import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,16 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert (row["Turns"], row["Input"], row["Share"], row["Lost most to"]) == ("2", "20,200", "0.0%", "expired")
     assert (row["Longest pause"], row["Upstream"]) == ("10m", "https://api.example")
     assert float(row["Cost"]) == pytest.approx(cost, abs=0.001)
+
+
+def test_sessions_of_another_day_fit_a_terminal_and_have_whole_times_in_a_pipe(data: Path) -> None:
+    with contextlib.closing(sqlite3.connect(data / "journal.db")) as journal, journal:
+        journal.execute("update records set time = 1700000000 + number")
+    for arguments in (("sessions",), ("sessions", "show", 1), ("log",)):
+        shown = re.sub("\x1b\\[[0-9;]*m", "", kvproxy(*arguments, "--data", data, columns=80).stdout)
+        assert max(map(len, shown.splitlines())) <= 80, shown
+        piped = kvproxy(*arguments, "--data", data).stdout
+        assert re.search(r"(^|\t)2023-11-1\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d(\t|$)", piped, re.M), piped
 
 
 def test_a_session_is_shown_by_turns(data: Path) -> None:

@@ -36,7 +36,8 @@ def test_top_prints_json_lines(demo: Demo) -> None:
     assert max(look["per_second"]["exact"] for look in (first, last)) > 0
     assert (last["from_cache"], last["first_byte_ms"]["error"], last["blocks"]["num_blocks"]) == (1.0, None, 512)
     assert min(last["first_byte_ms"]["exact"], last["requests"]["forward"], last["entries"]) > 0
-    page = kvproxy("top", "--once", "--interval", 0.1, url=url).stdout
+    page = kvproxy("top", "--once", "--interval", 0.1, url=url, COLUMNS="20").stdout
+    assert re.search(r"^Prefix hits .* prompt tokens\)", page, re.M), page
     assert "First byte" in page
     assert "Pool" in page
 

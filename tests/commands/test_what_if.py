@@ -70,6 +70,7 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str)
     assert rates["half"] <= rates["current"] <= rates["double"] <= rates["unlimited"]
     shown = kvproxy("blocks", "what-if", url=url).stdout
     assert "twice the pool" in shown
+    assert "host tier of 64GiB" in shown
     assert forecast["measured_hit_rate"] == pytest.approx(stats["hit_rate"])
     assert f"{stats['hit_rate']:.1%} of them reused" in shown
     assert 'pool="double",upstream="embedded"' in httpx.get(f"{url}/metrics").text

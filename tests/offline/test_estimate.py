@@ -107,6 +107,15 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert "--price takes two numbers" in kvproxy(*given, "--price", "2").stderr
 
 
+def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 200}
+    choice = {"message": {"role": "assistant", "content": "In the data folder."}}
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}])
+    with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+    found = estimated([asked, with_usage, with_usage], tmp_path, [16]).exact_savings
+    assert (found.requests, found.prompt_tokens, found.response_tokens) == (2, 2000, 400)
+
+
 def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
     file = logs.write(tmp_path / "log.jsonl", [{**each, "response": None} for each in logs.agents(2, 2)])
     result = kvproxy("estimate", file, "--data", str(tmp_path), "--blocks", "20,200", "--json")

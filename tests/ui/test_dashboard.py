@@ -280,7 +280,7 @@ def test_sessions_show_their_turns(page: Page, url: str) -> None:
         messages = [*messages, answer, {"role": "user", "content": question}]
     page.open(url, "sessions")
     page.until(lambda: any(row.split()[-1] == "2" for row in page.texts("tbody tr > :nth-child(4)")))
-    (session,) = [each for each in httpx.get(f"{url}/admin/sessions?turns=2").json() if each["client"] == "public"]
+    (session,) = [each for each in httpx.get(f"{url}/admin/sessions?turns=2").json() if each["tenant"] == "public"]
     page.click("tbody button", str(session["id"]))
     page.until(lambda: page.text("main h2 ~ dl") and len(page.texts("[aria-label=Turns] tbody tr")) == 2)
     turns = httpx.get(f"{url}/admin/sessions/{session['id']}").json()

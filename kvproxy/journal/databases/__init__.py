@@ -6,6 +6,7 @@ from kvproxy.errors import KvproxyError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.open_store import is_url
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
+from kvproxy.optional_packages import install_command
 
 
 def open_to_read(where: str | Path) -> JournalDatabase:
@@ -20,7 +21,7 @@ def open_to_read(where: str | Path) -> JournalDatabase:
 
         database = PostgresJournalDatabase(where, writable=False)
     except ModuleNotFoundError:
-        raise KvproxyError("a journal in PostgreSQL needs its driver: pip install 'kvproxy[postgres]'") from None
+        raise KvproxyError(f"a journal in PostgreSQL needs its driver: {install_command('postgres')}") from None
     except CacheStoreError as error:
         raise KvproxyError(str(error)) from None
     try:

@@ -13,7 +13,7 @@ from kvproxy.settings.journal import PriceSettings, price_of
 
 _TURNS = (
     "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"
-    " coalesce(r.total_ms, 0) / 1000.0, t.pause, coalesce(r.client, r.tenant), r.model, r.upstream, r.prompt_tokens,"
+    " coalesce(r.total_ms, 0) / 1000.0, t.pause, r.tenant, r.model, r.upstream, r.prompt_tokens,"
     " r.reused_tokens, r.completion_tokens, t.written_5m, t.written_1h, (select name from names where number = t.region),"
     f" t.place, {', '.join(f't.{cause}' for cause in CAUSES)} from turns t join requests r on r.number = t.number"
 )
@@ -59,7 +59,7 @@ class Turn:
     time: float
     seconds: float
     pause: float | None
-    client: str
+    tenant: str
     model: str
     upstream: str | None
     prompt_tokens: int
@@ -104,7 +104,7 @@ class Session:
 
     id: int
     name: str | None
-    client: str
+    tenant: str
     models: list[str]
     upstreams: list[str]
     parent: int | None
@@ -301,7 +301,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
     return Session(
         id=first.session,
         name=first.name,
-        client=last.client,
+        tenant=last.tenant,
         models=list(dict.fromkeys(turn.model for turn in turns)),
         upstreams=list(dict.fromkeys(turn.upstream for turn in turns if turn.upstream is not None)),
         parent=first.parent,

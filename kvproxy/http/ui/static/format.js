@@ -51,6 +51,9 @@ export function clock(seconds, exact = true) {
   return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${time}`;
 }
 
+/** The name of a client, or another tenant unchanged. */
+export const tenantName = (tenant) => tenant.replace(/^client:/, "");
+
 /** The first digits of a digest or an id. */
 export const digest = (text, length = 12) => (text ? text.slice(0, length) : NONE);
 

@@ -3,7 +3,7 @@
 import { button, choice, field, fill, h } from "./dom.js";
 import { csvButton } from "./csv.js";
 import { Feed, all } from "./feed.js";
-import { clock, count, digest, line, ms } from "./format.js";
+import { clock, count, digest, line, ms, tenantName } from "./format.js";
 import { Grid } from "./grid.js";
 import { LAYERS, layerName, reason } from "./layers.js";
 import { story } from "./story.js";
@@ -13,7 +13,7 @@ const COLUMNS = [
   { title: "layer", width: "11ch", cell: (row) => layerName(row.layer) },
   { title: "reason", width: "minmax(8ch, 16ch)", kind: "long", cell: (row) => reason(row.reason) },
   { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
-  { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.client ?? digest(row.tenant, 16) },
+  { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => digest(tenantName(row.tenant), 16) },
   { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(tokens(row)) },
   { title: "reused", spare: true, width: "8ch", kind: "number", cell: (row) => count(row.reused_tokens) },
   { title: "time taken", width: "10ch", kind: "number", cell: (row) => ms(row.total_ms) },
@@ -81,7 +81,7 @@ export function journal(root, params, { api, signal, remember }) {
   function suggest(rows) {
     const seen = rows.slice(0, 300);
     const values = {
-      tenant: seen.map((row) => row.client ?? row.tenant), model: seen.map((row) => row.model), reason: seen.map((row) => row.reason),
+      tenant: seen.map((row) => tenantName(row.tenant)), model: seen.map((row) => row.model), reason: seen.map((row) => row.reason),
     };
     for (const [name, list] of Object.entries(names)) {
       const distinct = [...new Set(values[name])].sort();

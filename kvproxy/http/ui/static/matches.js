@@ -3,7 +3,7 @@
 import { button, choice, fill, h } from "./dom.js";
 import { csvButton } from "./csv.js";
 import { Feed, all } from "./feed.js";
-import { clock, digest } from "./format.js";
+import { clock, digest, tenantName } from "./format.js";
 import { layerName, reason as reasonName } from "./layers.js";
 import { match } from "./match.js";
 
@@ -76,6 +76,6 @@ function card(row, api) {
   return h("li", { class: "panel" },
     h("p", { class: "lead" }, layerName(row.layer), " ", reasonName(row.reason), " ",
       h("a", { href: `#journal?request=${row.number}` }, `${clock(row.time)}, request ${digest(row.request_id, 8)}`),
-      h("span", { class: "note" }, ` ${row.model}, ${row.client ?? digest(row.tenant, 16)}`)),
+      h("span", { class: "note" }, ` ${row.model}, ${digest(tenantName(row.tenant), 16)}`)),
     match(row, api));
 }

@@ -2,7 +2,7 @@
 
 import { csvButton } from "./csv.js";
 import { choice, fill, h, section, table } from "./dom.js";
-import { count, duration, money, percent } from "./format.js";
+import { count, duration, money, percent, tenantName } from "./format.js";
 import { mark, groupOf } from "./layers.js";
 
 const BY = [["layer", "layer"], ["tenant", "tenant"], ["model", "model"], ["tag", "tag"], ["day", "day"]];
@@ -36,7 +36,7 @@ export function savings(api, signal, onTotal) {
     const found = await api.get("savings", { by: asked }, signal);
     if (asked !== by) return;
     if (found.total !== null) onTotal(found.total, found.currency);
-    const name = (row) => (by === "layer" ? h("span", { class: "layer" }, mark(groupOf(row.name)), row.name) : row.name);
+    const name = (row) => (by === "layer" ? h("span", { class: "layer" }, mark(groupOf(row.name)), row.name) : by === "tenant" ? tenantName(row.name) : row.name);
     rows = found.rows;
     const shown = rows.slice(0, MOST).map((row) => [name(row), ...cells(row)]);
     // A request with two tags is counted under both: there is no sum of tags.

@@ -2,7 +2,7 @@
 
 import { csvButton } from "./csv.js";
 import { button, facts, fill, h, section, table } from "./dom.js";
-import { clock, count, digest, duration, money, percent } from "./format.js";
+import { clock, count, digest, duration, money, percent, tenantName } from "./format.js";
 
 const LOOK = 3; // Seconds.
 const MOST = 100; // Sessions that are listed.
@@ -51,11 +51,11 @@ const flat = ({ lost: causes, models, upstreams, ...row }) => ({ ...row, models:
 function listOf(found, choose, chosen) {
   const shown = found.map((each) => [
     button(each.name ? digest(each.name, 16) : String(each.id), () => choose(each.id), { "aria-pressed": String(String(each.id) === chosen) }),
-    digest(each.client, 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
+    digest(tenantName(each.tenant), 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
     lost(each.lost), duration(each.longest_pause), money(each.cost), each.upstreams.join(", ") || "–", clock(each.last),
   ]);
   return table("Sessions", [
-    ["session", ""], ["client", ""], ["model", ""], ["turns", "number"], ["input", "number"], ["reused", "number"], ["lost", ""],
+    ["session", ""], ["tenant", ""], ["model", ""], ["turns", "number"], ["input", "number"], ["reused", "number"], ["lost", ""],
     ["longest pause", "number"], ["cost", "number"], ["upstream", ""], ["last", ""],
   ], shown);
 }
@@ -67,7 +67,7 @@ function treeOf(turns) {
     turn.region === null ? "–" : `${turn.region}${turn.place === null ? "" : `, character ${count(turn.place)}`}`, money(turn.cost),
     h("a", { href: `#journal?request=${turn.number}` }, digest(turn.request_id, 8)),
   ]);
-  return section(`Session ${first.session}`, facts([["name", first.name], ["client", first.client], ["turns", count(turns.length)]]),
+  return section(`Session ${first.session}`, facts([["name", first.name], ["tenant", tenantName(first.tenant)], ["turns", count(turns.length)]]),
     scroll("Turns", table("Turns", [
       ["turn", ""], ["time", ""], ["pause", "number"], ["input", "number"], ["reused", "number"], ["lost", ""], ["first change", ""], ["cost", "number"],
       ["request", ""],

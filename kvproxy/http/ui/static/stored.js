@@ -1,7 +1,7 @@
 // Stored responses: the newest, those that go next if the store is full, or whose they are; one of them beside the list.
 
 import { button, facts, field, fill, h, tabs } from "./dom.js";
-import { bytes, clock, count, decimal, digest, duration, line } from "./format.js";
+import { bytes, clock, count, decimal, digest, duration, line, tenantName } from "./format.js";
 import { Grid } from "./grid.js";
 import { Pages } from "./pages.js";
 import { usage } from "./usage.js";
@@ -23,7 +23,7 @@ const COLUMN = {
   size: { title: "size", width: "10ch", kind: "number", cell: (row) => bytes(row.bytes) },
   kept: { title: "kept", width: "8ch", cell: (row) => (row.pinned ? "pinned" : "–") },
   model: { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },
-  tenant: { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => row.tenant.replace("client:", "") },
+  tenant: { title: "tenant", spare: true, width: "minmax(6ch, 16ch)", kind: "long", cell: (row) => tenantName(row.tenant) },
   question: { title: "question", width: "minmax(8ch, 1fr)", kind: "long", cell: (row) => line(row.prompt) },
 };
 /** A row on a phone: the question, and below it the rest. */
@@ -147,7 +147,7 @@ function details(node, entry, { api, close, changed }) {
     facts([
       ["id", entry.id], ["stored", clock(entry.created)], ["expires", clock(entry.expires)], ["kept", kept],
       ["given while it is computed anew", seconds(entry.stale_while_revalidate)], ["given if the backend fails", seconds(entry.stale_if_error)], ["hits", count(entry.hits)],
-      ["last hit", entry.last_hit === null ? null : clock(entry.last_hit)], ["tenant", entry.tenant], ["model", entry.model],
+      ["last hit", entry.last_hit === null ? null : clock(entry.last_hit)], ["tenant", tenantName(entry.tenant)], ["model", entry.model],
       ["API", entry.endpoint], ["for similar questions", entry.semantic ? "yes" : "no"], ["prompt tokens", count(entry.prompt_tokens)],
       ["answer tokens", count(entry.completion_tokens)], ["tags", entry.tags.join(", ")], ["backend", entry.backend],
       ["request", entry.request_id], ["size", bytes(JSON.stringify(entry.request).length + JSON.stringify(entry.response).length)],

@@ -1,7 +1,7 @@
 // One request's story: what became of it, why, how long each step took, and the similar question that was judged.
 
 import { button, facts, fill, h } from "./dom.js";
-import { clock, count, decimal, digest, ms, percent } from "./format.js";
+import { clock, count, decimal, digest, ms, percent, tenantName } from "./format.js";
 import { layerName, reason } from "./layers.js";
 import { match } from "./match.js";
 
@@ -35,7 +35,7 @@ export async function story(node, name, { api, signal, close }) {
     h("h3", {}, "Record"),
     facts([
       ["time", clock(record.time)], ["request", record.request_id], ["number", count(record.number)],
-      ["tenant", record.client ?? record.tenant], ["API", record.api], ["model", record.model], ["upstream", record.upstream],
+      ["tenant", tenantName(record.tenant)], ["API", record.api], ["model", record.model], ["upstream", record.upstream],
       ["status", String(record.status)], ["prompt tokens", known(record.prompt_tokens)], ["answer tokens", known(record.completion_tokens)],
       ["reused tokens", reused(record)], ["predicted tokens", known(record.predicted_tokens)],
       ["expected error", record.error === null ? null : decimal(record.error)], ["tags", record.tags], ["key", record.key],

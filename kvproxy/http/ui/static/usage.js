@@ -1,7 +1,7 @@
 // How large the store is, and whose responses fill it.
 
 import { choice, fill, h, table } from "./dom.js";
-import { bytes, count } from "./format.js";
+import { bytes, count, tenantName } from "./format.js";
 
 const BY = [["tenant", "tenant"], ["model", "model"], ["endpoint", "API"], ["tag", "tag"]];
 const LOOK = 5; // Seconds.
@@ -19,7 +19,7 @@ export function usage(api, signal) {
     const [stats, rows] = await Promise.all([api.get("cache/stats", {}, signal), api.get("cache/usage", { by: asked }, signal)]);
     if (asked !== by) return;
     fill(figures, figuresOf(stats));
-    const shown = rows.slice(0, MOST).map((row) => [row.name, count(row.entries), bytes(row.bytes), count(row.hits)]);
+    const shown = rows.slice(0, MOST).map((row) => [asked === "tenant" ? tenantName(row.name) : row.name, count(row.entries), bytes(row.bytes), count(row.hits)]);
     const title = BY.find(([value]) => value === asked)[1];
     fill(place, shown.length
       ? table("Whose the responses are", [[title, ""], ["responses", "number"], ["size", "number"], ["hits", "number"]], shown)

@@ -105,7 +105,11 @@ def test_an_unknown_column_and_a_stopped_proxy_have_a_hint(tmp_path: Path) -> No
 def test_an_unreachable_store_is_one_line(tmp_path: Path) -> None:
     with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
         client.post("/v1/chat/completions", json=said("a")).raise_for_status()
-    (tmp_path / "kvproxy.toml").write_text('store = "postgresql://127.0.0.1:9/x"\n')
+    file = tmp_path / "kvproxy.toml"
+    file.write_text('store = "postgresql://127.0.0.1:9/x"\n')
+    shared = kvproxy("savings", "--data", tmp_path)
+    assert (shared.returncode, shared.stderr.count("\n")) == (1, 1), shared
+    file.write_text('store = "postgresql://127.0.0.1:9/x"\njournal.store = "file"\n')
     for arguments in (("savings",), ("cache", "stats"), ("cache", "ls")):
         done = kvproxy(*arguments, "--data", tmp_path)
         assert (done.returncode, done.stdout) == (1, ""), arguments

@@ -41,7 +41,7 @@ apis: errors generation index settings units
 # The flow uses only these two modules of the backends.
 backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
-journal: apis blocks errors exchange index settings
+journal: apis blocks errors exchange index optional_packages settings units
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
     open_response_cache

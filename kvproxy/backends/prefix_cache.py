@@ -128,7 +128,7 @@ class EngineReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """The result of a reset, which pinned or used blocks prevent. `pinned` and `used` are their numbers."""
+    """The result of a reset. `pinned` and `used` are the numbers of blocks that prevent it."""
 
     reset: bool
     pinned: int | None = None

@@ -32,7 +32,7 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts. It stores one segment per request, for the units that the request used last.
+    """The stack of all prompts, with one segment per request: the units that it was the last to use.
 
     Args:
         max_ids: maximum number of ids; the least recently used ones are forgotten. None keeps all.

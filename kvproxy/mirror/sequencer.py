@@ -78,7 +78,7 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Request a replay: no batch has arrived for some time, so the last one may be lost."""
+        """Request a replay. No batch has arrived for some time, so the last batch may be lost."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 

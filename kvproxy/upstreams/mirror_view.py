@@ -1,5 +1,3 @@
-"""Reports on the mirrored prefix cache of one engine, and its reset."""
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

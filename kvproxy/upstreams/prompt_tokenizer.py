@@ -27,7 +27,6 @@ class UpstreamTokenizer:
     """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
 
     async def tokenize_request(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
-        """Tokenize a request within `seconds`. Raises a KvproxyError."""
         source = prompt_input(request)
         if isinstance(source, tuple):
             return HashedPrompt(source, salt=cache_salt(request))

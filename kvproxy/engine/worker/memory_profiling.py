@@ -69,7 +69,6 @@ def _available_bytes(loaded: LoadedModel, backends: AttentionBackends, settings:
     if share > 1:
         return share
     if device.type != "cuda":
-        # Other programs share the host's memory.
         return share * min(free_memory(), _MAX_CPU_SHARE_BASE)
     step_bytes = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
     # Return torch's cached memory to the device, so that it counts as free.

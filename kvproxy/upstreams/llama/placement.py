@@ -87,7 +87,7 @@ class Placement:
         request: the request to send, with `id_slot` added.
         predicted_tokens: number of prompt tokens that should be reused; None if some tokens of the slot are unknown.
         uncached_tokens: number of prompt tokens that must be computed.
-        restored: the file that was restored into the slot, or None.
+        restored: the file that was restored into the slot; None without a restore.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
         try:
             return _encode_with_numpy(array("I", tokens), block_size, head)
         except OverflowError:
-            pass
+            pass  # An id exceeds 32 bits.
     return [
         head + b"".join(map(_encode_token, tokens[start : start + block_size])) + _CBOR_NULL
         for start in range(0, len(tokens), block_size)

@@ -151,7 +151,7 @@ class EventSubscriber:
             dealer.connect(self._replay)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
             while await dealer.poll(REPLAY_TIMEOUT_SECONDS * 1000):
-                # Some versions of vLLM send the topic, some do not.
+                # Some versions of vLLM send no topic.
                 number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
                 self._replay_fails = False
                 if number == END_OF_REPLAY:

@@ -1,1 +1,1 @@
-"""The exact prefix block cache: no torch, no I/O."""
+"""The prefix block cache: no torch, no I/O."""

@@ -28,8 +28,8 @@ class CacheRequest:
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
-        shared_prefix_end: length of a longer prefix that only full-attention groups cache, or 0. The window before
-            this position will be cached too.
+        shared_prefix_end: length of a prefix beyond the hit that only full-attention groups cache, or 0. The window
+            before this position will be cached too.
     """
 
     def __init__(

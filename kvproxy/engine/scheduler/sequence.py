@@ -42,7 +42,7 @@ class SequenceState:
     """One of a request's `n` sequences.
 
     Args:
-        index: number of the sequence in its request, from 0.
+        index: number in the request, from 0.
         on_output: receives each delta.
         on_error: receives the error that aborts the request.
 

@@ -14,7 +14,6 @@ class PendingWrite:
     Args:
         namespace: None if the entry cannot have semantic hits yet, so that lookups need not wait for it.
         entry: the redacted entry; None if redaction forbids storing it.
-        task: stores the entry, and returns whether it was stored.
         size: estimated bytes of memory.
     """
 

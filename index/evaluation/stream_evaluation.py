@@ -84,11 +84,7 @@ def cumulative_counts(outcome: Outcome) -> list[tuple[int, int, int]]:
 
 
 def read_stream(path: Path) -> list[StreamLine]:
-    """Read a stream from a file with a line `{"text": .., "answer": ..}` for each request; see `read_json_lines`.
-
-    Raises:
-        ImportFailed: a line is invalid, or the file is empty.
-    """
+    """Read a stream from a file with a line `{"text": .., "answer": ..}` for each request; see `read_json_lines`."""
     lines = list(read_json_lines(path, _line, '{"text": "How do I ..", "answer": ".."}'))
     if not lines:
         raise ImportFailed(f'{path} holds no lines {{"text", "answer"}}')

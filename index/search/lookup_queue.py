@@ -51,10 +51,7 @@ class _Job(NamedTuple):
 
 
 class LookupQueue:
-    """Runs lookups in order of arrival, and background jobs while no lookup waits.
-
-    Lookups are not batched: in a batch, each lookup would take as long as all of them.
-    """
+    """Runs lookups in order of arrival, and background jobs while no lookup waits."""
 
     def __init__(self, look_up: Callable[[LookupRequest], LookupResult], threads: int, size: int) -> None:
         self._look_up = look_up

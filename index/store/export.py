@@ -16,7 +16,6 @@ def export_lines(store: Store) -> Iterator[bytes]:
 
 
 def read_lines(lines: bytes) -> list[Entry]:
-    """Parse an export, and return the last entry of each key. Raises ImportFailed."""
     return list({entry.key: entry for entry in _entries(lines)}.values())
 
 

@@ -36,8 +36,6 @@ class EntryCipher(Protocol):
 class RowCodec:
     """Converts the values of an entry to a row of the table `responses`, and back.
 
-    The column `sealed` contains the name of the encryption key, or an empty string without encryption.
-
     Args:
         cipher: None disables encryption.
     """

@@ -30,7 +30,7 @@ from kvproxy.settings.journal import JournalSettings
 _INTERVAL = 0.5  # Seconds.
 _BATCH = 256
 _SHARED_BATCH = 64
-"""Fewer events, since other proxies wait for the transaction."""
+"""Maximum number of events in a transaction that other proxies must wait for."""
 _PAUSE = 0.005
 """Seconds between two transactions, so that the event loop is not starved of the GIL."""
 _PRUNE_INTERVAL = 10.0
@@ -75,7 +75,7 @@ class Journal:
 
 
 class StoredJournal(Journal):
-    """A journal in a database. Threads may share it.
+    """A journal in a database. Thread-safe.
 
     Args:
         buffers: keep records in memory while the database fails, as many as the queue holds; otherwise they are lost.

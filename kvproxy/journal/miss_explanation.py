@@ -160,7 +160,7 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
-    """Return the lengths in characters of the common prefix, and of the common suffix after it."""
+    """Return the lengths in characters of the common prefix, and of the common suffix of the remaining texts."""
     start = common_prefix_length(old, new)
     return start, common_prefix_length(old[start:][::-1], new[start:][::-1])
 

@@ -29,7 +29,7 @@ class PrefillCost:
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
     """Return the Theil-Sen slope of seconds by tokens; None with too few requests, or too similar numbers of tokens.
 
-    The range covers Sen's 90% interval, and the slope of each quarter of the requests, because the load changes.
+    `least` and `most` cover Sen's 90% interval, and the slope of each quarter of the requests, because the load changes.
 
     Args:
         tokens: computed tokens of each request, newest first.

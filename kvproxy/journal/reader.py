@@ -279,7 +279,7 @@ class JournalReader:
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
 
     def last_uses(self) -> dict[str, float]:
-        """Return the time of each client's last request, in seconds since the epoch."""
+        """Return the time of the last request in seconds since the epoch, by name of the client."""
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
         return dict(self.rows(sql, []))
 
@@ -353,7 +353,7 @@ class JournalReader:
         return rows[0][0] if rows else None
 
     def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-        """Run a query. Raises InvalidRequest or KvproxyError."""
+        """Return the rows of an SQL query. Raises InvalidRequest for invalid SQL, KvproxyError for an unreadable journal."""
         try:
             return self._database.rows(sql, values)
         except InvalidQuery as error:

@@ -42,10 +42,10 @@ class Record:
         reused_tokens: reused prompt tokens as the backend reported.
         exact_ms, semantic_ms: duration of the exact and of the semantic lookup.
         backend_ms: from the end of the lookups until the backend's response began.
-        first_ms, total_ms: from arrival until the response to the client began and ended.
-        prompt: number of the prompt; equal requests have the same.
-        against: number of the prompt that `changed` refers to.
-        text: the beginning of the question, if the settings keep it.
+        first_ms, total_ms: from arrival until the response to the client began, and until it ended.
+        prompt: number of the prompt; equal requests have the same number.
+        against: prompt number of the earlier request to which `changed` refers.
+        text: beginning of the question, if `journal.text` allows storing it.
         proxy: name of the proxy, if several proxies write the journal.
     """
 

@@ -37,7 +37,6 @@ class StringIds:
         self._shapes.clear()
 
     def regions(self, digests: bytes, shape: int, sizes: bytes = b"") -> Regions:
-        """Decode regions from their concatenated digests, the result of `shape_id`, and the packed sizes, if known."""
         if shape not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()

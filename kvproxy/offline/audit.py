@@ -99,10 +99,6 @@ class Auditor:
 
         Args:
             concurrency: maximum number of pairs in flight.
-
-        Raises:
-            ProxyUnreachable: the server does not answer.
-            InvalidRequest: the server rejects a request.
         """
         limit = asyncio.Semaphore(1 if self._flush else concurrency)
         done: list[AuditedPair] = []

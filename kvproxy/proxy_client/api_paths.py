@@ -14,7 +14,6 @@ API_NAMES = {path: api for api, path in PATHS.items()}
 
 
 def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
-    """Return the headers that authenticate a client of an API with its key."""
     if api == "messages":
         return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
     return {"authorization": f"Bearer {api_key}"} if api_key else {}

@@ -110,7 +110,6 @@ class DirectJournal:
         return savings_report(self.reader, by, self._settings.journal, counts, self._settings.cache, since)
 
     def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
-        """Return the sessions of the last `since` seconds, newest first."""
         start = None if since is None else time.time() - since
         return self._sessions().sessions(limit, start, least_turns)
 

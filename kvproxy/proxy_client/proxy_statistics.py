@@ -9,7 +9,6 @@ from kvproxy.errors import NoPrefixCache, NotFound
 from kvproxy.proxy_client.client import ProxyClient
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
-"""The layers (see `exchange.Layer`) in the order in which they are displayed."""
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
 _COUNTS = {
     "kvproxy_semantic_lookups_total": ("lookups", "outcome"),

@@ -73,7 +73,6 @@ class E5File:
         return unpack(self.packed_matrix(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 
     def weights(self) -> Weights:
-        """Return the weights under the names that `minilm.graph_builder` uses."""
         found = {f"embeddings.norm.{part}": self.tensor(f"emb.ln.{part[0]}") for part in ("weight", "bias")}
         for layer in range(LAYERS):
             for part in ("weight", "bias"):

@@ -21,7 +21,6 @@ _RUNTIME = "com.microsoft"
 
 
 def code_digest() -> str:
-    """Return a digest of this source file. Graphs from another version of it are not reused."""
     return file_digest(Path(__file__))
 
 

@@ -85,7 +85,6 @@ def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attr
 
 
 def float_value(name: str, shape: list[int | str]) -> Any:
-    """Return the description of a float32 input or output. A string in the shape names a variable dimension."""
     size = _message("Dimension")
     dimensions = [size(dim_param=each) if isinstance(each, str) else size(dim_value=each) for each in shape]
     kind = _message("TensorType")(elem_type=FLOAT, shape=_message("Shape")(dim=dimensions))

@@ -30,7 +30,7 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
     Args:
         name: `built-in`, or a folder or id of a sentence-transformers CrossEncoder with one output.
         embedder: name of the embedder that computes the cosines for `score`.
-        data: folder for the ONNX graph if the user's cache folder is not writable.
+        data: see `load_embedder`.
 
     Raises:
         VerifierError: the message names the fix.

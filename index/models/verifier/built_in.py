@@ -85,7 +85,6 @@ class BuiltInVerifier:
 
     @classmethod
     def load(cls, embedder: str | None = None, files: GraphFiles | None = None) -> "BuiltInVerifier":
-        """Load the packaged adapter; raises a VerifierError if a file is missing or modified."""
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         try:

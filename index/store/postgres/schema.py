@@ -21,7 +21,7 @@ class Migration:
 
 
 MIGRATIONS: tuple[Migration, ...] = ()
-"""Changes after version 1, in order: the first one leads to version 2. Append only."""
+"""Changes of the schema in order; the first change leads from version 1 to version 2. Append only."""
 _LOCK = 0x6B7670726F7879  # "kvproxy" in ASCII. Proxies that start at the same time acquire it one after another.
 
 # Triggers maintain the totals, so that no write counts rows.
@@ -127,7 +127,7 @@ def _migrate(connection: psycopg.Connection[Any], version: int) -> None:
 
 
 def _versions(connection: psycopg.Connection[Any]) -> tuple[int, int] | None:
-    """Return the version of the schema and the oldest compatible version; zeros for other tables, None for no tables."""
+    """Return the schema's version and the oldest compatible version; zeros for foreign tables, None without tables."""
     tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'kvproxy'")}
     if not tables:
         return None

@@ -15,7 +15,6 @@ _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
 def make_private(path: Path) -> None:
-    """Create a missing database file, and restrict it and its write-ahead log to their owner."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):

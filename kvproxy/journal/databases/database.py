@@ -12,7 +12,7 @@ class InvalidQuery(JournalFailed):
 
 
 class JournalDatabase(Protocol):
-    """A connection to a journal. SQL has a `?` for each value. Methods may raise JournalFailed.
+    """A connection to a journal's database. SQL has a `?` for each value. Methods may raise JournalFailed.
 
     Attributes:
         name: path, or URL without the password.
@@ -25,7 +25,7 @@ class JournalDatabase(Protocol):
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     def execute(self, sql: str, values: Sequence[object]) -> None:
-        """Run a statement without a result in the open transaction, at the latest before the next `rows` or the commit."""
+        """Run a statement without a result in the open transaction; it may be delayed until the next `rows` or the commit."""
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
@@ -42,12 +42,12 @@ class JournalDatabase(Protocol):
         """Delete a batch of records before a time or beyond `max_rows`, with their prompts; return the number of records."""
 
     def entry_value(self, id: str) -> object:
-        """Return the id of a stored response as its column stores it."""
+        """Return the value for an entry id in a column of such ids."""
 
     def integer(self, expression: str) -> str:
-        """Return the SQL of a positive number without its fraction."""
+        """Return an SQL expression for a positive number without its fraction."""
 
     def unnested_tags(self) -> str:
-        """Return the SQL after `from` for a row per request and tag; the tag is `value`."""
+        """Return the SQL after `from` that has a row for each tag of each request; `value` is the tag."""
 
     def close(self) -> None: ...

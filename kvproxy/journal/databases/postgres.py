@@ -23,7 +23,7 @@ _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same t
 _DAY = 86_400
 _Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _RETRY_SECONDS = 2.0
-"""Pause after a failed connection."""
+"""Seconds without another attempt after a failed connection."""
 _MAX_READERS = 4
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
@@ -47,7 +47,7 @@ _SESSION = (
 
 
 def _ddl(statement: str) -> str:
-    """Translate a statement of SQLite's schema."""
+    """Translate a statement of the schema in SQLite to PostgreSQL."""
     statement = re.sub(
         r"^(create table (?:names|prompts) \(number) integer", r"\1 bigint generated always as identity", statement
     )
@@ -272,7 +272,7 @@ class PostgresJournalDatabase:
 
 
 class PostgresReaders:
-    """Reading connections of a proxy."""
+    """A pool of connections for reading the journal."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -345,6 +345,6 @@ def _storable(value: object) -> object:
 
 @functools.lru_cache(maxsize=1024)
 def _placeholders(sql: str) -> bytes:
-    """Return the SQL with psycopg's placeholders. Strings of a condition keep their question marks."""
+    """Replace `?` by psycopg's placeholders, except within strings."""
     parts = re.split(r"('(?:[^']|'')*')", sql.replace("%", "%%"))
     return "".join(part if part.startswith("'") else part.replace("?", "%s") for part in parts).encode()

@@ -1,4 +1,4 @@
-"""A journal in an SQLite file."""
+"""A journal in an SQLite file, which one proxy writes."""
 
 import contextlib
 import logging

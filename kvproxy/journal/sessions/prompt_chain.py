@@ -19,7 +19,7 @@ class PromptChain:
     Attributes:
         sizes: bytes of each region.
         prefixes: hash of the prompt's prefix up to and including each region.
-        conversation: the same, but without the regions before the first message, for which it is None.
+        conversation: hashes as in `prefixes`, but from region `first` on; None for the regions before it.
         first: index of the first region that is a message, but no system message.
     """
 

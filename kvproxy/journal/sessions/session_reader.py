@@ -205,7 +205,6 @@ class SessionReader:
         return next(iter(self._turns("t.number = ?", [number])), None)
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
-        """Sum all prompt tokens by result; `since` is the first day to count, such as 2026-11-21."""
         sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"
         models: dict[str, Counter[str]] = {}
         for model, result, tokens in self._reader.rows(sql, [since or ""]):

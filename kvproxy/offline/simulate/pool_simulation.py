@@ -116,9 +116,6 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
         requests: the trace in order of arrival.
         capacity: size of the pool in blocks; None is unlimited.
         policy: one of `eviction_policies.POLICY_NAMES`.
-
-    Raises:
-        ValueError: the policy is unknown, or the capacity is below 1.
     """
     if policy not in POLICY_NAMES:
         raise ValueError(f"unknown policy {policy!r}: use {', '.join(POLICY_NAMES)}")

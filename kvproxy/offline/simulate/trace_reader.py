@@ -65,7 +65,7 @@ class Workload:
 
 
 class BlockNumbers:
-    """Assigns numbers to blocks. Blocks with equal numbers end equal prefixes."""
+    """Assigns numbers to blocks. If two prompts have a number in common, their prefixes up to that block are equal."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, Hashable], int] = {}
@@ -94,7 +94,6 @@ class _TraceLine:
 
 
 def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
-    """Return the prompts of a trace file, and the number of tokens in a block; see `read_trace`."""
     trace = read_trace(path, block_size)
     return trace.chains, trace.block_tokens
 

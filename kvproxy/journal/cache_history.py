@@ -51,8 +51,8 @@ class PromptRecord:
     """A row of the table `prompts`, which stands for all requests with the same exact key.
 
     Attributes:
-        entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None if none was stored.
-        seconds: shortest time in which the backend computed a response; None if it computed none.
+        entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None without a stored response.
+        seconds: shortest time in which the backend computed a response; None without a computed response.
     """
 
     number: int
@@ -141,7 +141,7 @@ class CacheHistory:
 
     @staticmethod
     def removal(known: PromptRecord | None, tombstone: Tombstone | None, now: float) -> tuple[str, float | None] | None:
-        """Return the reason and the time (if known) of the removal of a response; None without a removal.
+        """Return why and when (None if unknown) a stored response was removed; None if it was not removed.
 
         The first two arguments are the result of `find`.
         """

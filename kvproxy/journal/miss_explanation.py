@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PromptDivergence:
-    """The place where a prompt differs from the earlier prompt with the longest common prefix.
+    """The end of a prompt's longest common prefix with an earlier prompt.
 
     Attributes:
         earlier: request id of the earlier prompt.

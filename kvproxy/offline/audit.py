@@ -56,7 +56,7 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reported reuse for `warm`, and none for `cold`, so that the comparison is meaningful."""
+        """Whether the server reported reuse for `warm` only, so that the comparison is meaningful."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property

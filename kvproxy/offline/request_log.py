@@ -77,7 +77,7 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
 
     Args:
         file: name of the log in error messages.
-        model: model of requests that name none.
+        model: model of requests without a model.
         system: system prompt for lines that are prompts.
 
     Raises:

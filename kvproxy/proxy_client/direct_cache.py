@@ -13,7 +13,7 @@ from kvproxy.shared_state import SharedState, operator_name
 
 
 class DirectCache:
-    """The stored responses in an open store. The methods are those of `RemoteCache`."""
+    """The stored responses in an open store, with the methods of `RemoteCache`."""
 
     def __init__(self, store: Store, redact: Redactor | None = None) -> None:
         self._store = store

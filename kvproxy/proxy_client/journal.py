@@ -49,7 +49,7 @@ class ExplanationReport:
 
 
 class DirectJournal:
-    """Reads the journal of a data folder, in its file or in PostgreSQL. Raises NotFound if there is none.
+    """Reads the journal of a data folder, in its file or in PostgreSQL. Raises NotFound without a journal.
 
     An argument `request` is a request id, its beginning, or a record number.
     """

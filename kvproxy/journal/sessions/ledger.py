@@ -27,7 +27,7 @@ _ESTIMATE_ERROR = 0.125
 
 @dataclass(frozen=True, slots=True)
 class EarlierPrefix:
-    """What a prompt has in common with the prompts that were sent before.
+    """The common prefix of a prompt with an earlier prompt, and facts that explain why it was not reused.
 
     Attributes:
         tokens: length in tokens of the longest prefix that was sent before.

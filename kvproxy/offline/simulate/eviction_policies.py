@@ -1,4 +1,4 @@
-"""Eviction policies for simulations: those of the block cache, and Belady's optimal policy, which knows the future."""
+"""Eviction policies for simulations: the block cache's policies, and Belady's optimal policy, which knows the future."""
 
 import heapq
 from collections import OrderedDict

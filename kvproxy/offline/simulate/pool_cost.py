@@ -138,7 +138,7 @@ def pool_cost(
     recomputed if that is faster.
 
     Args:
-        hits: prompt tokens that an LRU pool of the pool's size reuses, and those that one of each tier's size reuses.
+        hits: prompt tokens that an LRU pool reuses, if it has the size of the pool, and if it has the size of each tier.
         tokens, requests: number of all prompt tokens, and of all requests.
     """
     seconds, known = 0.0, hits[0]

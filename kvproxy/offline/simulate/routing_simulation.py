@@ -170,7 +170,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
 
 def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
-    """Return the result of the smallest fleet whose `wait_p99` is at most `seconds`; of 256 engines if none is fast enough."""
+    """Return the result of the smallest fleet, up to 256 engines, whose `wait_p99` is at most `seconds`."""
 
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)

@@ -113,12 +113,12 @@ def calibrate(
     cosine = _cosines(pairs, embedder, languages, lambda share: progress(share / 2))
     cosines = sorted({*LEVELS, levels.threshold})
     asked = cosine >= min(cosines[0], levels.floor)
-    passed = _unvetoed(pairs, asked, guards)
+    passed = _pass_guards(pairs, asked, guards)
     default = {"threshold": levels.threshold, "guards": levels.threshold}
     scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
-        left = _unvetoed(pairs, passed & (cosine >= levels.floor), [ADDITIONS] if guards else [])
+        left = _pass_guards(pairs, passed & (cosine >= levels.floor), [ADDITIONS] if guards else [])
         scores["checked"] = _verifier_scores(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         tested["checked"] = sorted({*PROBABILITIES, levels.checked})
@@ -136,7 +136,7 @@ def _cosines(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str]
     return np.where([known[pair.a] and known[pair.b] for pair in pairs], cosine, -1.0)
 
 
-def _unvetoed(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
+def _pass_guards(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
     return np.array(
         [
             bool(asked) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)

@@ -106,9 +106,9 @@ class LookupQueue:
             is_due = self._background and (lookup is None or time.monotonic() > self._background[0].due)
             job = self._background.popleft() if is_due else None
         if lookup is not None:
-            _settle(lookup.future, partial(self._look_up, lookup.request))
+            _set_future_result(lookup.future, partial(self._look_up, lookup.request))
         if job is not None:
-            _settle(job.future, job.compute)
+            _set_future_result(job.future, job.compute)
 
     def _next_lookup(self) -> _WaitingLookup | None:
         while self._lookups:
@@ -127,7 +127,7 @@ class LookupQueue:
             future.cancel()
 
 
-def _settle(future: Future[Value], compute: Callable[[], Value]) -> None:
+def _set_future_result(future: Future[Value], compute: Callable[[], Value]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:

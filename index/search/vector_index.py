@@ -56,11 +56,11 @@ class _Segment:
         self.large = large
         self.gpu = gpu_resources() if large else None
         self._lock: Any = self.gpu.lock if self.gpu is not None else nullcontext()
-        self._index = self._make(dim)
+        self._index = self._new_index(dim)
         self._numbers = np.empty(64, np.int64)
         self._count = 0
 
-    def _make(self, dim: int) -> Any:
+    def _new_index(self, dim: int) -> Any:
         import faiss
 
         if self.gpu is not None:

@@ -1,4 +1,4 @@
-"""Evidence about answer classes (see `answer_classes`): has the answer changed, and is a guard wrong about it?"""
+"""Evidence about answer classes (see `answer_classes`): that an answer has changed, or that a guard vetoes it wrongly."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -94,6 +94,7 @@ class _TraceLine:
 
 
 def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
+    """Return the prompts of a trace file, and the number of tokens in a block; see `read_trace`."""
     trace = read_trace(path, block_size)
     return trace.chains, trace.block_tokens
 

@@ -13,7 +13,7 @@ from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, is_computed_warming, record_of
 from kvproxy.journal.request_regions import Regions, regions_of
-from kvproxy.journal.schema import insert_sql, row_of, short_key
+from kvproxy.journal.schema import row_of, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.journal.stored_texts import RecentQuestions, stored_text
 from kvproxy.journal.string_ids import StringIds
@@ -61,7 +61,6 @@ class RecordWriter:
         self.questions = RecentQuestions(redact)
         self._database = database
         self._proxy = proxy
-        self._insert = insert_sql(database.columns)
         self._version: int | None = None
         self._unconfirmed: int | None = None
         self._settings = settings
@@ -122,9 +121,7 @@ class RecordWriter:
                 self._write_change(event, records)
         self._turns.end_batch()
         self._history.set_last_records({record.prompt: number for number, record in records.items()})
-        self._database.executemany(
-            self._insert, [row_of(record, self._database, self._strings) for record in records.values()]
-        )
+        self._database.insert_records([row_of(record, self._database, self._strings) for record in records.values()])
         self._database.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
     def _write_change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:

@@ -1,7 +1,7 @@
 """The journal's tables in SQLite, and the public view `requests`. docs/records.md describes both."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -64,21 +64,20 @@ def _column_sql(name: str) -> str:
 COLUMNS = tuple(field.name for field in fields(Record))
 
 
+def stored_fields(columns: Iterable[str]) -> list[str]:
+    """Return the fields of `Record` that the table `records` stores."""
+    return [name for name in columns if name not in OF_PROMPT]
+
+
 def view() -> str:
     """Return the SQL of the view `requests` in SQLite, where one proxy writes all records."""
     columns = ", ".join(_column_sql(name) for name in COLUMNS if name != "proxy")
     return f"create view requests as select {columns} from records r left join prompts p on p.number = r.prompt"
 
 
-def insert_sql(columns: Sequence[str]) -> str:
-    """Return the SQL that inserts a row of `row_of`."""
-    stored = [stored_name(name) for name in columns if name not in OF_PROMPT]
-    return f"insert into records ({', '.join(stored)}) values ({', '.join('?' * len(stored))})"
-
-
 def row_of(record: Record, database: JournalDatabase, strings: StringIds) -> list[object]:
-    stored = [name for name in database.columns if name not in OF_PROMPT]
-    return [_stored_value(name, getattr(record, name), database, strings) for name in stored]
+    """Return a row for `JournalDatabase.insert_records`."""
+    return [_stored_value(name, getattr(record, name), database, strings) for name in database.stored]
 
 
 def _stored_value(name: str, value: Any, database: JournalDatabase, strings: StringIds) -> object:

@@ -17,10 +17,12 @@ class JournalDatabase(Protocol):
     Attributes:
         name: path, or URL without the password.
         columns: fields of `Record` that the view `requests` has.
+        stored: fields of `Record` that the table `records` has.
     """
 
     name: str
     columns: Sequence[str]
+    stored: Sequence[str]
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
@@ -28,6 +30,9 @@ class JournalDatabase(Protocol):
         """Run a statement without a result in the open transaction; it may be delayed until the next `rows` or the commit."""
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
+
+    def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
+        """Insert rows with values for the fields in `stored`."""
 
     def transaction(self) -> AbstractContextManager[int]:
         """Open a transaction that excludes other writers.

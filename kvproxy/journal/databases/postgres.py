@@ -17,7 +17,7 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import first_line
 from kvproxy.index.store.postgres.database import display_name
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_name
+from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_fields, stored_name
 
 _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
 _DAY = 86_400
@@ -99,6 +99,7 @@ class PostgresJournalDatabase:
     """
 
     columns: Sequence[str] = COLUMNS
+    stored: Sequence[str] = stored_fields(COLUMNS)
 
     def __init__(self, url: str, *, writable: bool) -> None:
         self.name = display_name(url)
@@ -163,6 +164,16 @@ class PostgresJournalDatabase:
             self._flush()
             with self._errors(), self._open().cursor() as cursor:
                 cursor.executemany(_placeholders(sql), [[_storable(each) for each in row] for row in rows])
+
+    def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
+        if not rows:
+            return
+        self._flush()
+        # A copy takes a fifth of the processor time of inserts.
+        sql = f"copy records ({', '.join(map(stored_name, self.stored))}) from stdin"
+        with self._errors(), self._open().cursor() as cursor, cursor.copy(sql.encode()) as copy:
+            for row in rows:
+                copy.write_row([_storable(each) for each in row])
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:
@@ -340,7 +351,9 @@ class _NumberLoader(Loader):
 
 
 def _storable(value: object) -> object:
-    return value.encode("utf-8", "replace").decode().replace("\x00", "") if isinstance(value, str) else value
+    if not isinstance(value, str) or (value.isascii() and "\x00" not in value):
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\x00", "")
 
 
 @functools.lru_cache(maxsize=1024)

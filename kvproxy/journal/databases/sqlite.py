@@ -10,7 +10,7 @@ from typing import Any
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, view
+from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_fields, stored_name, view
 
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
@@ -21,6 +21,7 @@ class SqliteJournalDatabase:
     def __init__(self, path: Path, connection: sqlite3.Connection, *, writable: bool) -> None:
         self.name = str(path)
         self.columns: Sequence[str] = [name for name in COLUMNS if name != "proxy"]
+        self.stored: Sequence[str] = stored_fields(self.columns)
         self._connection = connection
         self._files = DatabaseFiles(path, connection) if writable else None
 
@@ -35,6 +36,10 @@ class SqliteJournalDatabase:
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
         with _journal_errors():
             self._connection.executemany(sql, rows)
+
+    def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
+        names, values = ", ".join(map(stored_name, self.stored)), ", ".join("?" * len(self.stored))
+        self.executemany(f"insert into records ({names}) values ({values})", rows)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:

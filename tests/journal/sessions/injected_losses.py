@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -74,6 +75,8 @@ class Result:
             self.right[cause] += 1
         else:
             self.wrong.append((cause, turns[-1]))
+        if self.trials.total() % 100 == 0:
+            print(f"{self.trials.total()} losses injected", file=sys.stderr, flush=True)
 
     def __str__(self) -> str:
         lines = [f"{cause:12} {self.right[cause]:5} of {count:5}" for cause, count in self.trials.items()]
@@ -100,15 +103,25 @@ class Proxy:
     """A proxy in this process, and its ledger."""
 
     def __init__(self, url: str, services: Services) -> None:
-        self.client = httpx.Client(base_url=url, timeout=600)
+        self._last_request = ""
+        self.client = httpx.Client(base_url=url, timeout=600, event_hooks={"response": [self._remember]})
         self.services = services
         journal = services.answerer.journal
         assert isinstance(journal, FileJournal)
         self.journal = journal
 
+    def _remember(self, response: httpx.Response) -> None:
+        if response.url.path.startswith("/v1/"):
+            self._last_request = response.headers["x-request-id"]
+
     def turns(self, count: int) -> list[Turn]:
         """The last turns."""
-        self.journal.flush()
+
+        def is_recorded() -> bool:
+            return self.journal.latest(1)[0].request_id == self._last_request
+
+        # A request is recorded after its response has been sent.
+        until(is_recorded)
         with contextlib.closing(JournalReader(self.journal.path)) as reader:
             sessions = SessionReader(reader, {})
             found = (sessions.turn(record.number) for record in self.journal.latest(count))

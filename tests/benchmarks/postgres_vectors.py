@@ -1,8 +1,8 @@
 """Semantic search in PostgreSQL with pgvector: recall, latency, build time, and size of one namespace's graph.
 
-python -m tests.benchmarks.postgres_vectors [--sizes 10000 100000] [--queries 500] [--folder FOLDER]
+python -m tests.benchmarks.postgres_vectors [--sizes 10000 100000] [--queries 500] [--folder FOLDER] [--url URL]
 
-The server runs without fsync on the same machine. `recall@5` compares with all vectors, which numpy searches.
+The server runs without fsync on the same machine; `--url` selects another one, whose schema `kvproxy` is dropped. `recall@5` compares with all vectors, which numpy searches.
 """
 
 import contextlib
@@ -74,12 +74,13 @@ def measure(url: str, folder: Path, size: int, count: int) -> None:
 
 
 def main() -> None:
-    options = read_options(__doc__, sizes=[10_000, 100_000], queries=500, folder=FOLDER)
+    options = read_options(__doc__, sizes=[10_000, 100_000], queries=500, folder=FOLDER, url="")
     print("| entries | recall@5 | p50, ms | p99, ms | build, s | bytes per entry: row + graph |")
     print("|---|---|---|---|---|---|")
-    with run_postgres() as server:
+    with contextlib.ExitStack() as stack:
+        url = options.url or stack.enter_context(run_postgres()).url
         for size in options.sizes:
-            measure(server.url, options.folder, size, options.queries)
+            measure(url, options.folder, size, options.queries)
 
 
 if __name__ == "__main__":

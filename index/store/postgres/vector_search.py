@@ -18,6 +18,8 @@ from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import StoredQuestion
 
 MIN_GRAPH = 5_000  # Comparing fewer vectors takes some milliseconds.
+_BUILD_BYTES = 2_500  # Memory per entry of a graph that is built.
+_MAX_BUILD_BYTES = 4 * 2**30
 _log = logging.getLogger("kvproxy")
 
 
@@ -29,6 +31,9 @@ class PostgresSearch(VectorSearch):
         self._embedder = embedder
         self._dim = int(dim)
         self._min_graph = min_graph
+        # pgvector 0.7 and later has graphs of 16-bit numbers, which need half of the memory.
+        has_halves = self._rows("select to_regtype('halfvec') is not null as there")[0]["there"]
+        self._graph_type = "halfvec" if has_halves else "vector"
 
     def has_vectors(self, namespace: str) -> bool:
         condition = "where embedder = %(embedder)s and namespace = %(namespace)s limit 1"
@@ -38,10 +43,10 @@ class PostgresSearch(VectorSearch):
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
         # The planner uses the graph only if the index has an equal expression.
-        distance = f"(vector::vector({self._dim})) <#> :near::vector({self._dim})"
+        type = f"{self._graph_type}({self._dim})"
         nearest = (
-            f"select id, -({distance}) as score from vectors"
-            f" where embedder = :embedder and namespace = :namespace order by {distance} limit :limit"
+            "select id, -(vector <#> :near::vector) as score from vectors where embedder = :embedder"
+            f" and namespace = :namespace order by (vector::{type}) <#> :near::{type} limit :limit"
         )
         near = self._database.vector_value(vector)
         values = {"embedder": self._embedder, "namespace": namespace, "near": near, "limit": limit}
@@ -64,10 +69,11 @@ class PostgresSearch(VectorSearch):
         self._drop_graphs({self._index_name(row["namespace"]) for row in rows})
         for row in rows:
             if row["there"] > self._min_graph:
-                self._create_graph(row["namespace"])
+                self._create_graph(row["namespace"], row["there"])
 
     def _index_name(self, namespace: str) -> str:
-        return "near_" + hashlib.sha256(f"{self._embedder}\n{namespace}".encode()).hexdigest()[:32]
+        key = f"{self._graph_type}\n{self._embedder}\n{namespace}"
+        return "near_" + hashlib.sha256(key.encode()).hexdigest()[:32]
 
     def _drop_graphs(self, kept_names: set[str]) -> None:
         # Every graph slows down every write.
@@ -95,10 +101,11 @@ class PostgresSearch(VectorSearch):
                 connection.execute("set statement_timeout = 0")
                 yield connection
             finally:
+                connection.execute("reset maintenance_work_mem")
                 connection.execute("set statement_timeout = '10s'")
                 connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
 
-    def _create_graph(self, namespace: str) -> None:
+    def _create_graph(self, namespace: str, entries: int) -> None:
         name = self._index_name(namespace)
         is_valid = (
             "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
@@ -111,10 +118,24 @@ class PostgresSearch(VectorSearch):
                 return
             # An interrupted attempt leaves an invalid index.
             connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
+            # With less memory than the graph has, building takes many times as long.
+            memory = min(entries * _BUILD_BYTES, _MAX_BUILD_BYTES) // 1024
+            connection.execute(
+                "select set_config('maintenance_work_mem', %s, false)"
+                " where pg_size_bytes(current_setting('maintenance_work_mem')) < %s",
+                [f"{memory}kB", memory * 1024],
+            )
             connection.execute(
                 sql.SQL(
-                    "create index concurrently {} on vectors using hnsw ((vector::vector({})) vector_ip_ops)"
+                    "create index concurrently {} on vectors using hnsw ((vector::{}({})) {})"
                     " where embedder = {} and namespace = {}"
-                ).format(sql.Identifier(name), sql.Literal(self._dim), self._embedder, namespace)
+                ).format(
+                    sql.Identifier(name),
+                    sql.SQL(self._graph_type),
+                    sql.Literal(self._dim),
+                    sql.SQL(f"{self._graph_type}_ip_ops"),
+                    self._embedder,
+                    namespace,
+                )
             )
             _log.info("created a graph for namespace %s", namespace[:12])

@@ -20,6 +20,22 @@ from kvproxy.index.store.store_types import StoredQuestion
 MIN_GRAPH = 5_000  # Comparing fewer vectors takes some milliseconds.
 _BUILD_BYTES = 2_500  # Memory per entry of a graph that is built.
 _MAX_BUILD_BYTES = 4 * 2**30
+# Steps from namespace to namespace in the index: counting all vectors would take minutes in a store of 100 million.
+_COUNTS = """
+with recursive names (namespace) as (
+    (select namespace from vectors where embedder = %(embedder)s order by namespace limit 1)
+    union all
+    select (
+        select namespace from vectors where embedder = %(embedder)s and namespace > names.namespace order by namespace limit 1
+    ) from names where namespace is not null
+), counts as (
+    select namespace, (
+        select count(*) from (
+            select 1 from vectors where embedder = %(embedder)s and namespace = names.namespace limit %(limit)s
+        ) as counted
+    ) as there from names where namespace is not null
+)
+select namespace, there from counts where there > %(least)s"""
 _log = logging.getLogger("kvproxy")
 
 
@@ -61,15 +77,14 @@ class PostgresSearch(VectorSearch):
 
     def maintain(self) -> None:
         """Create a graph for each large namespace, and drop the graphs of small namespaces."""
-        rows = self._rows(
-            "select namespace, count(*) as there from vectors where embedder = %(embedder)s"
-            " group by namespace having count(*) > %(least)s",
-            least=self._min_graph // 2,
-        )
+        with self._database.connection() as connection, connection.transaction():
+            connection.execute("set local statement_timeout = 0")
+            values = {"embedder": self._embedder, "least": self._min_graph // 2, "limit": self._min_graph + 1}
+            rows = connection.execute(_COUNTS.encode(), values).fetchall()
         self._drop_graphs({self._index_name(row["namespace"]) for row in rows})
         for row in rows:
             if row["there"] > self._min_graph:
-                self._create_graph(row["namespace"], row["there"])
+                self._create_graph(row["namespace"])
 
     def _index_name(self, namespace: str) -> str:
         key = f"{self._graph_type}\n{self._embedder}\n{namespace}"
@@ -105,7 +120,7 @@ class PostgresSearch(VectorSearch):
                 connection.execute("set statement_timeout = '10s'")
                 connection.execute("select pg_advisory_unlock(hashtext(%s))", [name])
 
-    def _create_graph(self, namespace: str, entries: int) -> None:
+    def _create_graph(self, namespace: str) -> None:
         name = self._index_name(namespace)
         is_valid = (
             "select 1 as there from pg_index i join pg_class c on c.oid = i.indexrelid"
@@ -118,12 +133,12 @@ class PostgresSearch(VectorSearch):
                 return
             # An interrupted attempt leaves an invalid index.
             connection.execute(sql.SQL("drop index concurrently if exists {}").format(sql.Identifier(name)))
-            # With less memory than the graph has, building takes many times as long.
-            memory = min(entries * _BUILD_BYTES, _MAX_BUILD_BYTES) // 1024
+            # With less memory than the graph needs, building takes many times as long.
             connection.execute(
-                "select set_config('maintenance_work_mem', %s, false)"
-                " where pg_size_bytes(current_setting('maintenance_work_mem')) < %s",
-                [f"{memory}kB", memory * 1024],
+                "select set_config('maintenance_work_mem', kb || 'kB', false) from ("
+                "select least(count(*) * %s, %s) / 1024 as kb from vectors where embedder = %s and namespace = %s) as need"
+                " where kb > pg_size_bytes(current_setting('maintenance_work_mem')) / 1024",
+                [_BUILD_BYTES, _MAX_BUILD_BYTES, self._embedder, namespace],
             )
             connection.execute(
                 sql.SQL(

@@ -6,6 +6,7 @@ The server runs without fsync on the same machine; `--url` selects another one, 
 """
 
 import contextlib
+import struct
 import time
 from pathlib import Path
 
@@ -33,9 +34,13 @@ def _fill(url: str, vectors: np.ndarray) -> list[str]:
         select = f"select {', '.join(values)} from responses, {numbers}"
         connection.execute(f"insert into responses ({', '.join(columns)}) {select}".encode())
         ids = [f"{number:032}" for number in range(1, len(vectors) + 1)]
-        with connection.cursor().copy("copy vectors (id, embedder, namespace, vector) from stdin") as copy:
-            for id, vector in zip(ids, vectors, strict=True):
-                copy.write_row((id, EMBEDDER, NAMESPACE, f"[{','.join(map(repr, vector.tolist()))}]"))
+        sql = "copy vectors (id, embedder, namespace, vector) from stdin with (format binary)"
+        with connection.cursor().copy(sql) as copy:
+            # The binary form of a vector: its dimension, a reserved number, and its numbers.
+            copy.set_types(["text", "text", "text", "bytea"])
+            head = struct.pack(">hh", DIM, 0)
+            for id, vector in zip(ids, vectors.astype(">f4"), strict=True):
+                copy.write_row((id, EMBEDDER, NAMESPACE, head + vector.tobytes()))
     return ids
 
 

@@ -2,7 +2,8 @@
 
 python -m tests.benchmarks.postgres_vectors [--sizes 10000 100000] [--queries 500] [--folder FOLDER] [--url URL]
 
-The server runs without fsync on the same machine; `--url` selects another one, whose schema `kvproxy` is dropped. `recall@5` compares with all vectors, which numpy searches.
+The server runs without fsync on the same machine; `--url` selects another one, whose schema `kvproxy` is dropped.
+`recall@5` compares with all vectors, which numpy searches.
 """
 
 import contextlib

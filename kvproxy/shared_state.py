@@ -15,6 +15,8 @@ from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store.database import Database, Row
 
 HEARTBEAT_SECONDS = 0.5
+QUOTA_SECONDS = 2.0
+"""Longest wait for the quota in the database; after it, the proxy grants its share."""
 LEASE_SECONDS = 5.0
 """Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
 _POLL_SECONDS = 0.01, 0.2
@@ -88,7 +90,11 @@ class SharedState:
             into_debt: take the units even if they are not available.
         """
         values = {"client": client, "unit": unit, "seconds": seconds, "into_debt": into_debt}
-        row = (await asyncio.to_thread(self._database.query, _TAKE, values))[0]
+        try:
+            async with asyncio.timeout(QUOTA_SECONDS):
+                row = (await asyncio.to_thread(self._database.query, _TAKE, values))[0]
+        except TimeoutError:
+            raise CacheStoreError(f"the database did not answer within {QUOTA_SECONDS:g} s") from None
         return row["taken"], row["seconds"]
 
     async def acquire(self, key: str) -> None:

@@ -34,6 +34,19 @@ class PostgresServer:
         os.kill(server, signal.SIGKILL)
         until(lambda: not any(Path(f"/proc/{other}/exe").exists() for other in others))
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop all processes of the server, so that it does not answer until the end of the block."""
+        children = Path(f"/proc/{self.process}/task/{self.process}/children").read_text().split()
+        processes = [self.process, *map(int, children)]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+
     def restart(self) -> None:
         # The killed process may remain as a zombie, which pgserver takes for a running server.
         for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):

@@ -96,7 +96,7 @@ class Answerer:
             exchange.request = request
         exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
         exchange.key = await self.compute_key(request)
-        answer = await self._lookup.find_exact(exchange) if exchange.cacheable else None
+        answer = await self._find_exact_in_time(exchange) if exchange.cacheable else None
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
         elif request.control.no_cache:
@@ -108,6 +108,17 @@ class Answerer:
             await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
         self._revalidator.begin(exchange)
         return answer
+
+    async def _find_exact_in_time(self, exchange: Exchange) -> Answer | None:
+        """Find the exact hit; a database on another machine may take longer than the request's timeout."""
+        seconds = exchange.api_request.control.timeout
+        if seconds is None or not self.store.remote:
+            return await self._lookup.find_exact(exchange)
+        try:
+            async with asyncio.timeout(max(0.0, seconds - (time.perf_counter() - exchange.started))):
+                return await self._lookup.find_exact(exchange)
+        except TimeoutError:
+            raise DeadlineExceeded("the store did not answer within x-kvproxy-timeout") from None
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control

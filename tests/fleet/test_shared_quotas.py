@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from kvproxy.client_keys import key_digest
@@ -13,6 +14,8 @@ from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.postgres_server import run_postgres
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def client(**limits: int) -> dict[str, Any]:
@@ -87,3 +90,22 @@ def test_without_the_database_each_proxy_grants_its_share(
         granted = ask_all(proxies, 60)[200]
         assert granted <= time.monotonic() - began + 5
     assert caplog.text.count("grants 1/2 of each quota") <= 2
+
+
+def test_requests_end_within_their_timeout_if_the_database_hangs(tmp_path: Path) -> None:
+    headers = {"x-kvproxy-timeout": "4", "authorization": "Bearer key"}
+
+    def ask(proxy: Proxy) -> int:
+        return httpx.post(f"{proxy.url}/v1/chat/completions", json=BODY, headers=headers, timeout=30).status_code
+
+    with (
+        run_postgres() as server,
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, server.url, upstream, count=1, **client(requests_per_minute=600)) as (proxy,),
+        ThreadPoolExecutor(4) as threads,
+    ):
+        # Several connections to the database are open.
+        assert ask_all([proxy], 60) == {200: 60}
+        with server.stopped():
+            assert set(threads.map(ask, [proxy] * 4)) <= {200, 504}
+        until(lambda: "; hit" in proxy.ask("key").headers["cache-status"])

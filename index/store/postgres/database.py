@@ -25,6 +25,8 @@ _SESSION = (
     "set plan_cache_mode = force_custom_plan",
     "set hnsw.ef_search = 64",
 )
+# End connections to a server that the network no longer reaches.
+_TCP = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 _NO_VALUES: Mapping[str, Any] = {}
 
 
@@ -41,7 +43,7 @@ class PostgresDatabase:
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
             reconnect_timeout=_POOL_TIMEOUT,
-            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT},
+            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT, **_TCP},
             configure=_configure,
             open=False,
         )

@@ -8,7 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from kvproxy.offline.simulate.pool_simulation import lru_hits
+from kvproxy.offline.simulate.pool_simulation import lru_hits, simulate
+from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
 from kvproxy.offline.simulate.trace_reader import TraceError
 from kvproxy.offline.workload_reader import read_workload
 from tests.journal.sessions.requests import Sessions, request, user
@@ -43,6 +44,56 @@ def test_kv_events_show_stored_blocks_and_the_cached_blocks_before_them(tmp_path
         assert [len(chain.blocks) for chain in trace.chains] == [3, 4, 1, 3]
         assert lru_hits(trace.chains, [None]) == [5]
         assert (trace.block_tokens, "too low" in trace.notes[0]) == (16, True)
+
+
+# Rows of BurstGPT_1.csv and BurstGPT_3.csv (CC BY 4.0), and rows in the forms of Azure's traces.
+PUBLISHED_LENGTHS = {
+    "BurstGPT_1.csv": """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,276,693,Conversation log
+""",
+    "BurstGPT_3.csv": """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+19440110.0,1722ac82-0a46-4bf0-aa08-89794e7a2b3f,43,GPT-4,906,446,1352,Conversation log
+19440161.0,d5983bf9-4b48-497b-892b-a58995247443,2,ChatGPT,36,29,65,Conversation log
+19440192.0,a5c69b35-4fbc-45e9-955e-18715e376d74,8,GPT-4,1779,123,1902,Conversation log
+19440254.0,8b74c7d8-1643-4bba-8c69-91cb4548c506,3,ChatGPT,935,178,1113,Conversation log
+""",
+    "azure_2023.csv": """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+""",
+    "azure_2024.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-12 00:00:00.003980+00:00,100,10\n",
+    "azure_images.csv": "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 00:00:00.0000000,2,900,120\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "seconds"),
+    [
+        ("BurstGPT_1.csv", [(472, 18), (1087, 230), (417, 276)], 113),
+        ("BurstGPT_3.csv", [(906, 446), (36, 29), (1779, 123), (935, 178)], 144),
+        ("azure_2023.csv", [(374, 44), (396, 109)], 4),
+        ("azure_2024.csv", [(100, 10)], 0),
+        ("azure_images.csv", [(900, 120)], 0),
+    ],
+)
+def test_lengths_are_read_as_published(tmp_path: Path, name: str, tokens: list[tuple[int, int]], seconds: int) -> None:
+    (tmp_path / name).write_text(PUBLISHED_LENGTHS[name])
+    arrivals = read_workload(tmp_path / name).arrivals
+    assert [(each.tokens, each.output) for each in arrivals] == tokens
+    assert int(arrivals[-1].seconds - arrivals[0].seconds) == seconds
+
+
+def test_many_lengths_are_simulated_without_their_blocks(tmp_path: Path) -> None:
+    rows = "".join(f"{second},ChatGPT,900000000,18\n" for second in range(500))
+    (tmp_path / "burst.csv").write_text("Timestamp,Model,Request tokens,Response tokens\n4,ChatGPT,3,1\n" + rows)
+    chains = read_workload(tmp_path / "burst.csv").chains
+    sizes = default_sizes(chains, 3)
+    found = sweep(chains, 16, sizes, ["lru", "sessions", "belady"])
+    assert (found.unlimited, set(found.rates["sessions"])) == (0, {0})
+    assert sizes[-1] == 500 * 900_000_000 // 16
+    assert simulate(chains, 1_000, "s3fifo").refused == 500
 
 
 def test_traces_with_lengths_only_have_no_reuse(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.offline.simulate.eviction_policies import BELADY
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, have_reuse, lru_hits, simulate
 
 _SUFFICIENT_SHARE = 0.9
 _LEAST_STEP = 1.1
@@ -66,7 +66,8 @@ def sweep(
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
-    samples = [] if exact or blocks < _LEAST_SAMPLED else _samples(requests)
+    is_sampled = not exact and blocks >= _LEAST_SAMPLED and have_reuse(requests)
+    samples = _samples(requests) if is_sampled else []
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
@@ -113,7 +114,10 @@ def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
     """Return pool sizes in blocks, in equal ratios of at least 1.1, from 1% to 100% of the distinct blocks."""
-    distinct = len({block for request in requests for block in request.blocks})
+    if have_reuse(requests):
+        distinct = len({block for request in requests for block in request.blocks})
+    else:
+        distinct = sum(len(request.blocks) for request in requests)
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
         return [least]

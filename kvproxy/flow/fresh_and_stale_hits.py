@@ -114,7 +114,8 @@ class CacheLookup:
                 policy=request.control.rule.policy,
             )
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
-            self.lookup_counts[lookup.outcome] += 1
+            if not exchange.is_warming:
+                self.lookup_counts[lookup.outcome] += 1
             entry = lookup.entry
             if entry is None or self._settings.shadow:
                 return None

@@ -57,7 +57,7 @@ def test_layers_over_time_have_the_colours_of_the_dashboard_and_whole_numbers(tm
     style = (ROOT / "kvproxy/http/ui/static/style.css").read_text()
     save([LAYERS], tmp_path / "layers.svg")
     picture = (tmp_path / "layers.svg").read_text()
-    for layer, group in (("exact", "exact"), ("forward", "upstream")):
+    for layer, group in (("exact", "exact"), ("forward", "forward")):
         colour = re.search(rf"--layer-{group}: light-dark\((#\w+)", style)
         assert colour is not None
         assert colour[1] in picture, layer

@@ -16,6 +16,7 @@ from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal, StoredJournal
 from kvproxy.journal.reader import Query
 from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
 from tests.requests import api_request
@@ -133,6 +134,7 @@ def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJourna
     found = reader.groups(Query(layer="warming"), "tenant", order="backend", limit=9)
     assert [(each.requests, each.cached, each.computed) for each in found] == [(3, 1, 70)]
     assert [each.requests for each in reader.prompt_counts()] == [1]
+    assert SessionReader(reader, {}).sessions(9) == []
     assert sum(map(sum, reader.layer_counts(Query()).counts.values())) == 1
     assert reader.layer_counts(Query(layer="warming")).counts.keys() == {"warming"}
     assert reader.series("layer", time.time() - 60, 60.0, 2).counts.keys() == {"exact"}

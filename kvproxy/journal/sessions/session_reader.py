@@ -152,15 +152,17 @@ class SessionReader:
         self._prices = prices
 
     def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
-        """Return the sessions with the latest requests, newest first.
+        """Return the sessions with the latest requests, newest first, without those that only warmed a cache.
 
         Args:
             since: seconds since the epoch; sessions without a later request are omitted.
         """
         first = 0 if since is None else self._reader.first_since(since)
         sql = (
-            "select session from turns where session in (select session from turns where number >= ?) group by session"
-            " having count(*) >= ? order by max(number) desc limit ?"
+            "select t.session from turns t join records r on r.number = t.number"
+            " where t.session in (select session from turns where number >= ?) group by t.session having count(*) >= ?"
+            " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
+            " order by max(t.number) desc limit ?"
         )
         ids = [row[0] for row in self._reader.rows(sql, [first, least_turns, limit])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}

@@ -59,7 +59,7 @@ class SavingsReport:
     """Savings by group.
 
     Attributes:
-        total: None for tags, because a request may have several.
+        total: None for tags, because a request may have several tags.
         refused: requests that the proxy refused, which are not counted.
     """
 

@@ -162,7 +162,7 @@ def pairs_from_questions(questions: Sequence[str], count: int, seed: int) -> Ite
 
 
 def pairs_from_templates(count: int, seed: int) -> Iterator[Pair]:
-    """Yield `count` hard negatives, which fill a template with other words, and as many rewordings."""
+    """Yield `count` hard negatives (a template filled with two different words), and as many rewordings."""
     rng = random.Random(seed)
     for _ in range(count):
         template = rng.choice(_TEMPLATES)

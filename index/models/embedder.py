@@ -181,5 +181,4 @@ class EmbeddingCache:
         return vector
 
     def check(self) -> None:
-        """Raise an EmbedderError if the embedder fails for a simple text."""
         embed_or_none(self.embedder, ["Does it work at all?"])

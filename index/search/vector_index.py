@@ -50,8 +50,6 @@ def gpu_resources() -> Gpu | None:
 
 
 class _Segment:
-    """An append-only FAISS index of unit vectors with ascending numbers."""
-
     def __init__(self, dim: int, *, large: bool) -> None:
         self.large = large
         self.gpu = gpu_resources() if large else None

@@ -284,7 +284,6 @@ class JournalReader:
         return dict(self.rows(sql, []))
 
     def prefill_costs(self) -> dict[str, PrefillCost]:
-        """Return the prefill cost by model, for models with enough measured requests."""
         sql = (
             "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
             " where prefill_ms is not null and reused_tokens is not null and status = 200"

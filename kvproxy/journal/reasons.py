@@ -93,7 +93,6 @@ _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
 def reason_of_status(status: int) -> str:
-    """Return the reason token of an HTTP status with which the proxy refused a request."""
     return _STATUSES.get(status, "refused-invalid" if status < 500 else "error-internal")
 
 

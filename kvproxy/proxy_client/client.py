@@ -51,7 +51,6 @@ class ProxyClient:
         return str(self._send("GET", path, {}).text)
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Stream the body of a GET request. Raises ProxyUnreachable if the connection breaks."""
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
@@ -81,7 +80,6 @@ class ProxyClient:
         return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
-        """Whether a kvproxy answers at the URL, even if it is not ready."""
         try:
             with self._explained_errors():
                 health = self._client.get("/health").json()

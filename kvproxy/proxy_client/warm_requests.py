@@ -50,7 +50,6 @@ def read_requests(file: Path, text: str, model: str, system: str | None) -> Warm
 
 
 def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Merge equal requests, and sort them, the most frequent first, then by line."""
     distinct: dict[str, WarmRequest] = {}
     for request in requests:
         first = distinct.setdefault(json.dumps([request.path, request.body], sort_keys=True), replace(request, count=0))

@@ -31,7 +31,6 @@ _MIN_COMPARISONS = 50
 """With fewer comparisons, no request that `checked` accepted is forwarded for exploration."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _MIN_CHECKED = 30
-"""Number of compared answers from which the error of `checked` counts as known."""
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
 """Prior of `checked_error`: 0.5 of 50 answers are wrong."""
 

@@ -46,7 +46,6 @@ class SqliteStore(Store):
         return [row["namespace"] for row in self.database.query(sql, {"embedder": embedder, "least": min_vectors})]
 
     def vector_count(self, namespace: str, embedder: str, limit: int) -> int:
-        """Count the vectors of a namespace, at most up to `limit`."""
         sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :most"
         return len(self.database.query(sql, {"embedder": embedder, "namespace": namespace, "most": limit}))
 

@@ -209,8 +209,8 @@ def metrics() -> str:
         "",
         "A histogram has three series: `_bucket` (with the label `le`), `_sum`, and `_count`. Counters end in `_total` and start",
         "at 0 with the proxy. `_created` is the time of the first value. A group has several metrics with the same labels.",
-        "`kvproxy_savings` and `kvproxy_prompt_tokens_total` cover the whole journal. Of proxies with a"
-        " [shared journal](fleet.md#journal), use the values of one.",
+        "`kvproxy_savings` and `kvproxy_prompt_tokens_total` cover the whole journal, `kvproxy_cache_entries` the whole store."
+        " Proxies that [share](fleet.md) them report the same values: take their maximum.",
     ]
     for metric in Metrics().descriptions:
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "no labels"

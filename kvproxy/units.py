@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Parse a duration; a number without a unit is in seconds. Raises ValueError."""
+    """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d; a number without a unit is in seconds. Raises ValueError."""
     number = _parse(value, _SECONDS, "s")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")

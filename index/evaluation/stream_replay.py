@@ -122,7 +122,7 @@ class StoredQuestions:
         self.classes.append(answer)
 
 
-class ReplayObservations(Observations):
+class InMemoryObservations(Observations):
     def __init__(self) -> None:
         self._rows: list[Observation] = []
 

@@ -120,7 +120,7 @@ class PrefixReport:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReset:
+class EngineResetResult:
     engine: str
     reset: bool
     message: str | None = None
@@ -133,7 +133,7 @@ class ResetReport:
     reset: bool
     pinned: int | None = None
     used: int | None = None
-    engines: tuple[EngineReset, ...] = ()
+    engines: tuple[EngineResetResult, ...] = ()
 
 
 class PrefixCache:

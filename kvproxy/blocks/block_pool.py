@@ -103,8 +103,9 @@ class BlockPool:
         """Cache full blocks of a request; skip null blocks and blocks that are cached already.
 
         Args:
-            hashes: hashes of all full blocks of the request.
+            hashes: a hash of each full block (`block_size` tokens) of the request.
             blocks: blocks of the request, from its block number `first` on.
+            group: KV cache group that the blocks belong to; None if the model has only one.
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None

@@ -273,7 +273,10 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the response's TTL in seconds; None if the request sets no TTL, or the response is not stored."""
+        """Return the TTL in seconds with which a response with these headers is stored.
+
+        None if the request sets no TTL, or forbids storing the response.
+        """
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._allows_storing(exchange)
         return self._writer.lifetime(request, read_response_directives(headers)) if is_set else None

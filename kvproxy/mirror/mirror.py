@@ -6,8 +6,8 @@ from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.row_types import PoolReport
 from kvproxy.mirror import pool_rows
 from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool, MirrorState, PoolKey
 from kvproxy.mirror.mirrored_groups import hash_block_size
-from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool, MirrorState, PoolKey
 from kvproxy.mirror.prefix_match import CachedChains, MirrorMatch, chains_after_prefix, match_prefix
 from kvproxy.mirror.stream_status import StreamStatus
 from kvproxy.mirror.subscriber import EventSubscriber

@@ -7,7 +7,7 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_window_hit
 from kvproxy.mirror.event_decoder import Hash
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
+from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool
 
 NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
 """Placeholder for blocks before a sliding window, which need not be cached."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
 from kvproxy.mirror.event_decoder import Hash
+from kvproxy.mirror.mirror_state import MirroredBlock, MirrorState
 from kvproxy.mirror.mirrored_groups import attention_window
-from kvproxy.mirror.mirrored_pool import MirroredBlock, MirrorState
 
 
 def hash_hex(digest: Hash) -> str:

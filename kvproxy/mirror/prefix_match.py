@@ -13,8 +13,8 @@ from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.row_types import Divergence
 from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool
 from kvproxy.mirror.mirrored_groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
-from kvproxy.mirror.mirrored_pool import MirroredBlock, MirroredPool
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from kvproxy.mirror.mirrored_pool import MirrorState
+from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.stream_status import StreamStatus
 

@@ -14,7 +14,7 @@ from kvproxy.index.evaluation.stream_evaluation import (
     read_stream,
     replay_policies,
 )
-from kvproxy.index.evaluation.stream_replay import ReplayObservations
+from kvproxy.index.evaluation.stream_replay import InMemoryObservations
 from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
@@ -78,7 +78,7 @@ def calibrate_stream(
         return replay_policies(
             stream,
             lambda: LearnedPolicy(
-                ReplayObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards, new_words
+                InMemoryObservations(), checked, max_error, LEAST_SIMILARITY["learned"], guards, new_words
             ),
             checked,
             max_error,

@@ -49,11 +49,13 @@ class HitSavings:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The effect of both caches on a log.
+    """The effect of both caches on a log: of several replays, that with the median number of semantic hits.
+
+    The learned policy decides some requests at random, so replays differ.
 
     Attributes:
         exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
-        semantic_range: the smallest and the largest number of semantic hits in any replay.
+        semantic_range: the smallest and the largest number of semantic hits of a replay.
         uncacheable: number of forwarded requests whose responses are never cached.
         learned: the log has responses, from which the policy learned.
         prefix: prefix reuse in the engine by the forwarded requests.
@@ -90,8 +92,7 @@ async def estimate(
     Args:
         block_size: tokens in a block.
         sizes: pool sizes in blocks; None selects sizes that suit the log.
-        draws: number of replays with different random numbers; the replay with the median number of semantic hits is
-            reported. A log without responses is replayed once.
+        draws: number of replays with different random numbers. A log without responses is replayed once.
     """
     count = draws if has_responses(requests) else 1
 

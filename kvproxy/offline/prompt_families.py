@@ -39,7 +39,10 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
-    """Group prompts into families, the largest first. A prompt without text belongs to no family."""
+    """Group prompts of one model whose beginnings share half of their phrases of three words; the largest group first.
+
+    A prompt without text belongs to no group.
+    """
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import (
     EngineMetrics,
-    EngineReset,
+    EngineResetResult,
     PrefixCache,
     PrefixCacheStats,
     PrefixReport,
@@ -86,7 +86,7 @@ class FleetPrefixCache(PrefixCache):
 
     async def reset(self) -> ResetReport:
         self._all_views()
-        engines: tuple[EngineReset, ...] = ()
+        engines: tuple[EngineResetResult, ...] = ()
         if self._fleet.mirrored_engines():
             others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
             engines = tuple(await asyncio.gather(*map(reset_engine, others)))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, field
-from kvproxy.backends.prefix_cache import EngineReset, PrefixReport, decode_divergence
+from kvproxy.backends.prefix_cache import EngineResetResult, PrefixReport, decode_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow
 from kvproxy.errors import KvproxyError, NoPrefixCache
 from kvproxy.mirror import pool_rows
@@ -83,20 +83,20 @@ class MirrorView:
         )
 
 
-async def reset_engine(engine: FleetEngine) -> EngineReset:
+async def reset_engine(engine: FleetEngine) -> EngineResetResult:
     """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if the engine has no such route."""
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:
             status, reply = await engine.client.call("POST", path)
         except KvproxyError as error:
-            return EngineReset(engine.url, False, error.message)
+            return EngineResetResult(engine.url, False, error.message)
         if status in (404, 405):
             continue
         failure = _reset_failure(status, reply)
         if failure is None and engine.mirror is not None:
             engine.mirror.confirm_reset(resets)
-        return EngineReset(engine.url, failure is None, failure)
+        return EngineResetResult(engine.url, failure is None, failure)
     raise NoPrefixCache(f"{engine.url} has no {_RESET_PATHS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproxy.index.evaluation.stream_replay import ReplayObservations, Stream, replay
+from kvproxy.index.evaluation.stream_replay import InMemoryObservations, Stream, replay
 from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import load_verifier
@@ -95,7 +95,7 @@ def make_policy(embedder: Embedder, threshold: float | None = None) -> Policy:
     floor = LEAST_SIMILARITY["learned"]
     checked = CheckedPolicy(load_verifier(embedder=embedder.name), CacheSettings().min_probability, floor)
     return LearnedPolicy(
-        ReplayObservations(), checked, MAX_ERROR, floor, has_new_words=new_words_detector(embedder.name)
+        InMemoryObservations(), checked, MAX_ERROR, floor, has_new_words=new_words_detector(embedder.name)
     )
 
 

@@ -15,7 +15,7 @@ from kvproxy.mirror.event_decoder import (
     StoredEvent,
     decode_batch,
 )
-from kvproxy.mirror.mirrored_pool import MirrorState
+from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.pool_rows import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(

@@ -16,7 +16,7 @@ from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.mirrored_pool import MirrorState
+from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.prefix_match import compute_hashes, match_prefix
 
 SEED = BlockHasher(seed="0")

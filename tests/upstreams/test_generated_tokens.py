@@ -17,7 +17,7 @@ from kvproxy.demo import model_path
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.mirror.event_decoder import EventBatch, StoredEvent
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.mirrored_pool import MirrorState
+from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.upstreams.generated_tokens import TokenRestorer
 
 SIZE = 8

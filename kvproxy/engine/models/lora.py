@@ -20,7 +20,7 @@ _UNSUPPORTED = {
     "lora_bias": "it has biases",
 }
 _Matrices = tuple[torch.Tensor, torch.Tensor]
-"""An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, which is multiplied by the adapter's scale."""
+"""An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, which includes the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.backends.prefix_cache import DivergenceText, EngineReset, PrefixReport
+from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
 from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix_length, first_tokens, num_tokens, pack, unpack
@@ -125,12 +125,12 @@ class SlotView:
         ]
         return DivergenceText(position, *texts)
 
-    async def reset(self) -> EngineReset:
+    async def reset(self) -> EngineResetResult:
         server, slots = self._server, list(self._server.table.slots.values())
         for slot in slots:
             await server.table.wait_until_saved(slot)
         if not all(slot.is_free for slot in slots):
-            return EngineReset(server.url, False, "its slots are in use: try again when no request is running")
+            return EngineResetResult(server.url, False, "its slots are in use: try again when no request is running")
         if server.saver is not None:
             server.saver.files.evict(0)
         try:
@@ -142,8 +142,8 @@ class SlotView:
                 finally:
                     server.table.release(slot)
         except KvproxyError as error:
-            return EngineReset(server.url, False, error.message)
-        return EngineReset(server.url, True)
+            return EngineResetResult(server.url, False, error.message)
+        return EngineResetResult(server.url, True)
 
 
 def _block_row(prefix: _CachedPrefix) -> BlockRow:

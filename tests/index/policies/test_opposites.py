@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.index.evaluation.stream_replay import ReplayObservations, replay
+from kvproxy.index.evaluation.stream_replay import InMemoryObservations, replay
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from kvproxy.index.policies.guards import GUARDS
@@ -91,7 +91,7 @@ def test_the_default_policy_serves_rewordings_but_almost_no_near_miss(
     policy = build_policy(CacheSettings(), MemoryObservations(), embedder.name)
     if has_learned:
         # At the loosest bound.
-        log = ReplayObservations()
+        log = InMemoryObservations()
         replay(cluster_stream(1500), LearnedPolicy(log, None, 0.05, 0.0, guards=()))
         policy = build_policy(CacheSettings(max_error=0.05), log, embedder.name)
     assert isinstance(policy, LearnedPolicy)

@@ -19,7 +19,7 @@ from kvproxy.index.evaluation.stream_evaluation import (
     read_stream,
     replay_policies,
 )
-from kvproxy.index.evaluation.stream_replay import Outcome, ReplayObservations, Stream, replay
+from kvproxy.index.evaluation.stream_replay import InMemoryObservations, Outcome, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from tests.index.doubles import HashEmbedder, OverlapVerifier
@@ -43,7 +43,7 @@ def cluster_stream(count: int, seed: int = 0, intents: int = 20, changed: int = 
 
 def learned(max_error: float) -> LearnedPolicy:
     return LearnedPolicy(
-        ReplayObservations(), CheckedPolicy(OverlapVerifier(), 0.99, 0.0, ()), max_error, 0.0, guards=()
+        InMemoryObservations(), CheckedPolicy(OverlapVerifier(), 0.99, 0.0, ()), max_error, 0.0, guards=()
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror.event_decoder import Hash, StoredEvent
-from kvproxy.mirror.mirrored_pool import MirroredPool
+from kvproxy.mirror.mirror_state import MirroredPool
 
 SIZE = 2
 

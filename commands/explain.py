@@ -9,7 +9,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
-from kvproxy.commands.request_body import RequestChanges, read_body
+from kvproxy.commands.request_body import RequestFieldOptions, read_body
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
@@ -34,7 +34,7 @@ def explain(
     api: Annotated[ApiName | None, typer.Option(help="API of the body.", show_default="detected")] = None,
     model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the first listed")] = None,
     request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
-    changes: RequestChanges,
+    changes: RequestFieldOptions,
     api_key: ApiKey = None,
     proxy: JournalOptions,
 ) -> Output:

@@ -12,7 +12,7 @@ SAMPLING = ("temperature", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestChanges:
+class RequestFieldOptions:
     temperature: Annotated[float | None, typer.Option(help="Value of temperature, as clients send it.")] = None
     max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens, as clients send it.")] = None
     body: Annotated[list[str] | None, typer.Option(help="Another field as FIELD=JSON; repeat for several.")] = None

@@ -8,7 +8,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
-from kvproxy.commands.request_body import SAMPLING, RequestChanges
+from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def warm(
     keep: Annotated[bool, typer.Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
     model: Annotated[str | None, typer.Option(help="Model of requests without a model.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.")] = None,
-    changes: RequestChanges,
+    changes: RequestFieldOptions,
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 4,
     api_key: ApiKey = None,
     token: Token = None,

@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
-from kvproxy.commands.output import Output, print_facts, print_rest, print_text
+from kvproxy.commands.output import Output, print_facts, print_hidden_rows, print_text
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
@@ -76,7 +76,9 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
         }
         for chain in shown
     ]
-    return _with_rest_note(table_output(shown, rows, empty="no prefix is cached", layout=layout), found, "chains")
+    return _with_hidden_rows_note(
+        table_output(shown, rows, empty="no prefix is cached", layout=layout), found, "chains"
+    )
 
 
 @command
@@ -102,13 +104,13 @@ def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: La
     blocks = found[: limit or None]
     is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
     output = table_output(blocks, map(_mirrored_row if is_mirrored else _row, blocks), empty=empty, layout=layout)
-    return _with_rest_note(output, found, "blocks")
+    return _with_hidden_rows_note(output, found, "blocks")
 
 
-def _with_rest_note(output: Output, found: Sequence[object], noun: str) -> Output:
+def _with_hidden_rows_note(output: Output, found: Sequence[object], noun: str) -> Output:
     def show() -> None:
         output.show()
-        print_rest(len(output.document), len(found), noun)
+        print_hidden_rows(len(output.document), len(found), noun)
 
     return Output(output.document, show)
 

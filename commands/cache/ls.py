@@ -8,7 +8,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import age, json_text, local_time
 from kvproxy.commands.options import Limit, LimitOrAll, StoreOptions, duration_option
-from kvproxy.commands.output import Output, print_facts, print_rest
+from kvproxy.commands.output import Output, print_facts, print_hidden_rows
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.proxy_client.cache import FilterValues
 from kvproxy.units import format_bytes, format_seconds, tenant_name
@@ -57,7 +57,7 @@ def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, response
     def show() -> None:
         empty = "no stored response matches these options" if where.values else "no response is stored"
         print_entries(entries, empty, layout)
-        print_rest(len(entries), total, "responses")
+        print_hidden_rows(len(entries), total, "responses")
 
     return Output(entries, show)
 

@@ -29,7 +29,7 @@ _MAX_SAME_PROMPT = 1000
 """Maximum number of stored responses to the same prompt that are checked for a hit of another tenant."""
 
 
-def prompt_contents(reader: JournalReader, store: Store | None) -> Texts:
+def prompt_loader(reader: JournalReader, store: Store | None) -> Texts:
     """Return a function that loads a recorded prompt by its number, from the journal or else from the response cache."""
 
     def text_of(prompt: int) -> Mapping[str, Json] | None:

@@ -46,7 +46,7 @@ class HistoryRepair:
         if message is None or not _has_whole_conversation(request):
             return
         *_, digest = conversation_digests(request, [*messages_of(request.body), message])
-        self._keep(digest, message)
+        self._store(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
         """Restore earlier answers and the order of tools. Add a tag to the request for each kind of change."""
@@ -60,8 +60,8 @@ class HistoryRepair:
         messages = messages_of(body)
         restored: list[Json] = []
         for message, digest in zip(messages, conversation_digests(request, messages), strict=True):
-            original = self._find(digest) if message.get("role") == "assistant" else None
-            message = message if original is None else _restored(request, message, original, repairs)
+            original = self._load(digest) if message.get("role") == "assistant" else None
+            message = message if original is None else _restore_answer(request, message, original, repairs)
             restored += objects(message["content"]) if name == "input" else [message]
         if not repairs:
             return request
@@ -75,8 +75,8 @@ class HistoryRepair:
             return request.body
         by_digest = {digest_of(canonical_json(tool)): tool for tool in tools}
         key = digest_of(conversation_scope(request), *sorted(by_digest))
-        if (first := self._find(key)) is None:
-            self._keep(key, {"order": [digest.hex() for digest in by_digest]})
+        if (first := self._load(key)) is None:
+            self._store(key, {"order": [digest.hex() for digest in by_digest]})
             return request.body
         order = [bytes.fromhex(as_text(digest)) for digest in as_list(first["order"])]
         ordered: list[Json] = [by_digest[digest] for digest in order]
@@ -85,7 +85,7 @@ class HistoryRepair:
         repairs.append("tools")
         return {**request.body, "tools": ordered}
 
-    def _keep(self, key: bytes, value: JsonObject) -> None:
+    def _store(self, key: bytes, value: JsonObject) -> None:
         data = dumps(value)
         with self._lock:
             self._bytes += len(data) - len(self._originals.pop(key, b""))
@@ -93,7 +93,7 @@ class HistoryRepair:
             while self._bytes > self._max_bytes:
                 self._bytes -= len(self._originals.popitem(last=False)[1])
 
-    def _find(self, key: bytes) -> JsonObject | None:
+    def _load(self, key: bytes) -> JsonObject | None:
         with self._lock:
             if (data := self._originals.get(key)) is None:
                 return None
@@ -105,18 +105,18 @@ def _has_whole_conversation(request: ApiRequest) -> bool:
     return request.api.name in _APIS and not any(request.body.get(name) for name in _STATEFUL)
 
 
-def _restored(request: ApiRequest, message: JsonObject, original: JsonObject, repairs: list[str]) -> JsonObject:
+def _restore_answer(request: ApiRequest, message: JsonObject, original: JsonObject, repairs: list[str]) -> JsonObject:
     sent, known = content_blocks(message.get("content")), content_blocks(original.get("content"))
-    if (reasoning := _tagged_reasoning(sent)) and reasoning != _tagged_reasoning(known):
+    if (reasoning := _reasoning_in_tags(sent)) and reasoning != _reasoning_in_tags(known):
         return message
     if request.api.name == "chat":
-        return _restored_message(message, original, repairs)
+        return _restore_message(message, original, repairs)
     may_think = request.api.name == "responses" or field(request.body.get("thinking"), "type") in _THINKS
-    known = [block for block in known if not _is_reasoning(block) or (may_think and _has_content(block))]
-    return _restored_blocks(message, sent, known, repairs)
+    known = [block for block in known if not _is_reasoning(block) or (may_think and _has_reasoning_content(block))]
+    return _restore_blocks(message, sent, known, repairs)
 
 
-def _restored_message(message: JsonObject, original: JsonObject, repairs: list[str]) -> JsonObject:
+def _restore_message(message: JsonObject, original: JsonObject, repairs: list[str]) -> JsonObject:
     restored = dict(message)
     reasoning = {name: original[name] for name in REASONING_FIELDS if original.get(name)}
     if reasoning and not any(message.get(name) for name in REASONING_FIELDS):
@@ -136,12 +136,12 @@ def _restored_message(message: JsonObject, original: JsonObject, repairs: list[s
     return {**restored, "tool_calls": calls} if calls else restored
 
 
-def _restored_blocks(
+def _restore_blocks(
     message: JsonObject, sent: list[JsonObject], known: list[JsonObject], repairs: list[str]
 ) -> JsonObject:
     spoken = [block for block in known if not _is_reasoning(block)]
     clients = [block for block in sent if not _is_reasoning(block)]
-    if list(map(_kind, clients)) != list(map(_kind, spoken)):
+    if list(map(_block_type, clients)) != list(map(_block_type, spoken)):
         return message
     source, changes = sent, list[str]()
     if len(spoken) < len(known) and len(clients) == len(sent):
@@ -164,12 +164,12 @@ def _is_reasoning(block: JsonObject) -> bool:
     return block.get("type") in REASONING_BLOCKS
 
 
-def _has_content(reasoning: JsonObject) -> bool:
+def _has_reasoning_content(reasoning: JsonObject) -> bool:
     # Some backends only send an id of the reasoning, and may have deleted it.
     return reasoning.get("type") != "reasoning" or bool(reasoning.get("encrypted_content") or reasoning.get("content"))
 
 
-def _kind(block: JsonObject) -> Json:
+def _block_type(block: JsonObject) -> Json:
     return block.get("type", "message")
 
 
@@ -182,8 +182,8 @@ def _differences(client: JsonObject, original: JsonObject) -> list[str]:
 
 
 def _kind_of_text_change(client: JsonObject, original: JsonObject) -> str:
-    return "reasoning" if _tagged_reasoning([original]) and not _tagged_reasoning([client]) else "text"
+    return "reasoning" if _reasoning_in_tags([original]) and not _reasoning_in_tags([client]) else "text"
 
 
-def _tagged_reasoning(blocks: list[JsonObject]) -> str:
+def _reasoning_in_tags(blocks: list[JsonObject]) -> str:
     return split_reasoning(joined_text(blocks))[0]

@@ -40,7 +40,7 @@ async def send_charged(
         elif len(events) <= max_response_bytes:
             generated += len(events.push(chunk))
 
-    _observe_chunks(response, count, lambda: account.settle(_cost(response, estimated, generated)))
+    _observe_chunks(response, count, lambda: account.settle(_tokens_to_charge(response, estimated, generated)))
     return response
 
 
@@ -61,7 +61,7 @@ def _observe_chunks(
     response.chunks, response.close = observed_chunks(), observed_close
 
 
-def _cost(response: BackendResponse, estimated: int, generated: int) -> int:
+def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int) -> int:
     if response.status >= 400:
         return 0
     if response.usage is not None and any(response.usage):

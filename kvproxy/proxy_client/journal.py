@@ -68,13 +68,13 @@ class DirectJournal:
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         # Slow to import.
-        from kvproxy.flow.explain import prompt_contents
+        from kvproxy.flow.explain import prompt_loader
         from kvproxy.journal.miss_explanation import explain_record
         from kvproxy.journal.miss_sentences import explain_in_sentences
 
         record = self.record(request)
         with self._open_store() as store:
-            found = explain_record(self.reader, record, prompt_contents(self.reader, store))
+            found = explain_record(self.reader, record, prompt_loader(self.reader, store))
         return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(

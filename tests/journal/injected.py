@@ -21,7 +21,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.backends.protocol import Forwarder, RelayedResponse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.explain import prompt_contents
+from kvproxy.flow.explain import prompt_loader
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
@@ -132,7 +132,7 @@ class World:
         self.journal.flush()
         reader = JournalReader(self.journal.path)
         try:
-            return explain_record(reader, reader.find(id), prompt_contents(reader, self.store))
+            return explain_record(reader, reader.find(id), prompt_loader(reader, self.store))
         finally:
             reader.close()
 

@@ -29,7 +29,7 @@ def decode_prompt(body: JsonMap) -> Conversation:
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
-    fields.reject(body, ("mcp_servers", "container"))
+    fields.reject_fields(body, ("mcp_servers", "container"))
     prompt, name = decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
     config = body.get("output_config")
     if isinstance(config, dict) and set(config) - {"format"}:

@@ -58,7 +58,7 @@ def check_supported(body: JsonMap) -> None:
         raise InvalidRequest("cache_salt must be a text", param="cache_salt")
 
 
-def reject(body: JsonMap, names: tuple[str, ...]) -> None:
+def reject_fields(body: JsonMap, names: tuple[str, ...]) -> None:
     for name in names:
         if body.get(name):
             raise _unsupported(name)

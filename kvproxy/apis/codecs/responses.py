@@ -27,7 +27,7 @@ def decode_prompt(body: JsonMap) -> Conversation:
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
-    fields.reject(body, _STATEFUL)
+    fields.reject_fields(body, _STATEFUL)
     prompt = decode_prompt(body)
     if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
         raise InvalidRequest(
@@ -45,7 +45,7 @@ class ResponsesEncoder:
         self._has_reasoning = self._has_text = False
         self._item_id = f"msg_{request.request_id}"
         self._start = _empty_response(request, model)
-        self._at: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._text_ids: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
@@ -54,49 +54,54 @@ class ResponsesEncoder:
         if piece.reasoning:
             if not self._has_reasoning:
                 yield from self._start_reasoning()
-            yield self._encode_event("response.reasoning_text.delta", {**self._reasoning_at, "delta": piece.reasoning})
+            yield self._encode_event("response.reasoning_text.delta", {**self._reasoning_ids, "delta": piece.reasoning})
         if piece.text:
             if not self._has_text:
                 yield from self._start_text()
-            yield self._encode_event("response.output_text.delta", {**self._at, "delta": piece.text, "logprobs": []})
+            yield self._encode_event(
+                "response.output_text.delta", {**self._text_ids, "delta": piece.text, "logprobs": []}
+            )
         first = len(self._output.first_choice.calls) - len(piece.calls)
         for index, call in enumerate(piece.calls, first):
             for data in item_events(index, self._encode_call(index, call)):
                 yield self._encode_event(str(data["type"]), data)
 
     @property
-    def _reasoning_at(self) -> JsonObject:
+    def _reasoning_ids(self) -> JsonObject:
         return {"item_id": f"rs_{self._item_id}", "output_index": 0, "content_index": 0}
 
     def _start_reasoning(self) -> Iterator[bytes]:
         self._has_reasoning = True
         yield self._encode_event("response.output_item.added", {"output_index": 0, "item": self._reasoning_item([])})
-        yield self._encode_event("response.content_part.added", {**self._reasoning_at, "part": _reasoning_part("")})
+        yield self._encode_event("response.content_part.added", {**self._reasoning_ids, "part": _reasoning_part("")})
 
     def _end_reasoning(self) -> Iterator[bytes]:
         text = self._output.first_choice.reasoning
         part = _reasoning_part(text)
-        yield self._encode_event("response.reasoning_text.done", {**self._reasoning_at, "text": text})
-        yield self._encode_event("response.content_part.done", {**self._reasoning_at, "part": part})
+        yield self._encode_event("response.reasoning_text.done", {**self._reasoning_ids, "text": text})
+        yield self._encode_event("response.content_part.done", {**self._reasoning_ids, "part": part})
         yield self._encode_event("response.output_item.done", {"output_index": 0, "item": self._reasoning_item([part])})
 
     def _start_text(self) -> Iterator[bytes]:
         self._has_text = True
         if self._has_reasoning:
             yield from self._end_reasoning()
-            self._at["output_index"] = 1
-        item: JsonObject = {"output_index": self._at["output_index"], "item": self._message_item("in_progress", [])}
+            self._text_ids["output_index"] = 1
+        item: JsonObject = {
+            "output_index": self._text_ids["output_index"],
+            "item": self._message_item("in_progress", []),
+        }
         yield self._encode_event("response.output_item.added", item)
-        yield self._encode_event("response.content_part.added", {**self._at, "part": _text_part("")})
+        yield self._encode_event("response.content_part.added", {**self._text_ids, "part": _text_part("")})
 
     def end(self) -> Iterator[bytes]:
         response, text = self.response(), self._output.first_choice.text
         if not self._output.first_choice.calls:
             if not self._has_text:
                 yield from self._start_text()
-            yield self._encode_event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
-            yield self._encode_event("response.content_part.done", {**self._at, "part": _text_part(text)})
-            item: JsonObject = {"output_index": self._at["output_index"], "item": objects(response["output"])[-1]}
+            yield self._encode_event("response.output_text.done", {**self._text_ids, "text": text, "logprobs": []})
+            yield self._encode_event("response.content_part.done", {**self._text_ids, "part": _text_part(text)})
+            item: JsonObject = {"output_index": self._text_ids["output_index"], "item": objects(response["output"])[-1]}
             yield self._encode_event("response.output_item.done", item)
         yield self._encode_event(f"response.{response['status']}", {"response": response})
 

@@ -51,7 +51,7 @@ class AccessRules:
         settings = self._settings
         if settings.admin_token is not None:
             tokens = _given_tokens(request)
-            if any(_equal_tokens(given, settings.admin_token) for given in tokens):
+            if any(_tokens_match(given, settings.admin_token) for given in tokens):
                 return None
             if tokens:
                 return Unauthorized("the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN")
@@ -104,6 +104,6 @@ def _given_tokens(request: Request) -> list[str]:
     return bearer if own is None else [own, *bearer]
 
 
-def _equal_tokens(given: str, wanted: str) -> bool:
+def _tokens_match(given: str, expected: str) -> bool:
     # Headers are latin-1 text. The comparison takes constant time.
-    return hmac.compare_digest(given.encode("latin-1", "replace"), wanted.encode())
+    return hmac.compare_digest(given.encode("latin-1", "replace"), expected.encode())

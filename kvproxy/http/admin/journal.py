@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.flow.explain import prompt_contents
+from kvproxy.flow.explain import prompt_loader
 from kvproxy.http.admin.replies import fields_of, parse_duration, parse_number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
@@ -149,7 +149,7 @@ async def explain(request: Request) -> Response:
 
     def read_explanation(reader: JournalReader) -> dict[str, object]:
         record = reader.find(name)
-        found = explain_record(reader, record, prompt_contents(reader, app.answerer.store))
+        found = explain_record(reader, record, prompt_loader(reader, app.answerer.store))
         (row,) = _add_questions(app, [record])
         return {
             "explained": found,

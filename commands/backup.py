@@ -11,7 +11,7 @@ from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvproxy.backup import Backup
+    from kvproxy.backup import BackupSummary
 
 Archive = Annotated[Path, typer.Argument(help="Archive: a .tar, .tar.gz or .tgz file.")]
 
@@ -61,7 +61,7 @@ def restore(
     return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
 
 
-def _archive_output(found: "Backup", archive: Path) -> Output:
+def _archive_output(found: "BackupSummary", archive: Path) -> Output:
     files = ", ".join(f"{name} ({format_bytes(size)})" for name, size in found.files.items())
     line = f"{archive}: {files}; kvproxy {found.version}, {local_time(found.created)}"
     return text_output({"archive": str(archive), **asdict(found)}, line)

@@ -121,7 +121,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
     if found["closest"] is not None and found["layer"] != "semantic":
         print_text(_closest_sentence(found["closest"]))
     if semantic.get("learned"):
-        print_text("\n".join(learned_lines(semantic["learned"])))
+        print_text("\n".join(learned_policy_lines(semantic["learned"])))
     if semantic.get("reason"):
         print_text(f"similar    {semantic['reason']}")
     elif not semantic["neighbours"]:
@@ -167,7 +167,7 @@ def _policy_with_limits(semantic: dict[str, Any]) -> str:
     return f"{semantic['policy']} ({limits})" if limits else str(semantic["policy"])
 
 
-def learned_lines(status: dict[str, Any]) -> list[str]:
+def learned_policy_lines(status: dict[str, Any]) -> list[str]:
     decides = "The learned policy decides." if status["serves"] else "The policy checked decides until more is learned."
     first, *others = policy_sentences(status)
     return [

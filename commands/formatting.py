@@ -11,7 +11,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80
 _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
-def age(created: float) -> str:
+def format_age(created: float) -> str:
     """Format the time that has passed since `created`, a time in seconds since the epoch."""
     return format_seconds(round(time.time() - created))
 

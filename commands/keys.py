@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import age, local_time, table_time
+from kvproxy.commands.formatting import format_age, local_time, table_time
 from kvproxy.commands.options import Data, Limit, duration_option, size_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Layout, Row, table_output, text_column
@@ -75,7 +75,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
             "Tokens/min#": client.tokens_per_minute,
             "In flight#": client.concurrent_requests,
             "Stored#": None if client.stored_bytes is None else format_bytes(client.stored_bytes),
-            "Last used": None if client.name not in used else f"{age(used[client.name])} ago",
+            "Last used": None if client.name not in used else f"{format_age(used[client.name])} ago",
             "Old key until?": None if client.previous_key_expires is None else local_time(client.previous_key_expires),
         }
         for client in clients

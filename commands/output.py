@@ -51,12 +51,12 @@ def print_text(text: str, *, err: bool = False) -> None:
 
     console = Console(stderr=True) if err else Console(file=sys.stdout)
     if console.is_terminal:
-        lines = (_wrapped(line, console.width) for line in text.split("\n"))
+        lines = (_wrap(line, console.width) for line in text.split("\n"))
         text = "\n".join(lines)
     typer.echo(text, err=err)
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap(line: str, width: int) -> str:
     columns = re.match(r" *(?:\S+ {2,})*", line)
     indent = " " * len(columns[0] if columns else "")
     return "\n".join(

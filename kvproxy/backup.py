@@ -25,8 +25,8 @@ _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
-    """The content of a backup archive.
+class BackupSummary:
+    """The files in a backup archive.
 
     Attributes:
         created: seconds since the epoch.
@@ -40,7 +40,7 @@ class Backup:
 
 def write_backup(
     settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None, *, replace: bool = False
-) -> Backup:
+) -> BackupSummary:
     """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
     A running proxy can write during the backup. Responses in PostgreSQL, encryption keys, tiers, and search indexes are
@@ -79,10 +79,10 @@ def write_backup(
             sizes = {name: (copies / name).stat().st_size for name in sources}
     except OSError as error:
         raise InvalidRequest(f"cannot write {archive} ({error.strerror}): name a file in a writable folder") from None
-    return Backup(__version__, created, sizes)
+    return BackupSummary(__version__, created, sizes)
 
 
-def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> Backup:
+def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> BackupSummary:
     """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored.
 
     `replace` overwrites existing files.
@@ -108,7 +108,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
             sizes[name] = path.stat().st_size
         for name in digests:
             _replace_file(folder / name, places[name])
-    return Backup(str(manifest["version"]), float(manifest["created"]), sizes)
+    return BackupSummary(str(manifest["version"]), float(manifest["created"]), sizes)
 
 
 def _source_files(settings: Settings) -> dict[str, Path]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import age, json_text, local_time
+from kvproxy.commands.formatting import format_age, json_text, local_time
 from kvproxy.commands.options import Limit, LimitOrAll, StoreOptions, duration_option
 from kvproxy.commands.output import Output, print_facts, print_hidden_rows
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
@@ -95,7 +95,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
             digest_column("Id"): entry["id"],
             "Reason": entry["reason"],
             "Value#?": f"{entry['priority']:.4g}",
-            "Age#?": age(entry["created"]),
+            "Age#?": format_age(entry["created"]),
             "Expires in#": format_seconds(entry["expires"] - time.time()),
             "Hits#": entry["hits"],
             "Tokens#?": entry["prompt_tokens"] + entry["completion_tokens"],
@@ -118,7 +118,7 @@ def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout 
     rows: list[Row] = [
         {
             digest_column("Id"): entry["id"],
-            "Age#": age(entry["created"]),
+            "Age#": format_age(entry["created"]),
             "Hits#": entry["hits"],
             "Model?": entry["model"],
             **({"Tenant?": tenant_name(entry["tenant"])} if has_tenants else {}),

@@ -57,7 +57,7 @@ def with_breakpoints(request: ApiRequest, one_hour_end: int = -1) -> ApiRequest:
         return request
     positions = list(_find_positions(request.body))
     minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
-    chosen = _choose_positions(request.body, positions, minimum * BYTES_PER_TOKEN, one_hour_end)
+    chosen = _choose_breakpoints(request.body, positions, minimum * BYTES_PER_TOKEN, one_hour_end)
     if lifetime != "auto":
         one_hour_end = _EVERY_MESSAGE if lifetime == "1h" else -1
     body = _set_breakpoints(request.body, chosen, one_hour_end)
@@ -95,7 +95,7 @@ def _accepts_breakpoint(block: JsonObject) -> bool:
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
 
 
-def _choose_positions(
+def _choose_breakpoints(
     body: JsonObject, positions: list[_BlockPosition], minimum: int, one_hour_end: int
 ) -> set[_BlockPosition]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]

@@ -232,11 +232,11 @@ class SharedRequests:
         if shared is None or not joined:
             shared = self._joinable[key] = make()
             self._in_flight.add(shared)
-            shared.task.add_done_callback(lambda task: self._ended(key, shared, task))
+            shared.task.add_done_callback(lambda task: self._on_ended(key, shared, task))
         shared.num_clients += 1
         return shared, joined
 
-    def _ended(self, key: Hashable, shared: SharedRequest, task: "asyncio.Task[None]") -> None:
+    def _on_ended(self, key: Hashable, shared: SharedRequest, task: "asyncio.Task[None]") -> None:
         self._in_flight.discard(shared)
         if self._joinable.get(key) is shared:
             del self._joinable[key]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.commands.explain import learned_lines
+from kvproxy.commands.explain import learned_policy_lines
 from kvproxy.commands.formatting import escape_controls, json_text, local_time, one_line
 from kvproxy.commands.statistics_text import BOUND_VALID_FROM, policy_sentences
 from kvproxy.index.policies.learned.error_bound import MIN_SERVED
@@ -53,7 +53,7 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
 
 @pytest.mark.parametrize("serves", [True, False])
 def test_explain_names_the_deciding_policy_and_aligns_the_lines(serves: bool) -> None:
-    lines = learned_lines({"observations": 7, "served": 3, "would_serve": 0.1, "bound": 0.002, "serves": serves})
+    lines = learned_policy_lines({"observations": 7, "served": 3, "would_serve": 0.1, "bound": 0.002, "serves": serves})
     assert lines[0].startswith("learned    In this namespace, 7 ")
     assert ("checked decides" in lines[1]) is not serves
     assert all(re.match(r"(learned|       )    \S", line) for line in lines)

@@ -39,8 +39,8 @@ def savings(
     """Sum the tokens, seconds and money that both caches saved.
 
     Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
-    tokens. Some semantic hits may be wrong: At least excludes the largest possible number of them. Removed responses stay in
-    the sums. With --ledger, each prompt token that reached the backend counts as reused, or as lost to one cause.
+    tokens. Some semantic hits may be wrong: the column At least excludes the largest possible number of them. Removed
+    responses stay in the sums. With --ledger, each prompt token that reached the backend is reused, or lost to one cause.
 
     Example: kvproxy savings --by tenant
 

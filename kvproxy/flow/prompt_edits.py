@@ -45,7 +45,7 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
 
 
 def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:
-    """Remove the text that the group of the edit's pattern matches, in all messages of the edit's role.
+    """Remove the text that the capture group of the edit's pattern matches, in all messages of the edit's role.
 
     Return the body and the removed texts.
     """

@@ -36,7 +36,6 @@ def input_path(file: Path) -> Path:
 
 
 def read_text(file: Path) -> str:
-    """Read UTF-8 text. Raises the errors of `read_bytes`."""
     try:
         content = read_bytes(file)
         return content.decode("utf-8-sig")

@@ -69,7 +69,6 @@ def print_note(sentence: str) -> None:
 
 
 def print_hidden_rows(shown: int, total: int, noun: str) -> None:
-    """Print on stderr how many rows are not shown, if any."""
     if total > shown:
         print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
 

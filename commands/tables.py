@@ -57,12 +57,10 @@ A string is the name of a column without truncation. A trailing `#` marks a colu
 
 
 def digest_column(name: str, digits: int = 12, *, optional: bool = False) -> Column:
-    """A column of ids or hashes, abbreviated at a terminal."""
     return Column(name, digits=digits, is_optional=optional)
 
 
 def text_column(name: str) -> Column:
-    """A column of texts, truncated in a narrow terminal."""
     return Column(name, is_text=True)
 
 

@@ -65,7 +65,6 @@ def draw(charts: Sequence[Chart], width: int, *, with_colours: bool = True) -> s
 
 
 def save(charts: Sequence[Chart], path: Path) -> None:
-    """Save charts below each other, in the format of the file's suffix (png, svg, pdf)."""
     from matplotlib.figure import Figure
 
     heights = [1 + len(chart.bars) / 3 if chart.bars else 4 for chart in charts]

@@ -62,7 +62,7 @@ class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"):
 
 
 class NotSupported(InvalidRequest, status=501, code="not_supported"):
-    """The proxy does not support the protocol or method."""
+    pass
 
 
 class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
@@ -70,7 +70,7 @@ class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="
 
 
 class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
-    """The API key or the admin token is missing or wrong."""
+    pass
 
 
 class MissingKey(Unauthorized, code="missing_api_key"):
@@ -130,7 +130,7 @@ class UpstreamError(KvproxyError):
 
 
 class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"):
-    """The connection failed or closed before a response."""
+    pass
 
 
 class UpstreamProtocolError(UpstreamUnreachable):

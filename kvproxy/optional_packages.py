@@ -21,7 +21,6 @@ _EXTRAS = {
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs an extra, from the clone if kvproxy runs in one."""
     clone = Path(__file__).resolve().parents[1]
     return (
         f"pip install -e '{clone}[{extra}]'"

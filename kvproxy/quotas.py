@@ -126,8 +126,6 @@ class Quota:
 
 
 class Account:
-    """The tokens that one request charges to its client's quota."""
-
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._reserved: int | None = None

@@ -33,7 +33,6 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], default: str
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a rounded duration, such as `350ms`, `90s`, or `3.5h`."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):

@@ -78,7 +78,6 @@ class Api:
         return token_counts(response, "prompt_tokens", "completion_tokens")
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        """Encode a stored response as a stream of events."""
         raise NotImplementedError(f"{self.name} are not streamed")
 
 

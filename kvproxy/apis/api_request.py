@@ -57,7 +57,6 @@ async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
 
 
 def parse_body(raw: bytes) -> JsonObject:
-    """Parse a JSON object. Raises InvalidRequest."""
     try:
         body = loads(raw)
     except ValueError as error:

@@ -22,8 +22,6 @@ _CALL_EVENTS = {
 
 
 class ResponseAssembler:
-    """Returns the complete response, which the last event of a stream contains."""
-
     def __init__(self) -> None:
         self._response: JsonObject | None = None
         self.done = False

@@ -33,7 +33,6 @@ class EventReader:
         self._rest = bytearray()
 
     def __len__(self) -> int:
-        """Return the size of the buffered, incomplete event in bytes."""
         return len(self._rest)
 
     def push(self, chunk: bytes) -> list[Event]:

@@ -198,7 +198,6 @@ class Answerer:
         return await in_thread_if_large(len(request.raw), lambda: compute(request, self.backend.name))
 
     async def close(self) -> None:
-        """Cancel requests in flight, and wait for pending writes."""
         await self._revalidator.close()
         await self.keep_warm.close()
         await self.shared_requests.close()

@@ -14,7 +14,6 @@ _log = logging.getLogger("kvproxy")
 
 
 def record_failure(exchange: Exchange, error: BaseException) -> None:
-    """Record the error that ended a request, or the client's disconnect."""
     exchange.failure = reason_of_failure(error)
     if exchange.failure.startswith("disconnected"):
         exchange.layer, exchange.status = "disconnected", CLIENT_CLOSED_REQUEST

@@ -23,8 +23,6 @@ _log = logging.getLogger("kvproxy")
 
 
 class CacheLookup:
-    """Looks up responses in the cache, and serves them."""
-
     def __init__(self, cache: ResponseCache, settings: CacheSettings, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._store = cache.store

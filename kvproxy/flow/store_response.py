@@ -26,8 +26,6 @@ _log = logging.getLogger("kvproxy")
 
 
 class ResponseWriter:
-    """Stores responses, and starts their comparison with the results of the semantic lookup."""
-
     def __init__(
         self,
         cache: ResponseCache,

@@ -25,8 +25,6 @@ _log = logging.getLogger("kvproxy")
 
 
 def create_app(services: Services) -> Starlette:
-    """Create the app. Its lifespan starts and closes the services."""
-
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await services.start()

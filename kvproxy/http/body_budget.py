@@ -31,8 +31,6 @@ class BodyBudget:
 
 
 class Reservation:
-    """The part of the budget that one request uses."""
-
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._size = 0

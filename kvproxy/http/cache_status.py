@@ -11,7 +11,6 @@ BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
 
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
-    """Return `Cache-Status`, and for a hit also `Age`."""
     hit = exchange.hit
     if hit is not None:
         return [("cache-status", _format_hit(hit)), ("age", str(int(hit.age)))]

@@ -14,7 +14,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_public_name(host: str) -> bool:
-    """Whether a host is a DNS name with a dot and without a private suffix."""
     try:
         ip_address(host)
     except ValueError:

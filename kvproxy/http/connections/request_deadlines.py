@@ -51,8 +51,6 @@ class Deadlines:
 
 
 class Deadline:
-    """The deadline of one request, measured from the creation of this object."""
-
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._seconds = deadlines.seconds

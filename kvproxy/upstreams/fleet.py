@@ -80,11 +80,11 @@ class Fleet:
         return "; ".join(engine.health.error or f"{engine.url} is {engine.health.state}" for engine in engines)
 
     async def models(self) -> JsonObject:
-        return await self._first_available().client.models()
+        return await self.available_engines()[0].client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Forward a request of an uncached API to the first available engine, so that it finds uploaded files there."""
-        return await self._first_available().client.forward(method, path, headers, body)
+        return await self.available_engines()[0].client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         """Send a request to the best engine, or to the next one if it fails before its first chunk.
@@ -177,10 +177,6 @@ class Fleet:
             predicted = None if restored else route.predicted_tokens.get(engine.url)
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
         return reply
-
-    def _first_available(self) -> FleetEngine:
-        engines = list(self.engines.values())
-        return next((engine for engine in engines if engine.health.available), engines[0])
 
     def engine(self, name: str) -> FleetEngine:
         """Find an engine by its URL, or by its number from 1. Raises NotFound."""

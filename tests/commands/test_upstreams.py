@@ -62,6 +62,8 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
     assert last["notes"][-1] in kvproxy("upstreams", "drain", 1, url=two.url).stdout
     refused = ask(two.url, "nobody")
     assert (refused.status_code, "draining" in refused.json()["error"]["message"]) == (503, True)
+    uncached = httpx.post(f"{two.url}/v1/messages/count_tokens", json={})
+    assert (uncached.status_code, uncached.json()["error"]["type"]) == (503, "overloaded_error")
     kvproxy("upstreams", "undrain", 1, url=two.url)
     assert result("upstreams", "undrain", 2, url=two.url)[0]["state"] == "up"
     for name in ("3", "0", "http://other", "a&name=1", ""):

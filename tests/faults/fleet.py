@@ -70,6 +70,7 @@ class Worker(threading.Thread):
     def __init__(self, number: int, seed: int, urls: list[str], keys: list[str], finding: Finding) -> None:
         super().__init__()
         self.stored: set[tuple[str, int]] = set()
+        self.disconnections: list[str] = []
         self.stopped = threading.Event()
         self._asked: set[tuple[str, int]] = set()
         self._next = number * 1_000_000
@@ -77,7 +78,9 @@ class Worker(threading.Thread):
         self._urls, self._keys, self._finding = urls, keys, finding
 
     def run(self) -> None:
-        with httpx.Client(timeout=3 * _TIMEOUT) as client:
+        # A server that ends or reloads may close a kept connection while a request is on its way.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(timeout=3 * _TIMEOUT, limits=limits) as client:
             while not self.stopped.is_set():
                 with self._finding.catch(f"a request to {self._urls}"):
                     began = time.monotonic()
@@ -100,7 +103,8 @@ class Worker(threading.Thread):
             found = ask(client, url, key, number)
         except httpx.ReadTimeout:
             raise
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            self.disconnections.append(repr(error))
             # The proxy was killed; nginx would select another.
             self._finding.counts["disconnected"] += 1
             self._asked.add((key, number))

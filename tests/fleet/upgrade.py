@@ -130,9 +130,9 @@ def _load(url: str, finding: Finding, seconds: float) -> Iterator[tuple[Callable
 def _check(urls: list[str], workers: list[Worker], finding: Finding) -> None:
     acknowledged = [each for worker in workers for each in worker.stored]
     finding.counts["acknowledged"] = len(acknowledged)
-    if errors := {name for name in finding.counts if name.isdigit() and name != "200"} | (
-        {"disconnected"} if finding.counts["disconnected"] else set()
-    ):
+    errors = {name for name in finding.counts if name.isdigit() and name != "200"}
+    errors.update(error for worker in workers for error in worker.disconnections)
+    if errors:
         finding.failures.append(f"requests ended with {', '.join(sorted(errors))}")
     with finding.catch("the check of stored responses"), httpx.Client(timeout=60) as client:
         for place, url in enumerate(urls):

@@ -148,7 +148,6 @@ def _closest_sentence(closest: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Format a part of a request; messages are shown by their content."""
     if value is None:
         return "unset"
     if isinstance(value, dict) and isinstance(value.get("content"), str):

@@ -80,7 +80,6 @@ def load_cipher(settings: EncryptionSettings) -> Cipher | None:
 
 
 def _read_keys(settings: EncryptionSettings) -> tuple[str, list[str]]:
-    """Return the name of the file or variable with the keys, for error messages, and the keys in base64."""
     if settings.key_file is None:
         name = str(settings.key_env)
         if name not in os.environ:

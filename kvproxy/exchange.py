@@ -124,7 +124,6 @@ class Exchange:
         answer_digests: see `apis.message_parts.part_digests`; None if the response has several choices.
         backend_seconds: duration from the call of the backend until its last chunk.
         failure: code of the error that ended the request, from `journal/reasons.py`.
-        started: arrival.
         exact_done, semantic_done: end of each lookup.
         backend_started: start of the backend's response.
         first_byte, ended: start and end of the response to the client.

@@ -28,7 +28,6 @@ class EntryFilter:
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """Return a text for the log, in which `prompt` and `search` are hidden."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         hidden = ("prompt", "search")
         parts = [f"{name}={'(words)' if name in hidden else v}" for name, v in values.items() if v is not None]

@@ -45,7 +45,6 @@ def _entry_contents(store: Store, id: str) -> Mapping[str, Json] | None:
 
 
 def _contents_of(entry: Entry) -> Mapping[str, Json] | None:
-    """Return the parts of the request for which a response was stored; None if its API is unknown."""
     api = APIS.get(entry.endpoint)
     if api is None:
         return None
@@ -89,14 +88,12 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
 
 
 async def _same_question(answerer: Answerer, request: ApiRequest, key: CacheKey) -> list[Entry]:
-    """Return stored responses to the same question of the same API, of any tenant."""
     where = EntryFilter(prompt=await answerer.cache.redact_text(key.text or key.prompt))
     found = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     return [entry for entry in found if entry.endpoint == request.api.name]
 
 
 def _closest_entry(request: ApiRequest, key: CacheKey, alike: Sequence[Entry]) -> dict[str, object] | None:
-    """Return the tenant's stored response with the fewest different parts, and these parts; None without one."""
     own, best = dict(region_items(key.parts)), None
     for entry in alike:
         stored = _contents_of(entry) if entry.tenant == request.tenant else None

@@ -49,9 +49,7 @@ class HitSavings:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The effect of both caches on a log: of several replays, that with the median number of semantic hits.
-
-    The learned policy decides some requests at random, so replays differ.
+    """The effect of both caches on a log: of replays with different random numbers, the one with the median number of semantic hits.
 
     Attributes:
         exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
@@ -180,7 +178,6 @@ def _savings(
 
 
 def _token_counts(each: ReplayedRequest, tokens: TokenizedRequest | None) -> tuple[int, int]:
-    """Return the tokens of the prompt and of the response: from the logged usage, or else from the tokenizer."""
     logged = each.logged.response
     prompt, response = each.request.api.usage(logged) if isinstance(logged, dict) else (0, 0)
     if prompt:

@@ -237,7 +237,6 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
 
 
 def _is_journal_of(data: Path, journal: object) -> bool:
-    """Whether the settings of a data folder on this machine name the journal of a proxy."""
     location = load_settings(data=data).journal_location
     if not is_url(location):
         return location == journal and Path(location).is_file()

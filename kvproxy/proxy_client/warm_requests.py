@@ -136,5 +136,4 @@ def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
 
 
 def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
-    """Return the tenant of a client's key for each API; `models` has a served model of each API."""
     return {api: client.tenant(credential_headers(api, api_key), model) for api, model in models.items()}

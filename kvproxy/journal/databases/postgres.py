@@ -47,7 +47,6 @@ _SESSION = (
 
 
 def _ddl(statement: str) -> str:
-    """Translate a statement of the schema in SQLite to PostgreSQL."""
     statement = re.sub(
         r"^(create table (?:names|prompts) \(number) integer", r"\1 bigint generated always as identity", statement
     )

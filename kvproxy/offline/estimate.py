@@ -49,7 +49,7 @@ class HitSavings:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The effect of both caches on a log: of replays with different random numbers, the one with the median number of semantic hits.
+    """The effect of both caches on a log, in the replay with the median number of semantic hits.
 
     Attributes:
         exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.

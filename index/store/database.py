@@ -67,14 +67,14 @@ class Database(Protocol):
         """
 
     def in_list(self, column: str, name: str) -> str:
-        """Return an SQL condition that is true if the column is in the list `:name`. Pass the list through `list_value`."""
+        """Return the SQL condition that the column is in the list `:name`. Pass the list through `as_list_parameter`."""
 
-    def list_value(self, values: Sequence[str]) -> Any: ...
+    def as_list_parameter(self, values: Sequence[str]) -> Any: ...
 
     def storable_text(self, text: str) -> str:
         """Remove the characters that the database cannot store."""
 
-    def vector_value(self, vector: np.ndarray) -> Any: ...
+    def as_vector_parameter(self, vector: np.ndarray) -> Any: ...
 
     def disk_bytes(self) -> int: ...
 

@@ -133,7 +133,7 @@ class Observations:
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.in_list('entry', 'ids')} group by entry)"
         )
-        return {row["entry"] for row in self._database.query(sql, {"ids": self._database.list_value(ids)})}
+        return {row["entry"] for row in self._database.query(sql, {"ids": self._database.as_list_parameter(ids)})}
 
     def snapshot(self, namespace: str) -> str | None:
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})

@@ -99,7 +99,7 @@ class Store(StoreWriter):
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
         """Return the questions of entries by id; missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.in_list('r.id', 'ids')}"
-        rows = self.database.query(sql, {"ids": self.database.list_value(ids)} | self.time_parameters())
+        rows = self.database.query(sql, {"ids": self.database.as_list_parameter(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
@@ -227,7 +227,7 @@ class Store(StoreWriter):
         self.flush()
         sql = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} order by created, id"
         for ids in self._pages():
-            yield from self._intact_entries(self.database.query(sql, {"ids": self.database.list_value(ids)}))
+            yield from self._intact_entries(self.database.query(sql, {"ids": self.database.as_list_parameter(ids)}))
 
     def _pages(self) -> Iterator[list[str]]:
         sql = (

@@ -99,7 +99,7 @@ class StoreWriter:
         return None if put.vector is None else self._insert_vector(run, entry, put.vector, put.embedder)
 
     def _insert_vector(self, run: Transaction, entry: Entry, vector: np.ndarray, embedder: str) -> int:
-        values = {"id": entry.id, "namespace": entry.namespace, "vector": self.database.vector_value(vector)}
+        values = {"id": entry.id, "namespace": entry.namespace, "vector": self.database.as_vector_parameter(vector)}
         return int(run(_INSERT_VECTOR, values | {"embedder": embedder})[0]["number"])
 
     def delete(self, ids: Sequence[str]) -> list[RemovedEntry]:
@@ -114,7 +114,7 @@ class StoreWriter:
         chosen = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
             for start in range(0, len(ids), _PAGE):
-                rows = run(chosen, {"ids": self.database.list_value(ids[start : start + _PAGE]), "now": now})
+                rows = run(chosen, {"ids": self.database.as_list_parameter(ids[start : start + _PAGE]), "now": now})
                 changed = [expire_row(row, now) for row in rows]
                 run.executemany(
                     _EXPIRE, [{name: row[name] for name in ("expires", "checksum", "id")} for row in changed]
@@ -129,7 +129,7 @@ class StoreWriter:
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
         """Delete the vectors of entries, so that they have exact hits only; return the entries that had vectors."""
-        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.list_value(ids)}
+        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
             rows = run(f"delete from vectors where {chosen} returning id, namespace, number", values)
@@ -149,7 +149,7 @@ class StoreWriter:
     def reset_answer_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:
             chosen = self.database.in_list("entry", "ids")
-            run(f"update answers set name = entry where {chosen}", {"ids": self.database.list_value(ids)})
+            run(f"update answers set name = entry where {chosen}", {"ids": self.database.as_list_parameter(ids)})
 
     def reencrypt(self) -> int:
         cipher, resealed = self.codec.cipher, 0
@@ -175,7 +175,7 @@ class StoreWriter:
     def _remove(self, run: Transaction, ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
         if not ids:
             return []
-        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.list_value(ids)}
+        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
         numbers: dict[str, list[int]] = {}
         for row in run(f"delete from vectors where {chosen} returning id, number", values):
             numbers.setdefault(row["id"], []).append(row["number"])
@@ -221,7 +221,7 @@ class StoreWriter:
             " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
         )
         with self.database.transaction(durable=False) as run:
-            rows = run(without_vector, {"ids": self.database.list_value(list(given)), "embedder": embedder})
+            rows = run(without_vector, {"ids": self.database.as_list_parameter(list(given)), "embedder": embedder})
             return {row["id"]: self._insert_vector(run, *given[row["id"]], embedder) for row in rows}
 
     def close(self) -> None:

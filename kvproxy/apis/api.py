@@ -113,9 +113,9 @@ def last_item_text(body: JsonMap, name: str) -> str:
     return to_text(last.get("content", last) if isinstance(last, dict) else last)
 
 
-def token_counts(response: JsonMap, prompt: str, completion: str) -> tuple[int, int]:
+def token_counts(response: JsonMap, prompt_field: str, completion_field: str) -> tuple[int, int]:
     usage = response.get("usage")
-    return as_token_count(field(usage, prompt)) or 0, as_token_count(field(usage, completion)) or 0
+    return as_token_count(field(usage, prompt_field)) or 0, as_token_count(field(usage, completion_field)) or 0
 
 
 def openai_error(error: KvproxyError) -> JsonObject:

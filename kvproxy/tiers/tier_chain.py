@@ -23,7 +23,7 @@ class TierChain:
     """The configured stores, the fastest first.
 
     Args:
-        max_pending_bytes: maximum size of all pending writes.
+        max_pending_bytes: maximum size of all pending writes; further chunks are dropped.
         cipher: encrypts chunks on disk and in Redis. Machines that share a Redis need the same encryption keys.
     """
 

@@ -28,7 +28,7 @@ _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
 """If the cosine of a neighbour in an obsolete class is higher by more than this, the next neighbour is probably wrong."""
 _MIN_COMPARISONS = 50
-"""With fewer comparisons, no request that `checked` accepted is forwarded for exploration."""
+"""With fewer comparisons, the hits of `checked` are served without exploration; its misses are compared anyway."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _MIN_CHECKED = 30
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0

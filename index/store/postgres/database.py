@@ -93,13 +93,13 @@ class PostgresDatabase:
     def in_list(self, column: str, name: str) -> str:
         return f"{column} = any(:{name})"
 
-    def list_value(self, values: Sequence[str]) -> list[str]:
+    def as_list_parameter(self, values: Sequence[str]) -> list[str]:
         return list(values)
 
     def storable_text(self, text: str) -> str:
         return text.replace("\x00", "")
 
-    def vector_value(self, vector: np.ndarray) -> str:
+    def as_vector_parameter(self, vector: np.ndarray) -> str:
         return f"[{','.join(map(repr, vector.astype(np.float32).tolist()))}]"
 
     def disk_bytes(self) -> int:

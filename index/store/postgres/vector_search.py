@@ -64,7 +64,7 @@ class PostgresSearch(VectorSearch):
             "select id, -(vector <#> :near::vector) as score from vectors where embedder = :embedder"
             f" and namespace = :namespace order by (vector::{type}) <#> :near::{type} limit :limit"
         )
-        near = self._database.vector_value(vector)
+        near = self._database.as_vector_parameter(vector)
         values = {"embedder": self._embedder, "namespace": namespace, "near": near, "limit": limit}
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
         rows = self._database.query(sql, values | self._store.time_parameters())

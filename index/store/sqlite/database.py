@@ -76,13 +76,13 @@ class SqliteDatabase:
     def in_list(self, column: str, name: str) -> str:
         return f"{column} in (select value from json_each(:{name}))"
 
-    def list_value(self, values: Sequence[str]) -> str:
+    def as_list_parameter(self, values: Sequence[str]) -> str:
         return json.dumps(list(values))
 
     def storable_text(self, text: str) -> str:
         return text
 
-    def vector_value(self, vector: np.ndarray) -> bytes:
+    def as_vector_parameter(self, vector: np.ndarray) -> bytes:
         return vector.astype(np.float32).tobytes()
 
     def disk_bytes(self) -> int:

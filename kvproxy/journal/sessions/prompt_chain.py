@@ -30,14 +30,14 @@ class PromptChain:
     conversation: tuple[int | None, ...]
     first: int
 
-    def tokens_before(self, end: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
-        """Estimate the number of tokens of the first `end` regions, in proportion to their bytes.
+    def estimate_tokens(self, num_regions: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
+        """Estimate the number of tokens of the first `num_regions` regions, in proportion to their bytes.
 
         Args:
             known: a number n, and the known number of tokens of the first n regions.
         """
         regions, tokens = known
-        before, total = sum(self.sizes[regions:end]), sum(self.sizes[regions:])
+        before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
     def assistant_indexes(self) -> list[int]:

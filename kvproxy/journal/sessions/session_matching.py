@@ -87,7 +87,7 @@ class SessionIndex:
             return None
         measured = next((each for each in range(length, 0, -1) if chain.prefixes[each - 1] in self._tokens), 0)
         known = (measured, self._tokens[chain.prefixes[measured - 1]]) if measured else (0, 0)
-        tokens = min(prompt_tokens, chain.tokens_before(length, prompt_tokens, known))
+        tokens = min(prompt_tokens, chain.estimate_tokens(length, prompt_tokens, known))
         return KnownPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
 
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:

@@ -194,7 +194,7 @@ class TurnWriter:
                     region += " reasoning"
                 assert record.prompt_tokens is not None
                 start = (known.regions, known.tokens)
-                answer = chain.tokens_before(known.regions + 1, record.prompt_tokens, start) - known.tokens
+                answer = chain.estimate_tokens(known.regions + 1, record.prompt_tokens, start) - known.tokens
         return EarlierPrefix(
             tokens=known.tokens,
             is_exact=known.is_exact,

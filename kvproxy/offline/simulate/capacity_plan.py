@@ -141,7 +141,10 @@ def plan_capacity(
     *,
     exact: bool,
 ) -> CapacityPlan:
-    """Simulate pool sizes and eviction policies (see `sweep`), and compute the cost of each size."""
+    """Simulate pool sizes and eviction policies (see `sweep`), and compute the mean TTFT and the price of each size.
+
+    `name` is the title of the report.
+    """
     chains, block_tokens = workload.chains, workload.block_tokens
     tokens = sum(arrival.tokens for arrival in workload.arrivals)
     result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact, tokens=tokens)

@@ -95,8 +95,8 @@ def sweep(
 def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
     """Return two samples of the trace, to be simulated with 1/21 of the pool size (SHARDS; Waldspurger et al., 2015).
 
-    A sample contains every 21st distinct block in the order of first use, except blocks that many requests use, because
-    those are hits in any pool.
+    A sample contains every 21st distinct block in the order of first use, beginning with the first or the eleventh. It omits
+    blocks of more than a twentieth of the requests, because those are hits in any pool.
     """
     uses = Counter(chain.from_iterable(request.blocks for request in requests))
     most = max(2, len(requests) // 20)

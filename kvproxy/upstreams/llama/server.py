@@ -159,7 +159,7 @@ class LlamaServer:
             if self.saver is not None:
                 if self.table.clears_idle_slots:
                     await self._save_idle_slots(self.saver)
-                placement.restored = await self.saver.prepare(slot, choice)
+                placement.restored = await self.saver.save_and_restore(slot, choice)
         except BaseException:
             placement.abandon()
             raise

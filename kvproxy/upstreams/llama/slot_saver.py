@@ -46,11 +46,8 @@ class SlotSaver:
             else []
         )
 
-    async def prepare(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
-        """Save the slot if the request would overwrite unsaved tokens, then restore the chosen file.
-
-        Returns the file; None if no file was restored.
-        """
+    async def save_and_restore(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
+        """Save the slot if the request would overwrite unsaved tokens, then restore and return the chosen file, if any."""
         if not self.is_enabled:
             return None
         kept = 0 if choice.restore else choice.kept

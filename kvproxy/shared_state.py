@@ -143,7 +143,7 @@ class SharedState:
         return [row["settings"] for row in self._database.query("select settings from clients order by name")]
 
     def set_client(self, name: str, settings: str | None, operator: str, change: str) -> None:
-        """Store a client, or remove it if `settings` is None, and record a change such as `remove client a`."""
+        """Store a client, or remove it if `settings` (JSON) is None, and record a change such as `remove client a`."""
         values = {"name": name, "settings": settings, "operator": operator, "change": change}
         self._database.query(_SET_CLIENT, values)
 

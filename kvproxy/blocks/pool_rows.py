@@ -145,10 +145,7 @@ def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
 
 
 def find_cached_prompt(manager: KVCacheManager, hash_prefix: str) -> CacheRequest | None:
-    """Return a request whose cached prefix ends with the block whose hash starts with `hash_prefix`.
-
-    Returns None if no such block is cached.
-    """
+    """Return a request whose cached prefix ends with a block whose hash starts with `hash_prefix`; None without such a block."""
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(hash_prefix):
             request, start = block.source

@@ -125,7 +125,7 @@ def _find_variable(path: SettingPath) -> str | None:
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return one line per unknown `KVPROXY_*` variable whose name resembles a setting outside the sections.
 
-    `known` has the names of variables that are not settings.
+    `settings` has names such as `cache.ttl`; `known` has variables that are no settings, without `KVPROXY_`, in lower case.
     """
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):

@@ -111,12 +111,12 @@ class TokenRestorer:
                 low, high = (middle, high) if is_same else (low, middle - 1)
                 middle = (low + high + 1) // 2
             for length in range(low * size, 0, -size):
-                for rest in await self._tokenize_rest(text, await self._detokenize(chain[:length], request), request):
+                for rest in await self._rest_candidates(text, await self._detokenize(chain[:length], request), request):
                     if await self._detokenize([*chain[:length], *rest], request) == text:
                         return [*tokens[:start], *chain[:length], *rest]
         return None
 
-    async def _tokenize_rest(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
+    async def _rest_candidates(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
         """Tokenize the part of `text` after `beginning`.
 
         If `beginning` ends within a character, its next bytes may begin with several tokens: return all candidates.

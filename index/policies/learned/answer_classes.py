@@ -24,19 +24,19 @@ class ClassAssignment:
     is_outlier: bool
 
 
-def comparison_order(judged: int, classes: Sequence[str]) -> list[int]:
+def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
     """Return indexes of neighbours whose answers are compared with a fresh answer, until one is equal.
 
     These are the judged neighbour, another neighbour of its class, and the nearest neighbour of each of two other classes.
 
     Args:
-        judged: index of the neighbour about which the policy decided.
+        judged_index: index of the neighbour about which the policy decided.
         classes: class of each neighbour's answer, nearest neighbour first.
     """
-    own = classes[judged]
-    second = [place for place, name in enumerate(classes) if name == own and place != judged][:1]
+    own = classes[judged_index]
+    second = [place for place, name in enumerate(classes) if name == own and place != judged_index][:1]
     others = [classes.index(name) for name in dict.fromkeys(classes) if name != own][:_OTHER_CLASSES]
-    return [judged, *second, *others]
+    return [judged_index, *second, *others]
 
 
 def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:

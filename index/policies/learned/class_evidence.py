@@ -40,7 +40,7 @@ class ClassEvidence:
         return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, name: str, error: float, right: bool) -> None:
-        """Update a class's odds by Bayes' rule after a comparison of its answer with a fresh answer.
+        """Update the odds that a class's answer has changed, after a comparison with a fresh answer.
 
         Args:
             error: estimated probability that the two answers differ.

@@ -4,6 +4,7 @@ A wrong answer is an event. Its true probability is its estimated probability ti
 all answers. Let x be the sum of all estimates, and w the number of events. Then `r^w * exp((1 - r) f x)` is a supermartingale
 for every ratio r, and so is its mean over a distribution of ratios: above 1 for served answers, below 1 for comparisons. The
 product of both means is a supermartingale, too. By Ville's inequality, it exceeds 10 at any time with at most 10% probability.
+The bound is the largest number of wrong answers for which some factor f keeps the product at 10 or less.
 """
 
 import math

@@ -238,7 +238,7 @@ class LearnedPolicy:
             level.risk,
             level.bound,
             self.max_error,
-            level.acceptable_share,
+            level.share_within_limit,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
         )
 

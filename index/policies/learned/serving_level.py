@@ -56,7 +56,7 @@ class ServingLevel:
 
     @property
     def bound(self) -> float:
-        """An upper bound of the share of wrong answers among the served answers."""
+        """An upper bound, with 90% probability, of the share of wrong answers among the served answers."""
         risk = self.risk / (1 - self.judge_error)
         wrong = bisect_left(
             range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
@@ -64,7 +64,7 @@ class ServingLevel:
         return min(1.0, wrong / max(self.served, MIN_SERVED))
 
     @property
-    def acceptable_share(self) -> float:
+    def share_within_limit(self) -> float:
         """The share of recent requests whose estimated error is within `limit`."""
         total = float(self.error_histogram.sum())
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0

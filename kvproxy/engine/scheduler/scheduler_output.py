@@ -31,7 +31,7 @@ class TokenSpan:
         table = self.block_tables[group]
         return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
 
-    def split(self) -> "list[TokenSpan]":
+    def split_tokens(self) -> "list[TokenSpan]":
         return [
             TokenSpan([token], at, self.block_tables, lora_id=self.lora_id)
             for at, token in enumerate(self.tokens, self.start)

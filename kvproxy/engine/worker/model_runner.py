@@ -74,7 +74,7 @@ class ModelRunner:
         """Return the logits of the last `counts[i]` tokens of each span `i`; None if the step must run eagerly."""
         if self._captured is None or any(len(span.tokens) > _MAX_CAPTURED_SPAN for span in spans):
             return None
-        rows = [row for span in spans for row in span.split()]
+        rows = [row for span in spans for row in span.split_tokens()]
         if not self._captured.fits(rows):
             return None
         with self._device_context():

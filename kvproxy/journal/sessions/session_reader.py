@@ -268,7 +268,8 @@ def ledger_of(
 ) -> LedgerReport:
     """Return a ledger from numbers of tokens by model and by result.
 
-    The results are `reused`, the `CAUSES`, `written_5m`, `written_1h`, and `stored`.
+    `reused` and the `CAUSES` together are all prompt tokens. `written_5m` and `written_1h` count tokens written to a provider's
+    cache, and `stored` these tokens times hours.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()

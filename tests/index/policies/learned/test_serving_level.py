@@ -132,7 +132,7 @@ def test_the_level_uses_most_of_its_allowance() -> None:
     level = ServingLevel(0.05)
     assert serve(level, 5000, 0)[0] > 2000
     assert 0.0 < level.bound <= 0.05
-    assert 0.3 < level.acceptable_share < 0.9
+    assert 0.3 < level.share_within_limit < 0.9
 
 
 def test_wrong_comparisons_lower_the_level() -> None:

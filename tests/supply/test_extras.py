@@ -48,7 +48,11 @@ def run(hidden: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
             "multilingual",
         ),
         ("psycopg", ["cache", "ls", "--store", "postgresql://127.0.0.1:9/x"], "postgres"),
-        ("psycopg", ["serve", "--upstream", "http://127.0.0.1:9", "--store", "postgresql://127.0.0.1:9/x"], "postgres"),
+        (
+            "psycopg",
+            ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0", "--store", "postgresql://127.0.0.1:9/x"],
+            "postgres",
+        ),
         ("matplotlib", ["simulate", "trace.jsonl", "--plot", "curve.svg"], "plot"),
     ],
 )

@@ -12,6 +12,7 @@ from kvproxy.journal.schema import COLUMNS
 from tests.tour.test_tour import ROOT, Step, filled, normal, run_tour, written
 
 PAGE = ROOT / "docs" / "journal.md"
+WIDTH = 100
 # What differs from run to run beside ids: when it was, and how long it took.
 _VARIABLE = [
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"), "<time>"),
@@ -33,7 +34,7 @@ def told(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tour() -> list[Step]:
-    return run_tour(PAGE.read_text(), width=100)
+    return run_tour(PAGE.read_text(), WIDTH)
 
 
 def test_the_output_of_the_page_is_current(tour: list[Step]) -> None:
@@ -59,4 +60,4 @@ def test_the_reference_has_every_reason_and_every_column() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    PAGE.write_text(filled(PAGE.read_text(), WIDTH))

@@ -124,9 +124,9 @@ def test_the_readme_shows_steps_of_the_tour() -> None:
     assert [block for block in blocks if block not in page] == []
 
 
-def filled(text: str) -> str:
+def filled(text: str, width: int = WIDTH) -> str:
     """A page with the real output of its commands."""
-    printed = iter(run_tour(text))
+    printed = iter(run_tour(text, width))
 
     def fill(block: re.Match[str]) -> str:
         lines = [line for line in block[1].splitlines() if line.startswith("$ ")]

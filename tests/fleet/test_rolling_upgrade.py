@@ -81,6 +81,6 @@ def test_proxies_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
     text, empty = file.read_text(), "MIGRATIONS: tuple[Migration, ...] = ()\n"
     assert empty in text
     file.write_text(text.replace(empty, f"MIGRATIONS = (Migration({EXPAND.statements!r}),)\n"))
-    finding = upgrade(ROOT, tmp_path, 0.5)
+    finding = upgrade(ROOT, tmp_path, 0.2, proxies=2)
     assert passed([finding])
     assert finding.counts["acknowledged"] > 20

@@ -26,7 +26,7 @@ from tests.postgres_server import run_postgres
 from tests.processes import Serving, answers, serve
 
 ROOT = Path(__file__).resolve().parents[2]
-_PROXIES, _WORKERS, _KEYS = 3, 4, ["one", "two"]
+_WORKERS, _KEYS = 3, ["one", "two"]
 _DRAINED_SECONDS = 60.0
 """Limit of the end of a proxy, which waits for its requests in flight."""
 
@@ -34,11 +34,11 @@ _DRAINED_SECONDS = 60.0
 class _Fleet:
     """Proxies of several versions on fixed ports, and nginx, which can leave one out."""
 
-    def __init__(self, folder: Path, store: str, upstream: str) -> None:
-        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(_PROXIES)]
+    def __init__(self, folder: Path, store: str, upstream: str, proxies: int) -> None:
+        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(proxies)]
         self._folder, self._store, self._upstream = folder, store, upstream
         self._running: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in self.urls]
-        self._processes: list[Serving | None] = [None] * _PROXIES
+        self._processes: list[Serving | None] = [None] * proxies
 
     def start(self, place: int, code: Path) -> None:
         data = self._folder / f"data{time.monotonic_ns()}"
@@ -77,17 +77,17 @@ class _Fleet:
         )
 
 
-def upgrade(old: Path, new: Path, seconds: float) -> Finding:
-    """Replace three proxies of one source folder by proxies of another one, with some seconds of load after each step."""
-    finding = Finding("rolling upgrade of three proxies", rounds=_PROXIES)
+def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
+    """Replace proxies of one source folder by proxies of another one, with some seconds of load after each step."""
+    finding = Finding(f"rolling upgrade of {proxies} proxies", rounds=proxies)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upgrade")))
         store, port = stack.enter_context(run_postgres()).url, free_port()
         command = [sys.executable, "-m", "tests.faults.upstream", str(port)]
         upstream = stack.enter_context(serve(command, port, folder / "upstream", cwd=ROOT)).url
-        fleet = _Fleet(folder, store, upstream)
+        fleet = _Fleet(folder, store, upstream, proxies)
         stack.callback(fleet.close)
-        for place in range(_PROXIES):
+        for place in range(proxies):
             fleet.start(place, old)
         front = free_port()
         reload = stack.enter_context(run_nginx(folder, fleet.site(front)))
@@ -95,7 +95,7 @@ def upgrade(old: Path, new: Path, seconds: float) -> Finding:
         until(lambda: answers(f"{url}/health"))
         with finding.timed(), _load(url, finding, seconds) as (load, workers):
             load()
-            for place in range(_PROXIES):
+            for place in range(proxies):
                 reload(fleet.site(front, left_out=place))
                 fleet.stop(place)
                 load()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.options import DEFAULT_URL, ApiKey, Token, Url
+from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Token, Url
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.units import plural, tenant_name
@@ -50,6 +50,7 @@ def warm(
     api_key: ApiKey = None,
     token: Token = None,
     url: Url = DEFAULT_URL,
+    data: Data = None,
 ) -> Output:
     """Fill both caches from prompts, logs or another cache.
 
@@ -82,7 +83,7 @@ def warm(
         default_model = model or target.first_model(credential_headers("chat", api_key))
         found = warm_requests.read_requests(file, read_text(file), default_model, system)
     elif from_log:
-        found = warm_requests.logged_requests(origin, token, top, api_key)
+        found = warm_requests.logged_requests(origin, token, data, top, api_key)
     else:
         found = warm_requests.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
@@ -91,6 +92,7 @@ def warm(
     control = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None
     report = WarmReport(
         skipped=found.skipped,
+        unreadable=len(found.errors),
         duplicates=sum(each.count - 1 for each in requests) if file else 0,
         errors=list(found.errors),
     )
@@ -108,15 +110,22 @@ def warm(
         print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
     if file is not None and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'line')} without a request")
+    if found.plain_lines:
+        print_note(
+            f"read as JSON lines, because line {found.first_record} is JSON; skipped plain text in"
+            f" {_line_numbers(found.plain_lines)}: put prompts into another file"
+        )
     document = report.document()
-    if file is not None and report.has_cache and report.cached:
-        document["required"] = _required_for_hits(target, requests[0], api_key, headers)
+    if report.has_cache and report.cached:
+        document["required"] = _required_for_hits(target, requests, api_key, headers)
 
     def show() -> None:
         _print(report)
         if required := document.get("required"):
             fields = [f"{name} {_field_text(value)}" for name, value in required["fields"].items()]
-            print_text(f"stored for tenant {', '.join([tenant_name(required['tenant']), *fields])}")
+            fields += [f"{name} of each request" for name in required["varying"]]
+            tenants = " and ".join(map(tenant_name, required["tenants"]))
+            print_text(f"stored for tenant {', '.join([tenants, *fields])}")
 
     return Output(document, show, code or int(bool(report.errors)))
 
@@ -128,20 +137,33 @@ def _field_text(value: Any) -> str:
 
 
 def _required_for_hits(
-    client: "ProxyClient", request: "WarmRequest", api_key: str | None, headers: dict[str, str]
+    client: "ProxyClient", requests: "list[WarmRequest]", api_key: str | None, headers: dict[str, str]
 ) -> dict[str, Any]:
-    from kvproxy.apis import APIS
     from kvproxy.errors import KvproxyError
     from kvproxy.proxy_client.api_paths import API_NAMES, credential_headers
 
-    api = API_NAMES[request.path]
+    # A credential is in another header for another API, and selects another tenant.
+    models = {API_NAMES[request.path]: str(request.body.get("model", "")) for request in requests}
     try:
-        tenant = client.tenant(credential_headers(api, api_key) | headers, str(request.body.get("model", "")))
+        tenants = [client.tenant(credential_headers(api, api_key) | headers, model) for api, model in models.items()]
     except KvproxyError as error:
-        tenant = f"unknown ({error.message})"
-    body = request.body
-    known = {"model", "messages", "prompt", "input", "system", *SAMPLING, *APIS[api].ignored_fields}
-    return {"tenant": tenant, "fields": {name: body.get(name) for name in (*SAMPLING, *sorted(body.keys() - known))}}
+        tenants = [f"unknown ({error.message})"]
+    fields = [_key_fields(request) for request in requests]
+    names = [*SAMPLING, *sorted(set().union(*fields) - set(SAMPLING))]
+    same = [name for name in names if all(each.get(name) == fields[0].get(name) for each in fields)]
+    return {
+        "tenants": list(dict.fromkeys(tenants)),
+        "fields": {name: fields[0].get(name) for name in same},
+        "varying": [name for name in names if name not in same],
+    }
+
+
+def _key_fields(request: "WarmRequest") -> dict[str, Any]:
+    from kvproxy.apis import APIS
+    from kvproxy.proxy_client.api_paths import API_NAMES
+
+    known = {"model", "messages", "prompt", "input", "system", *APIS[API_NAMES[request.path]].ignored_fields}
+    return {name: value for name, value in request.body.items() if name not in known}
 
 
 def _send(
@@ -180,8 +202,12 @@ def _print(report: "WarmReport") -> None:
     for error in report.errors:
         lines.setdefault(error.message, []).append(error.line)
     for message, found in list(lines.items())[:_LISTED_ERRORS]:
-        more = f" and {len(found) - _LISTED_LINES:,} more" if len(found) > _LISTED_LINES else ""
-        shown = ", ".join(map(str, sorted(found)[:_LISTED_LINES]))
-        print_note(f"{'line' if len(found) == 1 else 'lines'} {shown}{more}: {message}")
+        print_note(f"{_line_numbers(found)}: {message}")
     if len(lines) > _LISTED_ERRORS:
         print_note(f"and {len(lines) - _LISTED_ERRORS:,} more errors: list all with --json")
+
+
+def _line_numbers(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
+    shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))
+    return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"

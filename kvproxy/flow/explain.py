@@ -99,14 +99,33 @@ def _closest_entry(request: ApiRequest, key: CacheKey, alike: Sequence[Entry]) -
         stored = _contents_of(entry) if entry.tenant == request.tenant else None
         if stored is None:
             continue
-        names = [name for name in dict.fromkeys([*own, *stored]) if own.get(name) != stored.get(name)]
-        if names and (best is None or len(names) < len(best[1])):
-            best = entry, names, stored
-    if best is None:
-        return None
-    entry, names, stored = best
-    changes = [{"part": name, "stored": stored.get(name), "request": own.get(name)} for name in names]
-    return {"id": entry.id, "differs": changes}
+        changes = _differences(own, stored)
+        if changes and (best is None or len(changes) < len(best[1])):
+            best = entry, changes
+    return None if best is None else {"id": best[0].id, "differs": best[1]}
+
+
+def _differences(own: Mapping[str, Json], stored: Mapping[str, Json]) -> list[dict[str, Json]]:
+    names = [name for name in dict.fromkeys([*own, *stored]) if "[" not in name and own.get(name) != stored.get(name)]
+    changes: list[dict[str, Json]] = [
+        {"part": name, "stored": stored.get(name), "request": own.get(name)} for name in names
+    ]
+    asked, known = ([item for item in each.items() if "[" in item[0]] for each in (own, stored))
+    while asked and known and asked[0][1] == known[0][1]:
+        del asked[0], known[0]
+    # The questions are equal, so messages are aligned from the end.
+    last: list[dict[str, Json]] = []
+    while asked or known:
+        if asked and known and asked[-1][0].partition(" ")[2] == known[-1][0].partition(" ")[2]:
+            (name, text), (_, other) = asked.pop(), known.pop()
+            last += [{"part": name, "stored": other, "request": text}] if text != other else []
+        elif len(asked) > len(known):
+            name, text = asked.pop()
+            last.append({"part": name, "stored": None, "request": text})
+        else:
+            name, text = known.pop()
+            last.append({"part": name, "stored": text, "request": None})
+    return changes + last[::-1]
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, alike: Sequence[Entry]) -> bool:

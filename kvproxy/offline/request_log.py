@@ -59,11 +59,15 @@ class RequestLog:
 
     Attributes:
         skipped: number of lines without a request to a cached API, such as comments.
+        first_record: number of the first line with a request, if the log was read as JSON lines.
+        plain_lines: numbers of the skipped lines that are plain text, such as prompts in a file of JSON lines.
     """
 
     requests: list[LoggedRequest] = field(default_factory=list)
     skipped: int = 0
     errors: list[LineError] = field(default_factory=list)
+    first_record: int | None = None
+    plain_lines: list[int] = field(default_factory=list)
 
 
 class _SkipLine(Exception): ...
@@ -89,6 +93,10 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
     log = RequestLog(skipped=len(lines) - len(content))
     values = [_json_object(line) for _, line in content]
     if any(map(_is_record, values)) or None not in values:
+        log.first_record = next(
+            (number for (number, _), value in zip(content, values, strict=True) if _is_record(value)), None
+        )
+        log.plain_lines = [number for number, line in content if not line.lstrip().startswith("{")]
         _read_records(content, model, log)
     else:
         _read_prompts(content, model, system, log)

@@ -30,6 +30,7 @@ class WarmReport:
     Attributes:
         outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
         skipped: see `WarmSource`.
+        unreadable: number of lines that are not requests although they should be; they are also in `errors`.
         duplicates: number of lines that are equal to an earlier line, and were not sent.
         pinned: number of pinned tokens; None if no pinning was requested.
         not_pinned: number of answered prompts that could not be pinned; they are also in `errors`.
@@ -40,6 +41,7 @@ class WarmReport:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     skipped: int = 0
+    unreadable: int = 0
     duplicates: int = 0
     pinned: int | None = None
     not_pinned: int = 0
@@ -57,7 +59,7 @@ class WarmReport:
     def document(self) -> dict[str, Any]:
         pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned, "not_pinned": self.not_pinned}
         return {
-            "requests": sum(self.outcomes.values()) + self.failed,
+            "requests": sum(self.outcomes.values()) + self.failed - self.unreadable,
             "computed_and_stored": self.outcomes["stored"],
             "computed_not_stored": self.outcomes["forwarded"],
             "exact_hits": self.outcomes["exact"],

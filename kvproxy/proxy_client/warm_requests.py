@@ -35,18 +35,21 @@ class WarmSource:
     Attributes:
         requests: distinct requests, the most frequent first.
         skipped: number of ignored lines without a request, responses of other tenants, and prompts whose text is not stored.
+        first_record, plain_lines: see `RequestLog`.
     """
 
     requests: list[WarmRequest] = field(default_factory=list)
     skipped: int = 0
     errors: list[LineError] = field(default_factory=list)
+    first_record: int | None = None
+    plain_lines: list[int] = field(default_factory=list)
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
     """Read the distinct requests of a file. Raises InvalidRequest if it has no request."""
     log = read_log(file, text, model, system)
     requests = [WarmRequest(each.line, each.api.path, each.body) for each in log.requests]
-    return WarmSource(distinct_requests(requests), log.skipped, log.errors)
+    return WarmSource(distinct_requests(requests), log.skipped, log.errors, log.first_record, log.plain_lines)
 
 
 def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
@@ -85,21 +88,22 @@ def stored_requests(
 
 
 def logged_requests(
-    client: ProxyClient, admin_token: str | None, max_requests: int | None, api_key: str | None
+    client: ProxyClient, admin_token: str | None, data: Path | None, max_requests: int | None, api_key: str | None
 ) -> WarmSource:
     """Return the journal's requests whose text is stored, the most frequent first.
 
     Args:
+        data: data folder of the proxy; None for the folder that the proxy names.
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
 
     Raises:
         InvalidRequest: the journal is on another machine.
         NotFound: the journal has no request of the tenant with a stored text.
     """
-    journal = open_journal(client.url, admin_token, None)
+    journal = open_journal(client.url, admin_token, data)
     if not isinstance(journal, DirectJournal):
         raise InvalidRequest(
-            f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}"
+            f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}, or give --data"
         )
     prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
     tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)

@@ -30,6 +30,11 @@ def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tm
         )
         system = kvproxy(*given[:-1], "0.5", "--system", "Be brief.", url=url).stdout
         assert 'messages[0] system (stored unset, request "Be brief.")' in system
+        body = said("Why?") | {"messages": [{"role": "system", "content": "Be brief."}, *said("Why?")["messages"]]}
+        headers = credential_headers("chat", "own") | {"cache-control": "confirm"}
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+        (missing,) = result("explain", "Why?", "--model", "m", "--api-key", "own", url=url)["closest"]["differs"]
+        assert missing == {"part": "messages[0] system", "stored": body["messages"][0], "request": None}
         # Nothing of another tenant is shown.
         assert result("explain", "What?", "--model", "m", "--api-key", "third", url=url)["closest"] is None
         assert result(*given[:-1], "0.5", url=url)["closest"] is None

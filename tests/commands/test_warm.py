@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import time
@@ -71,6 +72,8 @@ def test_refresh_renews_responses_of_the_own_tenant(tmp_path: Path) -> None:
         before = {entry["id"] for entry in result("cache", "ls", url=url)}
         done = kvproxy("warm", "--cache", "--refresh", "--api-key", "a", url=url)
         assert (done.returncode, done.stdout.split("\n")[1].split()[-1]) == (0, "2")
+        last = done.stdout.splitlines()[-1]
+        assert re.fullmatch(r"stored for tenant \w+ and \w+, temperature unset, max_tokens 5", last), last
         assert done.stderr == "skipped 1 response of other tenants: give their key with --api-key\n"
         after = result("cache", "ls", url=url)
         assert len(after) == 3
@@ -94,6 +97,7 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
                 client.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 8)
         arguments = ("warm", "--from-log", "--api-key", "a", "--concurrency", 1)
+        assert result(*arguments, "--data", tmp_path, "--top", 1, url=url)["exact_hits"] == 1
         assert result(*arguments, "--top", 1, url=url)["exact_hits"] == 1
         # Stored requests are sent while their responses exist.
         upstream.asked.clear()
@@ -140,15 +144,17 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
         assert kvproxy("warm", "-", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n").returncode == 0
         assert upstream.questions() == ["one", "three"]
         same = kvproxy("warm", "-", url=url, stdin=log.encode() + b'\n{"messages": [' * 6)
+    skipped = (
+        "skipped 2 lines without a request\n"
+        "read as JSON lines, because line 2 is JSON; skipped plain text in line 4: put prompts into another file\n"
+    )
     assert (done.returncode, done.stderr) == (
         1,
-        "skipped 2 lines without a request\nline 3: this is not a JSON object\n",
+        skipped + "line 3: this is not a JSON object\n",
     )
-    assert (
-        same.stderr == "skipped 2 lines without a request\nlines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n"
-    )
+    assert same.stderr == skipped + "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n"
     counts = json.loads(told.stdout)
-    assert (counts["requests"], counts["skipped"], counts["failed"]) == (3, 2, 1)
+    assert (counts["requests"], counts["skipped"], counts["failed"]) == (2, 2, 1)
     assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
 
 
@@ -229,7 +235,11 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         tenant = httpx.get(f"{url}/admin/cache").json()[0]["tenant"]
         assert f"stored for tenant {tenant}," in done.stdout
         required = result("warm", file, "--model", "m", *options, url=url)["required"]
-        assert required == {"tenant": tenant, "fields": {"temperature": 0, "max_tokens": 50, "seed": 7}}
+        assert required == {
+            "tenants": [tenant],
+            "fields": {"temperature": 0, "max_tokens": 50, "seed": 7},
+            "varying": [],
+        }
     for wrong in (["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]):
         done = kvproxy("warm", file, "--model", "m", *wrong)
         assert (done.returncode, "such as" in done.stderr) == (2, True)

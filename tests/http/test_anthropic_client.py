@@ -22,6 +22,12 @@ def client(demo: Demo) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0)
 
 
+def test_a_forbidden_computation_raises_the_documented_class(client: anthropic.Anthropic) -> None:
+    headers, new = {"cache-control": "only-if-cached"}, [{"role": "user", "content": "Never asked before?"}]
+    with pytest.raises(anthropic.GatewayTimeoutError):
+        client.messages.create(model="demo", max_tokens=5, messages=new, extra_headers=headers)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"system": "Be brief. " * 40}, {"system": [{"type": "text", "text": "Be kind."}]}]
 )

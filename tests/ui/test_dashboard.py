@@ -174,7 +174,7 @@ def card(page: Page, words: str) -> str:
     return f".match[data-number='{page.run(script, words)}']"
 
 
-def test_matches_can_be_judged_pinned_and_dropped(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
+def test_matches_can_be_judged_pinned_and_removed(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
     served = next(each for each in httpx.get(f"{url}/admin/log?judged=true").json() if each["layer"] == "semantic")
     page.open(url, "matches")
     match = card(page, "How can I reset my password?")
@@ -191,14 +191,14 @@ def test_matches_can_be_judged_pinned_and_dropped(page: Page, url: str, store) -
     page.click(f"{match} button", "Pin")
     page.until(lambda: "Pinned" in page.text(f"{match} .note[role=status]"))
     assert store.pinned() == [served["near"]]
-    page.click(f"{match} button", "Drop")
+    page.click(f"{match} button", "Remove")
     assert store.get(served["near"]) is not None
-    page.click(f"{match} button", "Really drop?")
-    page.until(lambda: "Dropped" in page.text(f"{match} .note[role=status]"))
+    page.click(f"{match} button", "Really remove?")
+    page.until(lambda: "Removed" in page.text(f"{match} .note[role=status]"))
     assert store.get(served["near"]) is None
 
 
-def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
+def test_stored_responses_are_searched_opened_and_removed(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
     ask(url, "dora", "Shall this be dropped?")
     page.open(url, "stored")
     every = store.list_entries()
@@ -206,8 +206,8 @@ def test_stored_responses_are_searched_opened_and_dropped(page: Page, url: str, 
     page.find("input.first").send_keys("dropped?")
     page.until(lambda: page.texts(".grid .row[id] > :last-child") == ["Shall this be dropped?"])
     page.click(".grid .row[id]")
-    page.click(".beside button", "Drop")
-    page.until(lambda: "Dropped." in page.text(".beside [role=status]"))
+    page.click(".beside button", "Remove")
+    page.until(lambda: "Removed." in page.text(".beside [role=status]"))
     assert store.ids(EntryFilter(search="dropped?")) == []
     page.until(lambda: not page.texts(".grid .row[id]"))
 

@@ -27,14 +27,14 @@ export function match(record, api) {
   reasonSentences(api).then((known) => { why.textContent = known?.[record.reason] ?? ""; });
   const [asked, stored] = record.question && record.stored_question ? marked(record.question, record.stored_question) : [record.question, record.stored_question];
   let sure = false;
-  const drop = button("Drop", () => {
+  const remove = button("Remove", () => {
     if (!sure) {
       sure = true;
-      drop.textContent = "Really drop?";
-      setTimeout(() => { sure = false; drop.textContent = "Drop"; }, 4000);
+      remove.textContent = "Really remove?";
+      setTimeout(() => { sure = false; remove.textContent = "Remove"; }, 4000);
       return;
     }
-    ask(() => api.delete(path), "Dropped: the stored response is gone.");
+    ask(() => api.delete(path), "Removed: the stored response is gone.");
   });
   return h("div", { class: "match", "data-number": String(record.number) },
     h("div", { class: "pair" },
@@ -50,7 +50,7 @@ export function match(record, api) {
       button("Reject", judge(false), { "data-tip": "Serve it for no similar question any more" }),
       button("Approve", judge(true), { "data-tip": "Undo a rejection; the policy learns that it was right" }),
       button("Pin", () => ask(() => api.post(`${path}/pin`), "Pinned: others make room before it."), { "data-tip": "Keep it when the store is full" }),
-      drop, said)));
+      remove, said)));
 }
 
 function question(title, text, otherwise) {

@@ -142,7 +142,7 @@ function details(node, entry, { api, close, changed }) {
       act("Unpin", () => pin(false), "No longer pinned."),
       act("Reject", () => api.post(`${path}/feedback`, { right: false }), "Rejected: it is served for equal requests only."),
       act("Approve", () => api.post(`${path}/feedback`, { right: true }), "Approved."),
-      act("Drop", () => api.delete(path), "Dropped."), said),
+      act("Remove", () => api.delete(path), "Removed."), said),
     h("h3", {}, "Answer"), h("pre", {}, answerOf(entry.response)),
     facts([
       ["id", entry.id], ["stored", clock(entry.created)], ["expires", clock(entry.expires)], ["kept", kept],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _AREA = (
     "P-CHR AUC is the precision with 1, 2, ... served {0}, highest score first, averaged over all {0}; {0} that no level"
-    " serves count as 0."
+    " serves count as 0. It does not compare policies, because vetoes lower it: {1}."
 )
 
 
@@ -81,13 +81,20 @@ def calibrate(
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     print_text(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
     rows: list[Row] = []
-    for name, curve in result.curves.items():
+    recommended = {
+        name: point.hit_rate
+        for name, curve in result.curves.items()
+        for point in curve
+        if point.level == result.recommended[name]
+    }
+    best = max(recommended, key=recommended.__getitem__, default=None)
+    for name, curve in sorted(result.curves.items(), key=lambda item: -recommended.get(item[0], -1.0)):
         level, current_level = result.recommended[name], result.default[name]
         limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        print_text(f"{name}: {decision}; in use: {current_level}; P-CHR AUC {result.p_chr_auc[name]:.3f}")
+        print_text(f"{name}: {decision}; in use: {current_level}")
         rows += [
-            {"Policy": name, **_row(point, current_level, level)}
+            {"Policy": name, **_row(point, current_level, level, name == best)}
             for point in curve
             if point.level in (current_level, level)
         ]
@@ -98,12 +105,15 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     same = plural(result.same, "equivalent pair")
     print_text(
         f"Served counts all pairs at or above the level. Hit rate is the served share of the {same}, wrong the share of other"
-        f" pairs among the served ones. {_AREA.format('pairs')}"
+        f" pairs among the served ones. {_AREA.format('pairs', _areas(result.p_chr_auc))}"
     )
 
 
-def _row(point: "LevelResult", current_level: float, recommended: float | None) -> dict[Column | str, object]:
-    uses = [name for name, level in (("in use", current_level), ("recommended", recommended)) if point.level == level]
+def _row(
+    point: "LevelResult", current_level: float, recommended: float | None, is_best: bool
+) -> dict[Column | str, object]:
+    recommendation = "recommended, best" if is_best else "recommended"
+    uses = [name for name, level in (("in use", current_level), (recommendation, recommended)) if point.level == level]
     return {
         "Level#": f"{point.level:.4g}",
         "Use": ", ".join(uses),
@@ -116,24 +126,32 @@ def _row(point: "LevelResult", current_level: float, recommended: float | None) 
     }
 
 
+def _areas(areas: dict[str, float]) -> str:
+    return ", ".join(f"{name} {area:.3f}" for name, area in areas.items())
+
+
 def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
     print_charts(charts)
     document = report.document()
+    within = {name for name, found in report.outcomes.items() if found.wrong_share <= report.max_error}
+    ordered = sorted(report.outcomes.items(), key=lambda item: (item[0] not in within, -item[1].hit_rate))
+    best = next((name for name, found in ordered if name in within and found.hit_rate), None)
     rows: list[Row] = [
         {
             "Policy": name if name != "threshold" or report.level is None else f"threshold {report.level}",
             "Hit rate#": percent(outcome.hit_rate),
             "Wrong#": percent(outcome.wrong_share),
             "Worst#": percent(outcome.worst_wrong_share),
-            "P-CHR AUC#": f"{document['policies'][name]['p_chr_auc']:.3f}",
+            "Use": "best" if name == best else "",
         }
-        for name, outcome in report.outcomes.items()
+        for name, outcome in ordered
     ]
     print_table(rows, title=plural(report.requests, "request"))
     print_text(
         f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
-        f" fixed threshold in hindsight; worst is the largest share of wrong hits after 500 hits. "
-        + _AREA.format("questions")
+        f" fixed threshold in hindsight; best has the highest hit rate within the"
+        f" bound; worst is the largest share of wrong hits after 500 hits. "
+        + _AREA.format("questions", _areas({name: found.p_chr_auc for name, found in report.outcomes.items()}))
     )
     if report.orders:
         orders = document["orders"]

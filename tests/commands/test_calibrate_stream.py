@@ -40,6 +40,11 @@ def test_the_stream_report_is_a_table(stream: Path) -> None:
     assert "20 requests" in done.stdout
     assert "learned" in done.stdout
     assert "checked" not in done.stdout.split("learned was")[0]
+    # The best choice is the first row; the area, which does not compare policies, is no column.
+    rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
+    assert "P-CHR AUC" not in rows[0]
+    best = [row for row in rows[1:] if row[-1] == "best"]
+    assert best in ([], [rows[1]])
 
 
 def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_frequent_chains_survive_a_scan() -> None:
 
 
 def test_mooncake_slice_against_the_obvious_cache() -> None:
-    requests, tokens = read_chains(DATA / "mooncake-300.jsonl")
+    requests, tokens = read_chains(str(DATA / "mooncake-300.jsonl"))
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_chains("nowhere.jsonl")
     assert tokens == 512
     assert len(requests) == 300
     lines = [json.loads(line) for line in (DATA / "mooncake-300.jsonl").read_text().splitlines()]

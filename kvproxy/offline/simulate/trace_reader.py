@@ -93,9 +93,9 @@ class _TraceLine:
     fields: dict[str, Any]
 
 
-def read_chains(path: Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
-    """Return the prompts of a trace file, and the number of tokens in a block; see `read_trace`."""
-    trace = read_trace(path, block_size)
+def read_chains(path: str | Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
+    """Return the prompts of a trace file, and the number of tokens in a block; see `read_trace`. Raises TraceError."""
+    trace = read_trace(Path(path), block_size)
     return trace.chains, trace.block_tokens
 
 

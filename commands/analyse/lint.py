@@ -43,7 +43,7 @@ def lint(
     """Find text that prevents prompts from sharing blocks.
 
     Typical causes are a date, an id or a counter near the beginning. Requests with the same beginning form a family. For each
-    family, lint reports the first texts that differ, the recomputed tokens, and the savings of removing or moving each text.
+    family, lint reports the first texts that differ, and the computed tokens if each text is removed or moved.
 
     For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports where the sessions lost
     cached tokens.
@@ -74,7 +74,7 @@ def lint(
     def show() -> None:
         _print(found, top)
         if edits is not None:
-            print_text(f"wrote the edits to {edits}")
+            print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
         elif any(report.savings for report in found.families):
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
         print_unread_lines(content)
@@ -115,15 +115,15 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
     from kvproxy.offline.changed_spans import describe_span
 
     place = ", ".join(map(one_line, describe_span(saving.span)))
-    stripped, moved = (percent(tokens / report.prompt_tokens) for tokens in (saving.stripped, saving.moved))
     print_text(f"  {place}: {saving.changed:,} times")
-    recomputed = max(saving.stripped, saving.moved) - report.reused
+    computed = f"    {report.prompt_tokens - report.reused:,} computed tokens;"
+    stripped, moved = (
+        f"{reuse.computed:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
+    )
     if saving.edit.action == "sort-tools":
-        print_text(f"    {recomputed:,} recomputed tokens; sorted tools: {stripped} reused")
+        print_text(f"{computed} sorted tools: {stripped}")
     else:
-        print_text(
-            f"    {recomputed:,} recomputed tokens; stripped: {stripped} reused, moved to the end: {moved} reused"
-        )
+        print_text(f"{computed} stripped: {stripped}, moved to the end: {moved}")
 
 
 def _document(found: "LintReport") -> dict[str, Any]:
@@ -134,7 +134,9 @@ def _document(found: "LintReport") -> dict[str, Any]:
             "requests": len(report.family.members),
             **{name: getattr(report, name) for name in ("shared_blocks", "share", "prompt_tokens", "reused")},
             "spans": [
-                {**asdict(saving.span), "changed": saving.changed, "stripped": saving.stripped, "moved": saving.moved}
+                {**asdict(saving.span), "changed": saving.changed}
+                | {"stripped": saving.stripped.reused, "stripped_computed": saving.stripped.computed}
+                | {"moved": saving.moved.reused, "moved_computed": saving.moved.computed}
                 | {"edit": saving.edit.model_dump(exclude_defaults=True)}
                 for saving in report.savings
             ],

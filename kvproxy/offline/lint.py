@@ -25,19 +25,35 @@ _LEAST_SAVED_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
+class EditedReuse:
+    """The prompt tokens of a family after an edit, and how many of them a prefix cache reuses."""
+
+    prompt_tokens: int
+    reused: int
+
+    @property
+    def computed(self) -> int:
+        return self.prompt_tokens - self.reused
+
+    @property
+    def share(self) -> float:
+        return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EditSaving:
     """The effect of editing one span in all prompts of a family.
 
     Attributes:
         changed: number of requests in which the span differs from an earlier request.
-        stripped, moved: reused prompt tokens if the span is removed, and if it is moved to the last message.
+        stripped, moved: reuse if the span is removed, and if it is moved to the last message.
     """
 
     span: ChangedSpan
     edit: EditSettings
     changed: int
-    stripped: int
-    moved: int
+    stripped: EditedReuse
+    moved: EditedReuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +63,7 @@ class FamilyReport:
     Attributes:
         reused: prompt tokens that a prefix cache reuses without edits.
         shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
-        savings: for each reported span, the reuse after its edit and the edits of the spans before it.
+        savings: for each reported span, the reuse after its edit and the same edits of the spans before it.
     """
 
     family: Family
@@ -75,11 +91,14 @@ class LintReport:
 
     def edits_as_toml(self) -> str:
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
-        savings = [(report.family.model, saving.edit) for report in self.families for saving in report.savings]
-        for number, (model, edit) in enumerate(savings, 1):
+        savings = [(report.family.model, saving) for report in self.families for saving in report.savings]
+        for number, (model, saving) in enumerate(savings, 1):
+            edit, moved, stripped = saving.edit, saving.moved.computed, saving.stripped.computed
             chosen = edit if edit.action == "sort-tools" else move_edit(edit)
             fields = chosen.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": model}
             lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
+            if edit.action == "strip":
+                lines.append(f"# tokens to compute: {moved:,} with 'move', {stripped:,} with 'strip'")
         return "\n".join(lines) + "\n"
 
 
@@ -137,32 +156,33 @@ class _Prompts:
         blocks = self._reused_blocks(tokenized)
         tokens, reused = sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks)
         savings: list[EditSaving] = []
-        requests, best = [self.requests[member] for member in members], reused
+        requests, least = [self.requests[member] for member in members], tokens - reused
+        moved_requests = requests
         while len(savings) < _MOST_SPANS:
             spans = _costliest_spans([prompt_input(request) for request in requests])
             if not spans:
                 break
             edit = strip_edit(spans[0])
-            stripped, edited_requests = await self._reuse_after_edit(members, requests, edit)
-            moved = stripped
-            if edit.action == "strip":
-                moved, _ = await self._reuse_after_edit(members, requests, move_edit(edit))
-            if max(stripped, moved) - best < max(_LEAST_SAVED_SHARE * tokens, self._block_size):
+            stripped, requests = await self._reuse_after_edit(members, requests, edit)
+            moving = move_edit(edit) if edit.action == "strip" else edit
+            moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
+            if least - min(stripped.computed, moved.computed) < max(_LEAST_SAVED_SHARE * tokens, self._block_size):
                 break
             savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
-            requests, best = edited_requests, stripped
+            least = stripped.computed
         later = sorted(blocks[1:])
         return FamilyReport(family, tokens, reused, later[len(later) // 2] if later else 0, tuple(savings))
 
     async def _reuse_after_edit(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
-    ) -> tuple[int, list[ApiRequest]]:
+    ) -> tuple[EditedReuse, list[ApiRequest]]:
         changed = [apply_edits(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
             prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
             tokenized.append(replace(self._tokenized[member], prompt=prompt))
-        return self._block_size * sum(self._reused_blocks(tokenized)), changed
+        reused = self._block_size * sum(self._reused_blocks(tokenized))
+        return EditedReuse(sum(len(each.prompt) for each in tokenized), reused), changed
 
     def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
         return reused_blocks(block_chains(tokenized, self._block_size), self._pool)

@@ -110,8 +110,19 @@ def test_the_predicted_reuse_equals_the_reuse_of_the_engine(tmp_path: Path) -> N
         system["content"] = re.sub(r"^Request \d+", "Request ", system["content"])
     before, after = (reused / total for reused, total in live.prefix([lines, stripped], tmp_path / "data", 512))
     assert family["share"] == pytest.approx(before, abs=0.02)
-    assert span["stripped"] / family["prompt_tokens"] == pytest.approx(after, abs=0.02)
+    tokens = span["stripped"] + span["stripped_computed"]
+    assert tokens < family["prompt_tokens"]
+    assert span["stripped"] / tokens == pytest.approx(after, abs=0.02)
     assert span["stripped"] > 4 * family["reused"]
+
+
+def test_the_written_edits_compute_as_many_tokens_as_lint_reports(tmp_path: Path) -> None:
+    lines = logs.agents(3, 3, head="Request {n} of 2026-01-{n:02d}. ")
+    log = logs.write(tmp_path / "log.jsonl", lines)
+    spans = found(log, "--edits", tmp_path / "kvproxy.toml")["families"][0]["spans"]
+    told = json.loads(kvproxy("estimate", log, "--data", tmp_path, "--json").stdout)["prefix_alone"]
+    assert told["prompt_tokens"] - told["unlimited"] == spans[-1]["moved_computed"]
+    assert spans[-1]["stripped_computed"] < spans[-1]["moved_computed"]
 
 
 def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import RequestFieldOptions, read_body
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Row, digest_column, print_table, text_column
+from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.proxy_client.api_paths import ApiName, credential_headers
 from kvproxy.proxy_client.client import ProxyClient
@@ -36,6 +36,7 @@ def explain(
     request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
     changes: RequestFieldOptions,
     api_key: ApiKey = None,
+    layout: Layout,
     proxy: JournalOptions,
 ) -> Output:
     """Explain which layer would answer a request, and why.
@@ -66,7 +67,7 @@ def explain(
     found = client.post("/admin/explain", body, headers=headers, api=chosen)
     if model is not None and found["layer"] not in ("exact", "semantic"):
         _check_listed(client, model, headers)
-    return Output(found, lambda: _print_explanation(found))
+    return Output(found, lambda: _print_explanation(found, layout))
 
 
 def _print_miss(found: "ExplanationReport") -> None:
@@ -101,7 +102,7 @@ _SENTENCES = {
 }
 
 
-def _print_explanation(found: dict[str, Any]) -> None:
+def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
     print_text(_SENTENCES[found["layer"]])
     exact, semantic, prefix = found["exact"], found["semantic"], found["prefix"]
     stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
@@ -128,7 +129,7 @@ def _print_explanation(found: dict[str, Any]) -> None:
         print_text("similar    no stored question of the same tenant, model, system prompt, settings")
         print_text("           give all settings that clients send, such as --temperature or --max-tokens")
     if semantic["neighbours"]:
-        print_table(map(_neighbour_row, semantic["neighbours"]))
+        print_table(map(_neighbour_row, semantic["neighbours"]), layout=layout)
     if semantic.get("shadow"):
         print_text("shadow     shadow mode is on: an accepted response is counted, but not served")
     if prefix is None:
@@ -178,10 +179,13 @@ def learned_policy_lines(status: dict[str, Any]) -> list[str]:
 def _neighbour_row(neighbour: dict[str, Any]) -> Row:
     numbers = {name: neighbour[name] for name in ("similarity", "score", "error")}
     return {
-        **{f"{name.capitalize()}#": value and f"{value:.3f}" for name, value in numbers.items()},
-        "Verdict": neighbour["verdict"],
-        "Why": neighbour["why"],
-        digest_column("Id"): neighbour["id"],
+        **{
+            f"{name.capitalize()}#{'' if name == 'similarity' else '?'}": value and f"{value:.3f}"
+            for name, value in numbers.items()
+        },
+        "Verdict?": neighbour["verdict"],
+        text_column("Why"): neighbour["why"],
+        digest_column("Id", 8): neighbour["id"],
         text_column("Prompt"): neighbour["prompt"],
     }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.proxy_client.cache import CacheClient, open_cache
-from kvproxy.proxy_client.client import ProxyClient, configured_url
+from kvproxy.proxy_client.client import ProxyClient, configured_token, configured_url
 from kvproxy.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ def _url(context: typer.Context, value: str) -> str:
     return configured_url(context.params.get("data"))
 
 
+def _token(context: typer.Context, value: str | None) -> str | None:
+    if context.resilient_parsing or value is not None or "url" not in context.params:
+        return value
+    return configured_token(context.params["url"], context.params.get("data"))
+
+
 Url = Annotated[
     str,
     typer.Option(
@@ -51,7 +57,15 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Data folder with kvproxy.toml and all state.")]
 Store = Annotated[str | None, typer.Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.")]
-Token = Annotated[str | None, typer.Option("--token", envvar="KVPROXY_ADMIN_TOKEN", help="Admin token of the proxy.")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="KVPROXY_ADMIN_TOKEN",
+        help="Admin token of the proxy, by default from the settings if they have its URL.",
+        callback=_token,
+    ),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="OPENAI_API_KEY", help="API key of the client, which selects its tenant."),

@@ -3,6 +3,8 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from pydantic import BaseModel
+
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.errors import SettingsError
@@ -39,13 +41,24 @@ class Rules:
         """
         settings = load_settings(data=self._data)
         self._held = settings.rules, settings.edits
-        others = sorted(Settings.model_fields.keys() - {"rules", "edits"}) if self._at_start is not None else []
-        return [name for name in others if getattr(settings, name) != getattr(self._at_start, name)]
+        changed = [] if self._at_start is None else _changed_settings(self._at_start, settings)
+        return [name for name in changed if name not in ("rules", "edits")]
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """Find the request's rule, and add its limits and tags to the request."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
+
+
+def _changed_settings(before: BaseModel, after: BaseModel) -> list[str]:
+    names = []
+    for name in sorted(type(before).model_fields):
+        old, new = getattr(before, name), getattr(after, name)
+        if old == new:
+            continue
+        is_section = isinstance(old, BaseModel) and isinstance(new, BaseModel)
+        names += [f"{name}.{inner}" for inner in _changed_settings(old, new)] if is_section else [name]
+    return names
 
 
 def matches(rule: RuleSettings, request: ApiRequest) -> bool:

@@ -35,6 +35,8 @@ def ls(
 def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
     """List unreferenced blocks in eviction order.
 
+    `Last operation` is the number of the last operation of the pool that used the block.
+
     Example: kvproxy blocks queue --limit 5
     """
     return _block_table(proxy.client().get("/admin/blocks/queue"), limit, "all blocks are in use", layout)
@@ -123,7 +125,7 @@ def _row(block: dict[str, Any]) -> Row:
         digest_column("Hash"): block["hash"],
         digest_column("Parent", optional=True): block["parent"],
         "Group#?": block["group"],
-        "Last use#?": block["last_accessed"],
+        "Last operation#?": block["last_accessed"] or None,
         text_column("Requests"): ", ".join(block["requests"]) or None,
     }
 

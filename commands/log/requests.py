@@ -10,7 +10,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import local_time, milliseconds, one_line, table_time
 from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
-from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
+from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, text_column
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def log(
 ) -> None:
     """List the last requests, and how each was answered.
 
-    It reads the journal's file or database, so the proxy need not run.
+    It reads the journal's file or database, so the proxy need not run. --columns accepts each field of a record.
 
     Example: kvproxy log --since 5m --reason miss
 
@@ -76,7 +76,7 @@ def log(
         _print_lines(rows)
     else:
         has_stored = any(_matched_question(row) for row in rows)
-        print_table((_row(row, has_stored=has_stored) for row in rows), empty=EMPTY, layout=layout)
+        print_table((_row(row, has_stored=has_stored, layout=layout) for row in rows), empty=EMPTY, layout=layout)
     if follow:
         _follow(journal, query, rows, as_json)
 
@@ -159,9 +159,9 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _row(row: "RecordWithQuestions", *, has_stored: bool = True) -> Row:
+def _row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: Layout = Layout()) -> Row:
     record = row.record
-    return {
+    shown: Row = {
         "Time": table_time(record.time),
         "Layer": record.layer,
         "Reason": record.reason,
@@ -174,3 +174,14 @@ def _row(row: "RecordWithQuestions", *, has_stored: bool = True) -> Row:
         text_column("Question"): row.question,
         **({text_column("Stored question"): _matched_question(row)} if has_stored else {}),
     }
+    return shown if layout.columns is None else {**_record_fields(record), **shown}
+
+
+def _record_fields(record: "Record") -> Row:
+    """Return the fields that are not columns of the table under the same name."""
+    found: dict[Column | str, object] = {}
+    for name, value in asdict(record).items():
+        if name not in ("time", "layer", "reason", "model", "tenant"):
+            is_number = isinstance(value, int | float)
+            found[Column(name, is_number=is_number)] = f"{value:,.3f}" if isinstance(value, float) else value
+    return found

@@ -8,7 +8,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.log.requests import EMPTY, QueryOptions
 from kvproxy.commands.options import JournalOptions, Limit
 from kvproxy.commands.output import Output
-from kvproxy.commands.tables import Row, digest_column, table_output, text_column
+from kvproxy.commands.tables import Column, Layout, Row, table_output, text_column
 from kvproxy.units import tenant_name
 
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
@@ -21,6 +21,7 @@ def top(
     backend: Annotated[bool, typer.Option("--backend", help="Sort by backend time instead of requests.")] = False,
     limit: Limit = 10,
     selection: QueryOptions,
+    layout: Layout,
     source: JournalOptions,
 ) -> Output:
     """List the most frequent or most expensive requests.
@@ -39,11 +40,12 @@ def top(
         {
             "Requests#": row.requests,
             "Cached#": percent(row.cached / max(1, row.requests)),
-            "Computed tokens#": row.computed,
-            "Backend seconds#": f"{row.seconds:,.2f}",
-            **({digest_column("Differs in", 30): ", ".join(row.differs_in)} if has_differences else {}),
+            # The column of the order stays in a narrow terminal.
+            f"Computed tokens#{'?' if backend else ''}": row.computed,
+            f"Backend seconds#{'' if backend else '?'}": f"{row.seconds:,.2f}",
+            **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }
         for row in found
     ]
-    return table_output([asdict(row) for row in found], rows, empty=EMPTY)
+    return table_output([asdict(row) for row in found], rows, empty=EMPTY, layout=layout)

@@ -99,6 +99,8 @@ class Answerer:
         answer = await self._find_exact_in_time(exchange) if exchange.cacheable else None
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
+        elif request.control.rule.cache is False:
+            exchange.bypass_reason = "bypass-rule"
         elif request.control.no_cache:
             exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
         if answer is None:

@@ -47,6 +47,7 @@ REASONS: dict[str, str] = {
     "asked-fresh": "The request demanded a fresh response (`Cache-Control: no-cache`).",
     "uncacheable": "The cache is off, or the request has state; see docs/http.md.",
     "bypass-unread": "The request could not be parsed and was forwarded unchanged.",
+    "bypass-rule": "A rule of the operator turns the cache off for the request (`cache = false`).",
     "bypass-tools": "A request with tools has exact hits only, and no equal one is stored.",
     "not-cached": "The request accepted only a stored response, and none is stored.",
     "refused-invalid": "The request is invalid.",

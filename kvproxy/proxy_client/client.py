@@ -1,6 +1,6 @@
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -10,6 +10,8 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound
 
 if TYPE_CHECKING:
     from httpx import Response
+
+    from kvproxy.settings import Settings
 
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
@@ -131,7 +133,21 @@ def configured_url(data: Path | None = None) -> str:
     """Return the proxy's URL according to the settings of a data folder. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
-    settings = load_settings(data=data)
+    return _url_of(load_settings(data=data))
+
+
+def configured_token(url: str, data: Path | None = None) -> str | None:
+    """Return the admin token in the settings of a data folder; None if the settings have another URL, or are invalid."""
+    from kvproxy.settings import load_settings
+
+    with suppress(SettingsError):
+        settings = load_settings(data=data)
+        if settings.admin_token is not None and url.rstrip("/") == _url_of(settings):
+            return settings.admin_token
+    return None
+
+
+def _url_of(settings: "Settings") -> str:
     if settings.port == 0:
         raise SettingsError("the setting port is 0, which means any free port: give --url", param="port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)

@@ -54,6 +54,11 @@ def test_explain_names_the_layer_that_answers(demo: Demo) -> None:
     similar = explain("Please tell me what decode is")
     assert similar["layer"] == "semantic"
     assert similar["semantic"]["neighbours"][0]["id"] == exact["exact"]["id"]
+    given = ("explain", "Please tell me what decode is", "--system", system, "--temperature", 0)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", kvproxy(*given, url=url, columns=80).stdout)
+    table = re.search(r"^Similarity.*?(?=^prefix)", shown, re.M | re.S)
+    assert table is not None
+    assert max(map(len, table[0].splitlines())) <= 80
     reworded = ask(url, "Can you tell me what decode is?", system, temperature=0)
     assert "semantic" in reworded.headers["cache-status"]
     other = explain("What is TTFT?")

@@ -54,6 +54,13 @@ def test_equal_questions_of_different_requests_are_told_apart(tmp_path: Path) ->
             client.post("/v1/chat/completions", json=said("What is a block?", **fields)).raise_for_status()
         client.post("/v1/chat/completions", json=said("Hi.")).raise_for_status()
         until(lambda: len(result("log", "top", url=url)) == 4)
+        chosen = kvproxy("log", "--columns", "reason,status,total_ms", "-n", 1, url=url).stdout.splitlines()
+        assert chosen[0].split("\t") == ["Reason", "status", "total_ms"]
+        assert re.fullmatch(r"prefix-\d+%\t200\t[\d.]+", chosen[1]), chosen
+        for order, column in (("--limit=10", "Computed tokens"), ("--backend", "Backend seconds")):
+            narrow = kvproxy("log", "top", order, url=url, columns=80)
+            lines = re.sub(r"\x1b\[[\d;]*m", "", narrow.stdout).splitlines()
+            assert (max(map(len, lines)) <= 80, column in lines[0]) == (True, True), lines
         rows = [(row["requests"], row["name"], row["differs_in"]) for row in result("log", "top", url=url)]
         assert rows[0] == (2, "What is a block?", [])
         assert (1, "What is a block?", ["temperature"]) in rows

@@ -47,10 +47,24 @@ def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None
     with run_proxy(settings) as (url, _):
         assert result("reload", url=url) == {"rules": 0, "restart": []}
         file.write_text('port = 8585\n[cache]\nttl = 61.0\n[[rules]]\nname = "r"\n')
-        assert result("reload", url=url) == {"rules": 1, "restart": ["cache", "port"]}
+        assert result("reload", url=url) == {"rules": 1, "restart": ["cache.ttl", "port"]}
         told = kvproxy("reload", url=url).stdout
         assert told.startswith("loaded 1 rule\n")
-        assert "restart the proxy for the changed settings: cache, port" in told
+        assert "restart the proxy for the changed settings: cache.ttl, port" in told
+
+
+def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_path: Path) -> None:
+    settings = load_settings(
+        data=tmp_path, upstream="http://127.0.0.1:9", admin_token="s3cret-token", cache={"semantic": False}
+    )
+    with run_proxy(settings) as (url, _):
+        for port, code in ((urlsplit(url).port, 0), (9, 1)):
+            (tmp_path / "kvproxy.toml").write_text(f'port = {port}\nadmin_token = "s3cret-token"\n')
+            for command in ("reload", "upstreams"):
+                done = kvproxy(command, "--data", tmp_path, "--url", url, url="")
+                assert done.returncode == code, done.stderr
+                if code == 0:
+                    assert kvproxy(command, "--data", tmp_path, url="").returncode == 0
 
 
 def test_one_proxy_to_a_data_folder(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_a_rule_sets_what_holds_for_its_requests_alone(proxy: Proxy) -> None:
     url, services = proxy
     for _ in range(2):
         assert ask(url, fields=SECRET).headers["cache-status"] == "kvproxy; fwd=bypass"
+    assert services.answerer.journal.latest(1)[0].reason == "bypass-rule"
     ask(url, "usual")
     ask(url, "sales", x_team="sales-2")
     ask(url, "docs", x_kvproxy_tags="docs")

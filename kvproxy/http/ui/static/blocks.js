@@ -65,7 +65,7 @@ export function showBlock(node, pool, place, block) {
       ["state", block.state], ["references", block.ref_count === null ? null : count(block.ref_count)],
       ["requests", block.requests?.join(", ")], ["hash", block.hash], ["parent", block.parent],
       ["tokens", count(block.num_tokens)], ["group", block.group === null ? null : String(block.group)],
-      ["last use", block.last_accessed === null ? null : count(block.last_accessed)],
+      ["last operation", block.last_accessed ? count(block.last_accessed) : null],
       ["priority", block.priority === null ? null : String(block.priority)],
       ["evicted", queued < 0 ? null : queued === 0 ? "next" : `after ${count(queued)} others`],
       ["tenant", pool.tenant !== null && pool.tenant[place] >= 0 ? pool.tenants[pool.tenant[place]] : null],

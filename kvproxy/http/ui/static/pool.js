@@ -41,7 +41,7 @@ export function pool(root, params, { api, signal, remember }) {
       { title: "next", width: "9ch", kind: "number", cell: ({ place }) => count(place + 1) },
       { title: "block", width: "10ch", kind: "number", cell: ({ block }) => String(block) },
       { title: "state", width: "10ch", cell: ({ block }) => stateOf(now, block) },
-      { title: "last use", width: "12ch", kind: "number", cell: ({ block }) => count(now.used[block]) },
+      { title: "last operation", width: "14ch", kind: "number", cell: ({ block }) => count(now.used[block]) },
       { title: "tenant", width: "minmax(8ch, 1fr)", kind: "long", cell: ({ block }) => now.tenants[now.tenant[block]] ?? "–" },
     ],
     rowAt: (place) => (now?.queue ? { place, block: now.queue[place] } : null),

@@ -12,7 +12,9 @@ from kvproxy.units import format_bytes, tenant_name
 
 @command
 def stats(responses: StoreOptions) -> Output:
-    """Print statistics of the store. Hits of removed responses count only in `kvproxy savings`.
+    """Print statistics of the store.
+
+    Hits of removed responses count only in `kvproxy savings`.
 
     Example: kvproxy cache stats --json
     """

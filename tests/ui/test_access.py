@@ -87,11 +87,11 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(page: Page, url: 
             page.run("window.reached.clear(); window.unseen.length = 0")
             wanted = int(page.run(script))
             page.press(*[TAB] * (wanted + 3))
-            # Lists grow and shrink meanwhile.
-            return int(page.run("return window.reached.size")) >= min(wanted, int(page.run(script)))
+            # Lists grow and shrink meanwhile, and on a busy machine an element is painted after its focus.
+            reached = int(page.run("return window.reached.size")) >= min(wanted, int(page.run(script)))
+            return reached and not page.run("return window.unseen")
 
         page.until(reaches_all)
-        assert page.run("return window.unseen") == [], view
 
 
 def test_keys_lead_through_the_page_and_the_map(page: Page, url: str) -> None:

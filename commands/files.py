@@ -36,14 +36,13 @@ def input_path(file: Path) -> Path:
 
 
 def read_text(file: Path) -> str:
+    content = read_bytes(file)
+    # A small database may be valid UTF-8.
+    if content.startswith(b"SQLite format 3"):
+        raise InvalidRequest(f"{file} is a database: simulate and log read a journal, cache export a store")
     try:
-        content = read_bytes(file)
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        if content.startswith(b"SQLite format 3"):
-            raise InvalidRequest(
-                f"{file} is a database: simulate and log read a journal, cache export a store"
-            ) from None
         raise InvalidRequest(f"{file} is not UTF-8 text: convert it") from None
 
 

@@ -62,6 +62,8 @@ def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
     usage = kvproxy("cache", "usage", "--store", path).stdout.splitlines()[1].split("\t")
     assert (usage[0], usage[-1]) == ("6", "public")
     assert "is a database: simulate and log read a journal" in kvproxy("lint", path).stderr
+    (text := tmp_path / "text.db").write_text("SQLite format 3\0 and nothing that is not UTF-8")
+    assert "is a database: simulate and log read a journal" in kvproxy("estimate", text).stderr
     assert result("cache", "rm", "--model", "m1", "--yes", "--store", path) == {"removed": 3}
     assert kvproxy("cache", "rm", "--all", "--store", path).returncode == 2
     lines = kvproxy("cache", "export", "--store", path).stdout.splitlines()

@@ -25,8 +25,13 @@ _SESSION = (
     "set plan_cache_mode = force_custom_plan",
     "set hnsw.ef_search = 64",
 )
-# End connections to a server that the network no longer reaches.
-_TCP = {"tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+TCP_OPTIONS: dict[str, Any] = {
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+"""Options that end connections to a server that the network no longer reaches, after about 10 seconds."""
 _NO_VALUES: Mapping[str, Any] = {}
 
 
@@ -43,7 +48,7 @@ class PostgresDatabase:
             max_size=_MAX_CONNECTIONS,
             timeout=_POOL_TIMEOUT,
             reconnect_timeout=_POOL_TIMEOUT,
-            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT, **_TCP},
+            kwargs={"autocommit": True, "row_factory": dict_row, "connect_timeout": _CONNECT_TIMEOUT, **TCP_OPTIONS},
             configure=_configure,
             open=False,
         )

@@ -15,7 +15,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import first_line
-from kvproxy.index.store.postgres.database import display_name
+from kvproxy.index.store.postgres.database import TCP_OPTIONS, display_name
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_fields, stored_name
 
@@ -27,15 +27,7 @@ _RETRY_SECONDS = 2.0
 _MAX_READERS = 4
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
-# A write waits for at most `tcp_user_timeout` milliseconds if the network is lost.
-_CONNECT: dict[str, Any] = {
-    "autocommit": True,
-    "connect_timeout": 5,
-    "keepalives_idle": 5,
-    "keepalives_interval": 5,
-    "keepalives_count": 2,
-    "tcp_user_timeout": 10_000,
-}
+_CONNECT: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, **TCP_OPTIONS}
 _SESSION = (
     "set search_path = kvproxy_journal",
     # A busy server may need seconds, and a batch waits for the batches of other proxies.

@@ -46,8 +46,8 @@ def test_top_prints_json_lines(demo: Demo) -> None:
 def test_the_live_page_fits_80_columns_and_ends_with_ctrl_c(demo: Demo) -> None:
     ask(demo[0], "Is anything cut off?").raise_for_status()
     with top(demo[0], 80) as screen:
-        text = screen.shows("First byte, ms", "Total", "stored", "prompt tokens)", "Pool  ", "Evictions", "Question")
-        assert re.search(r"\d\d:\d\d:\d\d  forward .* Is anything cut off\?", text)
+        screen.shows("First byte, ms", "Total", "stored", "prompt tokens)", "Pool  ", "Evictions", "Question")
+        screen.until(lambda text: re.search(r"\d\d:\d\d:\d\d  forward .* Is anything cut off\?", text) is not None)
         screen.press("\x03")
         assert screen.process.wait(30) == 0
 

@@ -21,8 +21,6 @@ _MAX_CONNECTIONS = 8
 _SESSION = (
     "set search_path = kvproxy, public",
     "set statement_timeout = '10s'",
-    # A plan for the value of the namespace can use the graph of that namespace.
-    "set plan_cache_mode = force_custom_plan",
     "set hnsw.ef_search = 64",
 )
 TCP_OPTIONS: dict[str, Any] = {
@@ -91,9 +89,10 @@ class PostgresDatabase:
             connection.execute("select 1 from totals for update")
             yield _PostgresTransaction(connection)
 
-    def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES) -> list[Row]:
+    def query(self, sql: str, values: Mapping[str, Any] = _NO_VALUES, *, prepare: bool | None = None) -> list[Row]:
+        """Return the rows of a statement. Statements that are executed often are prepared, unless `prepare` is False."""
         with self.health.watch("read"), self.connection() as connection:
-            return _rows(connection.execute(_placeholders(sql), values))
+            return _rows(connection.execute(_placeholders(sql), values, prepare=prepare))
 
     def in_list(self, column: str, name: str) -> str:
         return f"{column} = any(:{name})"

@@ -67,7 +67,8 @@ class PostgresSearch(VectorSearch):
         near = self._database.as_vector_parameter(vector)
         values = {"embedder": self._embedder, "namespace": namespace, "near": near, "limit": limit}
         sql = f"select n.score, {QUESTION} from ({nearest}) as n join responses r on r.id = n.id order by n.score desc"
-        rows = self._database.query(sql, values | self._store.time_parameters())
+        # Only a plan for the value of the namespace uses the graph of that namespace; a prepared statement may lose it.
+        rows = self._database.query(sql, values | self._store.time_parameters(), prepare=False)
         found = [(question, float(row["score"])) for row, question in read_questions(rows, self._store.codec)]
         return found[:1] if found and found[0][1] < floor else found
 

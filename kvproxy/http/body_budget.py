@@ -21,7 +21,7 @@ class BodyBudget:
 
     @contextmanager
     def reservation(self) -> Iterator["Reservation"]:
-        """Yield the reservation of one request, which ends with the `with` block."""
+        """Yield a request's reservation; the end of the `with` block releases it."""
         reservation = Reservation(self)
         try:
             yield reservation
@@ -48,7 +48,7 @@ class Reservation:
         self._budget.bytes += more
 
     def add_items(self, raw: bytes) -> None:
-        """Reserve the JSON items of a body before parsing, because a parsed item occupies about 250 bytes.
+        """Count and reserve a body's JSON items before parsing, because a parsed item occupies about 250 bytes.
 
         Raises RequestTooLarge if the body has too many items, or Overloaded if all bodies in flight have too many.
         """

@@ -1,5 +1,3 @@
-"""The outermost middleware: creates the exchange of a request, and reports it at the end."""
-
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from time import time
@@ -25,19 +23,19 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def is_proxy_path(path: str) -> bool:
-    """Whether a path is the proxy's own: it needs no key, and is never forwarded or logged."""
+    """Whether a path belongs to the proxy itself: it needs no key, and is never forwarded or logged."""
     return path in _OWN_PATHS or path.startswith(("/admin/", "/ui/"))
 
 
 class ExchangeMiddleware:
-    """ASGI middleware that creates and reports exchanges. It adds `X-Request-Id` and a missing `Date` to responses.
+    """ASGI middleware that creates exchanges, and adds `X-Request-Id` and a missing `Date` to responses.
 
     The request id is the client's, or new. If the upstream sets another `X-Request-Id`, the request id is sent as
     `X-KVProxy-Request-Id`.
 
     Args:
         finish: receives each exchange once, after its response.
-        tenants: names of the headers that identify users.
+        tenants: names of the request headers that may name the tenant.
         clock: returns seconds since the epoch.
     """
 

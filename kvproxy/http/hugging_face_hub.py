@@ -1,5 +1,3 @@
-"""Models from the Hugging Face Hub, or from its local cache if the Hub is unreachable."""
-
 import contextlib
 import os
 import threading
@@ -13,9 +11,10 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:
-    """Set `HF_HUB_OFFLINE` if the Hub is unreachable. Raises ModelUnsupported if a model is not in the local cache.
+    """If the Hugging Face Hub is unreachable, set `HF_HUB_OFFLINE`, so that models come from the local cache.
 
-    Call this function before the import of `huggingface_hub`, which reads the variable.
+    Raises ModelUnsupported if the cache lacks a model. Call it before the import of `huggingface_hub`, which reads the
+    variable.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

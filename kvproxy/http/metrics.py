@@ -19,14 +19,19 @@ from kvproxy.upstreams.fleet_engine import EngineStatus
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-_MOST_CLIENTS = 200
+_MAX_CLIENTS = 200
 _OTHERS = "(others)"
 """Label for all clients after the first 200; client names cannot contain parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """A metric, or a group of metrics with a common prefix. `members` are descriptions by name without the prefix."""
+    """A metric, or a group of metrics with a common prefix.
+
+    Attributes:
+        text: the help text.
+        members: help texts of a group's metrics, by name without the prefix.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "group"]
@@ -40,9 +45,9 @@ class MetricDescription:
 
 
 class _MetricGroup(Collector):
-    """Metrics with a common prefix and labels, whose values are set before each scrape.
+    """Metrics with a common prefix and common labels. Names that end in `_total` are counters, others are gauges.
 
-    Metrics with a name `*_total` are counters. A single metric is a group whose only member has the name "".
+    A single metric is a group whose only member has the name "".
     """
 
     def __init__(self, description: MetricDescription) -> None:
@@ -50,7 +55,7 @@ class _MetricGroup(Collector):
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
     def set(self, values: Mapping[str, float | None], *labels: str) -> None:
-        """Set values by the name of the member, without `_total`. Unknown names are ignored."""
+        """Set values by the name of the member, without `_total`. Other names are ignored."""
         self._values[labels] = values
 
     def collect(self) -> Iterator[Metric]:
@@ -241,7 +246,7 @@ class Metrics:
         self._client_tokens.labels(self._client_label(name)).inc(tokens)
 
     def _client_label(self, name: str) -> str:
-        if name not in self._clients and len(self._clients) >= _MOST_CLIENTS:
+        if name not in self._clients and len(self._clients) >= _MAX_CLIENTS:
             return _OTHERS
         self._clients.add(name)
         return name

@@ -25,7 +25,7 @@ async def read_body(
     Args:
         limit: maximum bytes.
         seconds: timeout for the complete body.
-        reservation: the request's part of the `BodyBudget`; None does not count the body.
+        reservation: counts the body in the `BodyBudget`; None does not count it.
     """
     parts, announced = [], request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -56,7 +56,7 @@ async def read_body(
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
     """Parse a request to a cached API. Raises InvalidRequest.
 
-    Without `check`, fields of the body are not validated, because the upstream validates them.
+    Use `check` if the embedded engine answers; an upstream validates the fields of the body itself.
     """
     body = await in_thread_if_large(len(raw), lambda: _parse_and_check(raw, api, check))
     headers = joined_headers(request)
@@ -91,12 +91,12 @@ def query_of(request: Request) -> str:
     return query.decode("latin-1")
 
 
-def check_choices(body: JsonMap, most: int) -> None:
+def check_choices(body: JsonMap, limit: int) -> None:
     for name in ("n", "best_of"):
         asked = body.get(name)
-        if isinstance(asked, int | float) and asked > most:
+        if isinstance(asked, int | float) and asked > limit:
             raise InvalidRequest(
-                f"{name} is {most} at the most: see the setting limits.choices", param=name, limit="choices"
+                f"{name} is {limit} at the most: see the setting limits.choices", param=name, limit="choices"
             )
 
 

@@ -107,7 +107,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Report the health of the process: `degraded` without its store, `failed` without its engine.
+    """Report the status `ok`, `degraded` if the store failed, or `failed` if the engine failed.
 
     Only the operator receives details.
     """
@@ -126,7 +126,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Report whether the backend is available; otherwise 503. Only the operator receives the cause."""
+    """Report whether the backend is available; if not, with status 503. Only the operator receives the cause."""
     app = services(request)
     failure = app.answerer.backend.failure()
     if failure is None:
@@ -174,7 +174,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def forward_unparsed(request: Request) -> Response:
-    """Forward any other request to the upstream without parsing it."""
+    """Forward a request of an API that is not cached to the upstream, without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     return await _forward(request, None if has_body else b"")
 

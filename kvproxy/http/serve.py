@@ -43,6 +43,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     log_to_stderr(settings.log)
     _allow_descriptors(settings)
     _require_clients(settings)
+    # Before slow imports, so that a port in use is reported immediately.
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listener.getsockname()[1]}"
@@ -104,7 +105,6 @@ def _require_clients(settings: Settings) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Open the socket before slow imports, so that a port in use is reported immediately."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,5 +1,3 @@
-"""Creates the parts of the proxy from the settings."""
-
 import asyncio
 import logging
 import socket
@@ -50,7 +48,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Services:
-    """The parts of the proxy that routes use: caches, backend, journal, rules, quotas, and metrics."""
+    """The components that routes use: caches, backend, journal, rules, quotas, and metrics."""
 
     def __init__(
         self,
@@ -104,7 +102,7 @@ class Services:
         ]
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply the operator's rule: its limits, edits, history repair, and `cache_control` breakpoints."""
+        """Apply the rule that matches the request: limits, edits, history repair, and `cache_control` breakpoints."""
         request = self.rules.apply(request)
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
@@ -113,7 +111,7 @@ class Services:
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """Apply the operator's rule without breakpoints, which do not affect cache keys."""
+        """Apply the matching rule like `prepare`, without breakpoints, which do not affect cache keys."""
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
@@ -160,7 +158,7 @@ class Services:
                 _log.error("housekeeping failed, and is tried again: %s", error)
 
     async def record_change(self, request: Request, change: str) -> None:
-        """Log a change by an operator, and record it in PostgreSQL if proxies share their state there."""
+        """Log a change by the operator, and record it in PostgreSQL if proxies share a store there."""
         operator = f"admin at {request.client.host if request.client is not None else 'a socket'}"
         _log.info("%s: %s", operator, change)
         if self.shared is not None:

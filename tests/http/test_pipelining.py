@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kvproxy.http.connections.client_connection import MOST_PIPELINED
+from kvproxy.http.connections.client_connection import MAX_PIPELINED
 from tests.http.test_request_heads import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream
@@ -71,8 +71,8 @@ def stack(running: Stack) -> Stack:
 def test_many_offers_of_h2c_in_one_segment_are_answered(stack: Stack) -> None:
     offer = b"GET /v1/offer HTTP/1.1\r\n" + HOST + UPGRADES + b"\r\n"
     with connected(stack.port) as client:
-        client.sendall(offer * (MOST_PIPELINED + 1))
-        assert statuses(responses(client)) == [b"200"] * (MOST_PIPELINED + 1)
+        client.sendall(offer * (MAX_PIPELINED + 1))
+        assert statuses(responses(client)) == [b"200"] * (MAX_PIPELINED + 1)
 
 
 @pytest.mark.parametrize("offer", [b"", UPGRADES], ids=["plain", "h2c"])
@@ -88,8 +88,8 @@ def test_pipelined_requests_are_bounded(stack: Stack, offer: bytes, pause: float
                 client.sendall(request * 50)
                 time.sleep(pause)
         answer = until_closed(client)
-    assert statuses(answer) == [b"200"] * (1 + MOST_PIPELINED)
-    assert stack.upstream.paths == ["/v1/slow", *["/v1/many"] * MOST_PIPELINED]
+    assert statuses(answer) == [b"200"] * (1 + MAX_PIPELINED)
+    assert stack.upstream.paths == ["/v1/slow", *["/v1/many"] * MAX_PIPELINED]
 
 
 @pytest.mark.parametrize(

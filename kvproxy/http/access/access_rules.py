@@ -23,9 +23,10 @@ class AccessRules:
         self._behind_proxy = False
 
     def check_page(self, request: Request) -> KvproxyError | None:
-        """Reject requests of web pages from other origins, and requests to unknown public host names.
+        """Reject web pages of other origins, and public host names that `access.hosts` does not list.
 
-        Unknown names indicate DNS rebinding: a page's host name resolves to the proxy, so that both have the same origin.
+        An unlisted name indicates DNS rebinding: a page's host name resolves to the proxy, so both have the same
+        origin.
         """
         self._detect_reverse_proxy(request)
         headers, allowed = request.headers, self._settings.access
@@ -47,7 +48,7 @@ class AccessRules:
         return None
 
     def check_operator(self, request: Request) -> KvproxyError | None:
-        """Require the admin token. If `admin_token` is not set, require a direct request from this machine."""
+        """Require the admin token, or a direct request from this machine if `admin_token` is not set."""
         settings = self._settings
         if settings.admin_token is not None:
             tokens = _given_tokens(request)

@@ -1,5 +1,3 @@
-"""ASGI middleware that enforces the access rules before a request reaches a route."""
-
 import logging
 
 from starlette.requests import Request
@@ -11,7 +9,7 @@ from kvproxy.index.pending_writes import PendingWrites
 
 _READ_ONLY = "/admin/explain"  # A POST route that changes nothing.
 _WAIT_SECONDS = 5.0
-"""Maximum wait for pending writes, so that a blocked store does not block admin routes."""
+"""Maximum wait for the response cache's pending writes, so that a blocked store does not block admin routes."""
 _log = logging.getLogger("kvproxy.admin")
 
 
@@ -26,9 +24,9 @@ class PageGuard:
 
 
 class AdminGuard:
-    """Enforces `AccessRules.check_operator`, and logs changes.
+    """Requires the operator for admin routes, and logs requests that may change data.
 
-    It waits for pending writes of responses, so that admin routes list every response that a client has received.
+    A request waits for pending writes first, so that it lists every response that a client has received.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites) -> None:

@@ -1,4 +1,4 @@
-"""Clients and their keys. If the proxy has clients, requests without a key are rejected."""
+"""Client authentication by API keys. If the proxy has clients, every API request requires a key."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Clients:
-    """The clients of the settings and of `kvproxy keys`, reloaded within a second of a change."""
+    """The clients of the settings and of `kvproxy keys`, whose changes take effect without a restart."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -44,9 +44,9 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if their file has changed, or `change` differs from the previous call.
+        """Reload the clients if their file has changed, or if `change` differs from the previous call's.
 
-        `change` is the number of the last change in PostgreSQL.
+        `change` is the number of the last change by an operator in a shared PostgreSQL store.
         """
         stamp = change, *self._file_version()
         if stamp == self._changed:
@@ -105,7 +105,7 @@ def _without_bearer(value: str) -> str:
 
 
 class ClientGuard:
-    """ASGI middleware that identifies clients, removes their keys from requests, and enforces their quotas."""
+    """ASGI middleware that authenticates clients, removes their keys from requests, and enforces their quotas."""
 
     def __init__(self, app: ASGIApp, clients: Clients, quotas: Quotas, metrics: Metrics) -> None:
         self._app = app

@@ -1,5 +1,3 @@
-"""Classification of host names: loopback, private, or public."""
-
 from ipaddress import ip_address
 
 # These suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.

@@ -1,4 +1,4 @@
-"""Admin routes, one file per resource, protected by `http/access/admin_and_page_guard.py`."""
+"""Admin routes, one file per resource. `AdminGuard` protects them."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ from kvproxy.http.services import services
 
 
 async def explain_request(request: Request) -> Response:
-    """Predict which layer answers a request, and explain why earlier layers do not."""
+    """Predict which layer would answer the request in the body, and why earlier layers would not."""
     app = services(request)
     return reply(await explain(app.answerer, app.prefix, app.apply_rules(await read_request(request))))
 
 
 async def reload(request: Request) -> Response:
-    """Reload rules and edits from kvproxy.toml; an invalid file changes nothing."""
+    """Reload the rules of kvproxy.toml. An invalid file changes nothing."""
     rules = services(request).rules
     try:
         restart = await asyncio.to_thread(rules.reload)

@@ -13,7 +13,7 @@ from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
 _MAX_BRANCHES = 50
-"""Maximum branches in a response, because an upstream may have to decode the text of each branch."""
+"""Maximum branches in a response, because an upstream may have to detokenize each of them."""
 
 
 async def blocks(request: Request) -> Response:
@@ -38,9 +38,10 @@ async def stats(request: Request) -> Response:
 
 
 async def what_if(request: Request) -> Response:
-    """Forecast each engine's hit rate for other pool sizes, and for a `tier` of a size such as 64GiB.
+    """Forecast each engine's hit rate for other pool sizes, and with an additional tier in host memory.
 
-    `bytes_per_token` is the size of a token's keys and values; the embedded engine's size is known.
+    `tier` is its size, such as 64GiB. For an upstream, the tier's forecast requires `bytes_per_token`, the size of a
+    token's keys and values.
     """
     query = request.query_params
     token_bytes = query.get("bytes_per_token")
@@ -53,17 +54,17 @@ async def what_if(request: Request) -> Response:
 
 
 async def chains(request: Request) -> Response:
-    """List the chains of cached blocks. A chain leads from the first block of a prefix to a block without a successor."""
+    """List the chains: consecutive cached blocks from the start of a prompt to a block that no cached block follows."""
     return await _reply_rows(await services(request).prefix.chains())
 
 
 async def pool_map(request: Request) -> Response:
-    """Return all blocks of the pool, as one list per field."""
+    """Return all blocks of the pool as columns, one list per field."""
     return reply(await services(request).prefix.pool_map())
 
 
 async def tree(request: Request) -> Response:
-    """List the branches of the prefix tree below the block `parent`, or at its root, largest first."""
+    """List the branches that follow block `parent` in the prefix tree, or all branches at its root, largest first."""
     query = request.query_params
     limit, start = parse_page(query, "50")
     found, total = await services(request).prefix.branches(
@@ -92,9 +93,9 @@ async def pins(request: Request) -> Response:
 
 
 async def pin(request: Request) -> Response:
-    """Protect the cached blocks of a prompt, or of the chain that ends in block `leaf`, from eviction for `ttl`.
+    """Pin the cached blocks of a prompt, or the chain that ends with block `leaf`, for the time `ttl`.
 
-    The body is a request with the prompt, in the format of the API `api` (default: chat).
+    Pinned blocks are not evicted. The body is a request with the prompt, in the format of `api` (default: chat).
     """
     app, query = services(request), request.query_params
     name, leaf = query.get("name"), query.get("leaf")
@@ -125,7 +126,7 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear_tier(request: Request) -> Response:
-    """Delete chunks of a tier: of the running model (`own`, default), of other models (`others`), or `all`."""
+    """Delete the chunks in a tier. `models` selects the running model (`own`, default), `others`, or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

@@ -1,5 +1,3 @@
-"""The response cache: list, show, remove, pin, judge, export, import."""
-
 import asyncio
 from typing import get_args
 
@@ -29,7 +27,10 @@ def _parse_filter(query: QueryParams) -> EntryFilter:
 
 
 async def list_entries(request: Request) -> Response:
-    """List matching responses, newest first; `x-total-count` has the total. A limit of 0 lists all."""
+    """List the responses that match the filters, newest first; a `limit` of 0 lists all.
+
+    The header `x-total-count` has the number of matches.
+    """
     query, store = request.query_params, services(request).answerer.store
     limit, offset = parse_page(query, "100")
     where = _parse_filter(query)
@@ -64,7 +65,7 @@ def _semantic_stats(app: Services) -> dict[str, object]:
 
 
 async def queue(request: Request) -> Response:
-    """List the responses in eviction order; `x-total-count` has the total."""
+    """List the responses in eviction order. The header `x-total-count` has the number of all."""
     store = services(request).answerer.store
     limit, offset = parse_page(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
@@ -82,7 +83,7 @@ async def usage(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Show a response by the beginning of its id."""
+    """Show a response, given its id or the beginning of its id."""
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
     pinned = await asyncio.to_thread(app.answerer.store.pinned)
@@ -90,7 +91,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """Return the stored response whose id begins with `prefix`. Raises NotFound, or InvalidRequest for several matches."""
+    """Return the response whose id begins with `prefix`. Raises NotFound, or InvalidRequest if several match."""
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
     ids = await asyncio.to_thread(store.ids_with_prefix, prefix)
@@ -103,7 +104,7 @@ async def find_entry(app: Services, prefix: str) -> Entry:
 
 
 async def delete(request: Request) -> Response:
-    """Remove a response by the beginning of its id, or expire it if `soft`."""
+    """Remove a response, given its id or the beginning of its id; `soft=true` expires it instead."""
     entry = await find_entry(services(request), request.path_params["id"])
     return await _remove_entries(request, [entry.id], f"id={entry.id}")
 
@@ -117,7 +118,7 @@ async def _remove_entries(request: Request, ids: list[str], what: str) -> Respon
 
 
 async def delete_many(request: Request) -> Response:
-    """Remove all matching responses, or expire them if `soft`."""
+    """Remove all responses that match the filters; `soft=true` expires them instead."""
     app, query = services(request), request.query_params
     where = _parse_filter(query)
     if where == ALL_ENTRIES and query.get("all") != "true":
@@ -134,7 +135,7 @@ async def export(request: Request) -> Response:
 
 
 async def import_(request: Request) -> Response:
-    """Import the lines of an export; skip keys that are already stored."""
+    """Import the lines of an export, except those whose keys are already stored."""
     app = services(request)
     data = await read_body(request, app.settings.limits.import_bytes)
     try:
@@ -150,7 +151,10 @@ async def import_(request: Request) -> Response:
 
 
 async def feedback(request: Request) -> Response:
-    """Report whether a response is right. If the body has the `question` of a hit, the policy `learned` learns from it."""
+    """Report whether a response was right, so that semantic matching learns. A wrong response keeps exact hits only.
+
+    If the body has the `question` of a semantic hit, the policy `learned` also learns from this hit.
+    """
     app = services(request)
     body = await asyncio.to_thread(parse_body, await read_body(request, app.settings.limits.body_bytes))
     right, question = body.get("right"), body.get("question")

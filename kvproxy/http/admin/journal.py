@@ -1,5 +1,3 @@
-"""The journal: records, live events, explanations, and savings."""
-
 import asyncio
 import contextlib
 import math
@@ -29,9 +27,9 @@ from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_id
 from kvproxy.journal.savings import first_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 
-_MOST = 1_000
+_MAX_ROWS = 1_000
 _MAX_LIVE = 200
-"""Maximum records in an event of the live log. The event's field `more` is true if further records were dropped."""
+"""Maximum records per event of the live log, newest first. The event's field `more` is true if this limit is reached."""
 _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
@@ -55,7 +53,7 @@ def _parse_query(query: QueryParams) -> Query:
         after=None if not after else int(parse_number(after, "after")),
         before=None if not before else int(parse_number(before, "before")),
         judged=query.get("judged") == "true",
-        limit=min(_MOST, int(parse_number(query.get("limit", "100"), "limit")) or _MOST),
+        limit=min(_MAX_ROWS, int(parse_number(query.get("limit", "100"), "limit")) or _MAX_ROWS),
     )
 
 
@@ -85,14 +83,14 @@ def _row_fields(row: RecordWithQuestions) -> dict[str, object]:
 
 
 async def log(request: Request) -> Response:
-    """List matching records, newest first, with record numbers below `before`."""
+    """List the records that match the filters, newest first; `before` and `after` limit their numbers."""
     app, query = services(request), _parse_query(request.query_params)
     rows = await _read_journal(app, lambda reader: _add_questions(app, reader.records(query)))
     return reply([_row_fields(row) for row in rows])
 
 
 async def live(request: Request) -> Response:
-    """Stream new records as events, beginning after the record number `after`, or with the next record.
+    """Stream new records as server-sent events, beginning after the record number `after`, or with the next record.
 
     The first event, `hello`, has the number of the newest record. Events `records` follow until the proxy stops.
     """
@@ -125,7 +123,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """Count requests and prompt tokens in intervals of length `step`, for a time of length `since` that ends at `until`."""
+    """Count requests and prompt tokens in intervals of length `step`, for the time `since` before `until` (default: now)."""
     query = request.query_params
     step = parse_duration(query.get("step", "60"), "step")
     since = parse_duration(query.get("since", "3600"), "since")
@@ -139,7 +137,7 @@ async def series(request: Request) -> Response:
 
 
 async def reasons(request: Request) -> Response:
-    """List the meaning of each reason code."""
+    """Return the meaning of each reason code."""
     return reply(REASONS)
 
 
@@ -176,12 +174,12 @@ async def report_savings(request: Request) -> Response:
 
 
 async def sessions(request: Request) -> Response:
-    """List sessions of the last `since` seconds with at least `turns` turns, newest first."""
+    """List the sessions of the last `since` (such as 7d) with at least `turns` turns, newest first."""
     query = request.query_params
     since, limit = query.get("since"), int(parse_number(query.get("limit", "100"), "limit"))
     start = None if not since else time.time() - parse_duration(since, "since")
     least = int(parse_number(query.get("turns", "1"), "turns"))
-    return reply(await _read_sessions(request, lambda found: found.sessions(min(_MOST, limit), start, least)))
+    return reply(await _read_sessions(request, lambda found: found.sessions(min(_MAX_ROWS, limit), start, least)))
 
 
 async def turns(request: Request) -> Response:
@@ -191,7 +189,7 @@ async def turns(request: Request) -> Response:
 
 
 async def ledger(request: Request) -> Response:
-    """Sum prompt tokens by result: reused, or the cause for which they were computed."""
+    """Sum the prompt tokens that were reused, and those that were computed, by cause."""
     since = request.query_params.get("since")
     day = first_day(parse_duration(since, "since") if since else None)
     currency = services(request).settings.journal.currency

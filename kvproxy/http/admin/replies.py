@@ -31,12 +31,12 @@ def reply(value: object, headers: dict[str, str] | None = None) -> Response:
 
 
 def fields_of(row: Row) -> dict[str, object]:
-    """Return the fields of a row by name. `asdict` copies values, and is too slow for a large pool."""
+    """Return the fields of a row by name; unlike `dataclasses.asdict`, copy no values."""
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
-    """Return the fields of a row and of its location (`place`) in one dict."""
+    """Return the fields of a row together with those of its field `place`."""
     found = fields_of(row)
     del found["place"]
     return found if row.place is None else found | fields_of(row.place)

@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's protocol, with limits for slow or large heads and for clients that do not read.
+"""uvicorn's HTTP protocol with limits for slow or large headers, and for clients that do not read their responses.
 
 `ProxyServer` periodically calls `check` of all connections, so that a connection requires no timer.
 """
@@ -22,18 +22,18 @@ from kvproxy.http.connections.client_disconnects import BODILESS, JOINS_BODY
 from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.settings.limits import LimitSettings
 
-MOST_PIPELINED = 32
+MAX_PIPELINED = 32
 """Maximum pipelined requests that wait for the response in progress on a connection."""
-_MOST_REFUSED = 256
-"""Connections beyond the limit that receive an error; further connections are closed immediately."""
+_MAX_REFUSED = 256
+"""Open connections beyond the limit that receive an error response; further connections are closed immediately."""
 _NO_CONTENT = 204
 _LINGER_SECONDS = 2.0
 
 
 class _LingeringTransport:
-    """A transport that can write a head together with its body, and can delay closing for two seconds after a response.
+    """A transport that continues to read for two seconds after the last write if `linger` is set.
 
-    Closing a socket with unread bytes resets the connection, which could destroy the response before the client reads it.
+    Closing a socket with unread input resets the connection, and the client could lose the response.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -100,7 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.connections) > self._limits.connections:
             self._on_limit("connections")
             self.app = self._refuse_app
-            if len(self.connections) > self._limits.connections + _MOST_REFUSED:
+            if len(self.connections) > self._limits.connections + _MAX_REFUSED:
                 self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -170,8 +170,8 @@ class LimitedProtocol(HttpToolsProtocol):
         elif len(self.headers) > self._limits.headers:
             message = f"more than {self._limits.headers} headers: see the setting limits.headers"
             self._refusal = HeadersTooLarge(message, limit="headers")
-        elif len(self.pipeline) >= MOST_PIPELINED:
-            self._refusal = Overloaded(f"more than {MOST_PIPELINED} requests wait on this connection")
+        elif len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = Overloaded(f"more than {MAX_PIPELINED} requests wait on this connection")
         else:
             method, version = self.parser.get_method(), self.parser.get_http_version()
             self._refusal = request_heads.head_error(method, version, self.url, self.headers)
@@ -247,7 +247,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """Close the connection if its client is too slow; `now` is the event loop's time."""
+        """Close the connection if its client sends or reads too slowly; `now` is the event loop's time."""
         late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
         if late and not self.transport.is_closing():
             self._head_since = None

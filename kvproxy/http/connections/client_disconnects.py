@@ -23,9 +23,9 @@ _log = logging.getLogger("kvproxy")
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, T], deadline: Deadline, upload_done: asyncio.Event | None = None
 ) -> T:
-    """Await `work`, and cancel it when the client disconnects or the deadline passes. Raises the reason as an error.
+    """Return the result of `work`; cancel it when the client disconnects or the deadline passes.
 
-    `upload_done` is set when `work` has received the request's body. Before, only `work` may call `receive`.
+    Raises ClientDisconnect or the deadline's error. With `upload_done`, only `work` calls `receive` until it is set.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
@@ -49,14 +49,14 @@ async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | No
 
 
 class RelayResponse(Response):
-    """Sends the chunks of a body.
+    """Streams a body to the client.
 
-    If the upstream's response breaks off, the connection is closed before the end of the body. Another error is sent as the
-    last event of a stream; without a stream, it closes the connection.
+    If the upstream's response breaks off, so does the client's. Any other error is sent as the last event of an event
+    stream; without a stream, it also breaks off the response.
 
     Args:
         close: called once, also after an error.
-        error_event: encodes an error as the last event of a stream.
+        error_event: encodes an error as an event.
         upload_done: see `cancel_on_disconnect`.
     """
 

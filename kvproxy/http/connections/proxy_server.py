@@ -20,11 +20,11 @@ from kvproxy.http.connections.request_deadlines import Deadlines
 from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
-"""Maximum interval between two checks of all connections. It is shorter if a time limit is less than four seconds."""
+"""Maximum interval between two checks of all connections."""
 _ERROR_SECONDS = 1.0
-"""Time between the error that ends a request at the shutdown and the abort of its connection."""
+"""At shutdown, time for sending errors to the remaining requests before their connections are aborted."""
 _UNSENT_BYTES = 128 * 1024
-"""Maximum unsent bytes per client in the kernel's buffer."""
+"""Maximum bytes per connection that the kernel buffers before it sends them."""
 _log = logging.getLogger("kvproxy")
 # Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
 # requests that end at the shutdown.
@@ -40,9 +40,9 @@ class ProxyServer(uvicorn.Server):
     """Serves the app until SIGTERM or SIGINT.
 
     Args:
-        deadlines: ends requests in flight after the drain time.
-        on_limit: called with the name of each limit that is reached.
-        refuse: app for connections beyond the limit.
+        deadlines: ends requests in flight after `drain_seconds`.
+        on_limit: receives the setting's name when a limit is reached.
+        refuse: app that answers requests on connections beyond the limit.
         reload: called on SIGHUP.
     """
 
@@ -108,7 +108,7 @@ class ProxyServer(uvicorn.Server):
         return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for requests in flight for `drain_seconds`, then end them with an error, and abort their connections."""
+        """Wait up to `drain_seconds` for requests in flight, then send them an error and abort their connections."""
         self._deadlines.stopping = True
         _log.info("stopping; requests in flight: %d", len(self.server_state.tasks))
         loop = asyncio.get_running_loop()
@@ -138,6 +138,6 @@ class ProxyServer(uvicorn.Server):
             connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop with exit code 0. uvicorn would raise the signal again after the shutdown."""
+        """Exit with code 0. uvicorn would raise the signal again after the shutdown."""
         super().handle_exit(sig, frame)
         self._captured_signals.clear()

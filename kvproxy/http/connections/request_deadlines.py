@@ -1,8 +1,6 @@
-"""Deadlines of requests, and their end when the proxy stops."""
-
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from kvproxy.apis.request_directives import TIMEOUT_HEADER
 from kvproxy.errors import DeadlineExceeded, KvproxyError
@@ -13,7 +11,7 @@ class Deadlines:
 
     Args:
         seconds: default time limit of a request.
-        on_limit: called with the name of the limit that ended a request.
+        on_limit: receives the name of the setting that ended a request.
     """
 
     def __init__(self, seconds: float, on_limit: Callable[[str], None]) -> None:
@@ -62,9 +60,7 @@ class Deadline:
             self._seconds = seconds
             self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
 
-    @contextmanager
-    def expiration(self) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future that receives an error at the deadline, or when the proxy ends all requests."""
+    def expiration(self) -> AbstractContextManager[asyncio.Future[KvproxyError]]:
+        """Yield a future whose result is the error that ends the request: at the deadline, or in `end_all`."""
         error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
-        with self._deadlines.schedule(self._began + self._seconds, error) as expired:
-            yield expired
+        return self._deadlines.schedule(self._began + self._seconds, error)

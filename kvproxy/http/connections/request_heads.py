@@ -1,4 +1,4 @@
-"""Checks of request heads (RFC 9110, RFC 9112)."""
+"""Checks of request heads: the request line and the headers (RFC 9110, RFC 9112)."""
 
 import re
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> 
 
 
 def head_without_upgrade(method: bytes, version: str, target: bytes, headers: Headers) -> bytes:
-    """Return a head without an offer to upgrade the protocol, which a server may ignore (RFC 9110, section 7.8)."""
+    """Encode a head without its offer to upgrade the protocol, which a server may ignore (RFC 9110, section 7.8)."""
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":

@@ -30,7 +30,6 @@ class _PageFiles(StaticFiles):
 
 
 async def _redirect(request: Request) -> Response:
-    """Redirect /ui to /ui/. The location is relative, since a reverse proxy may add a path."""
     return RedirectResponse("ui/", status_code=308)
 
 

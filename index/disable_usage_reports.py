@@ -4,7 +4,7 @@ _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"
 
 
 def disable_usage_reports() -> None:
-    """Set environment variables that libraries read when they are imported; call this before importing them.
+    """Disable the telemetry of ONNX Runtime and Hugging Face's libraries. Call this before importing them.
 
     `onnxruntime.disable_telemetry_events()` is too late: importing onnxruntime writes a device id and an event database.
     """

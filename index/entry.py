@@ -13,7 +13,7 @@ class Entry:
 
     Attributes:
         key: digest of everything in the request that can change the response.
-        namespace: digest of these parts except the prompt. Semantic hits require an equal namespace.
+        namespace: digest of the same without the prompt. Semantic hits require an equal namespace.
         endpoint: name of the API, for instance `chat`.
         prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
         semantic: the entry may have semantic hits.
@@ -66,7 +66,7 @@ class Entry:
         }
 
     def export_line(self) -> bytes:
-        """Return the entry as a line of JSON. The bodies are copied unparsed, because parsing could change them."""
+        """Return the entry as a line of JSON. The bodies are not parsed, because parsing could change them."""
         head = json.dumps(self.summary() | {"key": self.key}).removesuffix("}").encode()
         # JSON strings contain no unescaped line breaks.
         request, response = (body.replace(b"\r", b" ").replace(b"\n", b" ") for body in (self.request, self.response))

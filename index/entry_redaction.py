@@ -11,10 +11,9 @@ class RedactionFailed(Exception):
 
 
 class Redactor(Protocol):
-    """Removes secrets and private data from a text. Thread-safe."""
+    """Returns a text without secrets and private data; raises RedactionFailed. Thread-safe."""
 
-    def __call__(self, text: str) -> str:
-        """Return the redacted text, or the same text if nothing is private; raises RedactionFailed."""
+    def __call__(self, text: str) -> str: ...
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:

@@ -6,7 +6,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class FailureLog:
-    """Logs the first of consecutive failures, at most one a minute, and the recovery from a logged failure."""
+    """Logs a failure and its recovery. Consecutive failures are logged once, and failures at most once a minute."""
 
     def __init__(self) -> None:
         self._is_failing = False

@@ -4,15 +4,14 @@ import asyncio
 
 from kvproxy.index.entry import Entry
 
-_MAX_BYTES = 32 * 2**20
-"""If the pending writes exceed this size, new responses end only after some are stored."""
+_MAX_BYTES = 32 * 2**20  # Above this size, a new response ends only after `wait_for_space`.
 
 
 class PendingWrite:
     """An entry that is being stored.
 
     Args:
-        namespace: None if the entry cannot have semantic hits yet, so that lookups need not wait for it.
+        namespace: None if lookups need not wait for the entry, because it will be embedded later or never.
         entry: the redacted entry; None if redaction forbids storing it.
         size: estimated bytes of memory.
     """
@@ -38,7 +37,7 @@ class PendingWrite:
 
     @property
     def id(self) -> str | None:
-        """The entry's id; None until redaction has ended, or if the entry was not stored."""
+        """The entry's id; None before redaction has ended, and if the entry was not stored."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
@@ -84,7 +83,7 @@ class PendingWrites:
             await self._has_space.wait()
 
     def add(self, write: PendingWrite) -> None:
-        """Add a write, which is removed when its task ends. `get` returns the latest write of a key."""
+        """Add a write; it is removed when its task ends."""
         self._all.add(write)
         self.bytes += write.size
         self._latest[write.key] = write

@@ -32,7 +32,7 @@ def is_accessible_to_others(path: Path) -> bool:
 
 
 def restrict_to_owner(path: Path) -> None:
-    """Remove other users' permissions, unless the path belongs to another user or has the sticky bit, as /tmp has."""
+    """Remove the permissions of other users, unless the path belongs to another user or has the sticky bit (such as /tmp)."""
     status = path.stat()
     if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
         with contextlib.suppress(OSError):

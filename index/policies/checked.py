@@ -1,5 +1,3 @@
-"""The policy `checked`: requires a minimum cosine, no veto by a guard, and a minimum probability of the verifier."""
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,15 +7,14 @@ from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
 _STOP_SHARE = 0.55
-"""If a neighbour's score is below this share of the level, farther neighbours would be rejected, and are not scored."""
 
 
 class CheckedPolicy:
-    """Serves the nearest neighbour that passes all three tests.
+    """The policy `checked`: serves the nearest neighbour that no guard vetoes and that the verifier accepts.
 
     Args:
-        level: minimum probability of the verifier that one answer serves both questions.
-        floor: minimum cosine.
+        level: minimum probability, as the verifier computes it, that one answer serves both questions.
+        floor: minimum cosine of the two questions.
     """
 
     name = "checked"
@@ -49,5 +46,5 @@ class CheckedPolicy:
                 return PolicyResult(decisions, place)
             decisions[place] = Decision("low probability", score=score)
             if score < _STOP_SHARE * level:
-                break
+                break  # Farther neighbours would be rejected, too.
         return PolicyResult(decisions, None)

@@ -81,12 +81,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LearningRecord:
-    """Inputs of a decision, from which the policy `learned` learns after the comparison with a fresh answer.
+    """Inputs of a decision, from which the policy `learned` learns after a comparison with a fresh answer.
 
     Attributes:
         place: index of the neighbour about which the policy decided.
         features, error, checked: see `Observation`.
-        risk: estimated error that is added to `ServingLevel.risk` if the neighbour is served.
+        risk: estimated error that counts in `ServingLevel.risk` if the neighbour is served.
     """
 
     place: int

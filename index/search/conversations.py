@@ -7,7 +7,7 @@ import numpy as np
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 
 SEPARATOR = "⏎"
-"""Separates two turns, between spaces. A conversation whose text contains this character has exact hits only."""
+"""Joins two turns, with a space on each side. A conversation whose text contains this character has exact hits only."""
 _JOIN = f" {SEPARATOR} "
 _MAX_REWORDED_TURNS = 5
 
@@ -28,7 +28,7 @@ class EarlierTurns:
     """Compares the earlier turns of a conversation with the earlier turns of stored conversations.
 
     Args:
-        policy: decides whether two turns mean the same; None requires equal turns.
+        policy: decides whether two different turns mean the same; None requires equal turns.
         embed: returns the unit vector of a text, `[dim]` float32; None if the models do not support the text.
     """
 
@@ -42,7 +42,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def matches(self, question: str) -> bool:
-        """Whether each earlier turn equals the turn of the stored conversation, or the policy accepts the difference."""
+        """Whether each earlier turn equals the stored conversation's turn, or the policy accepts the difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

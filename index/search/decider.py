@@ -19,7 +19,7 @@ class Decider:
     """Finds the neighbours of a question, and lets a policy decide which of them is served. Thread-safe.
 
     Args:
-        observations: contain people's verdicts on entries; None ignores verdicts.
+        observations: the log of people's verdicts on entries; None ignores verdicts.
         make_policy: creates the policy that a request names; may load a model.
         random_number: returns a uniform random number below 1, for exploration.
         embed: see `EarlierTurns`.
@@ -58,7 +58,9 @@ class Decider:
     def search(
         self, request: LookupRequest, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `limit` entries of any freshness, and the nearest `limit` of an allowed one, with cosines.
+        """Return stored questions with their cosines, nearest first.
+
+        These are the nearest `limit` questions, and the nearest `limit` questions whose freshness the request allows.
 
         Args:
             floor: see `VectorSearch.search`.

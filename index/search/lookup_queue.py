@@ -17,7 +17,7 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
-"""The result of a lookup; or pending writes of similar questions, after which the lookup must be repeated."""
+"""The result of a lookup, or pending writes of similar questions: the lookup must be repeated after these writes."""
 _MAX_QUEUED_SHARE = 0.5
 _BACKGROUND_SECONDS = 1.0
 
@@ -43,11 +43,9 @@ class _WaitingLookup:
 
 
 class _Job(NamedTuple):
-    """A background job. After `due` (`time.monotonic`), it runs even if lookups wait."""
-
     compute: Callable[[], Any]
     future: "Future[Any]"
-    due: float
+    due: float  # Time (`time.monotonic`) after which the job runs even if lookups wait.
 
 
 class LookupQueue:
@@ -73,7 +71,7 @@ class LookupQueue:
         """Return the result of a lookup.
 
         Args:
-            seconds: timeout; None waits indefinitely, and enters the queue even if it is full.
+            seconds: timeout; None waits without a limit, and enters the queue even if it is full.
 
         Raises:
             QueueFull: too many lookups are waiting.

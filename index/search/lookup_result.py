@@ -18,7 +18,7 @@ class Candidate:
     """A stored question with the policy's decision on it; see `Decision`.
 
     Attributes:
-        answer: class of its answer (see `answer_classes`); empty if unknown.
+        answer: its answer class (see `answer_classes`); empty if unknown.
     """
 
     id: str
@@ -33,13 +33,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PendingObservation:
-    """A decision of the policy, to be compared with the backend's response if the request is forwarded.
+    """A decision of the policy. If the request is forwarded, the backend's response shows whether the decision was right.
 
     Attributes:
-        candidate: the accepted candidate, or the one with the highest score.
+        candidate: the accepted candidate, or else the one with the highest score.
         candidates: all candidates of the policy, nearest first; `record.place` is an index into them.
         accepted: the policy accepted the candidate.
-        comparison_probability: probability of forwarding the request: the exploration share if accepted, else 1.
+        comparison_probability: probability with which the request is forwarded: the exploration share if accepted, or else 1.
     """
 
     candidate: Candidate
@@ -55,7 +55,7 @@ class Lookup:
 
     Attributes:
         entry: the entry to serve, if any.
-        candidates: the nearest stored questions, nearest first.
+        candidates: similar stored questions, nearest first.
         chosen: the accepted candidate. It is not served if the request is forwarded for exploration.
         observation: None if the policy compared no candidate.
         skip_reason: None if the lookup ran.
@@ -83,7 +83,7 @@ class Lookup:
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
         """Return the chosen candidate, else the one with the highest score, else the nearest.
 
-        Candidates with an `ignored` verdict are skipped. None if no candidate remains.
+        Candidates whose verdict is in `ignored` are skipped. None if no candidate remains.
         """
         left = [each for each in self.candidates if each.verdict not in ignored]
         best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)

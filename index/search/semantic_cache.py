@@ -110,7 +110,7 @@ class SemanticCache:
         Args:
             text: the prompt, see `Entry`.
             explore: the policy may forward a request that it could serve, in order to compare the answers.
-            seconds: timeout, multiplied by ten if no other lookup runs; None waits without a limit.
+            seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
             policy: None uses the configured policy.
         """
         pending = self.pending_writes.in_namespace(namespace)
@@ -165,7 +165,7 @@ class SemanticCache:
         return await asyncio.to_thread(self._store.get, id)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
-        """Record a person's verdict on an entry. A rejected entry has exact hits only, until it is approved."""
+        """Record a person's verdict on an entry. A rejected entry has exact hits only, until a later verdict approves it."""
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.record_verdict(entry, right, lookup)

@@ -26,7 +26,7 @@ _STEP = 4  # Vectors added per lock; each takes 1 ms in a graph of a million vec
 _PAUSE = 0.0005  # Seconds between two steps, in which lookups can acquire the lock.
 
 ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Returns the next vectors after the given number: their numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
+"""Returns the next vectors after a vector's number: their numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ class VectorIndex:
             return not self._segment.large and total > self._flat_limit
 
     def rebuild(self, read: ReadVectors, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Build the index again from the store's vectors, which `read` returns.
+        """Build the index again from the vectors in the store, which `read` returns.
 
-        `stop` is called after each batch. If it returns True, keep the old index and return False.
+        `stop` is called after each batch. If it returns True, the old index stays, and the result is False.
         """
         with self._lock:
             self._removed = []

@@ -13,7 +13,7 @@ from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
 MIN_INDEXED = 256
-"""Vectors from which a namespace has a FAISS index. Scanning fewer takes less time than embedding a question."""
+"""Number of vectors from which a namespace has a FAISS index. A scan of fewer vectors is faster than embedding a question."""
 _BATCH = 2_000
 _log = logging.getLogger("kvproxy")
 
@@ -37,7 +37,7 @@ class VectorSearch:
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:
-        """Add the entries of a write and their numbers in `result` to the index. Call it in the order of the writes."""
+        """Add the vectors of written entries to the index; `result` has their numbers. Call it in the order of the writes."""
 
     def remove(self, removed: Iterable[RemovedEntry]) -> None: ...
 

@@ -20,10 +20,11 @@ from kvproxy.index.policies.guards.subject_and_object import roles_differ
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A rule. `vetoes(question, cached_question)` returns whether the questions need different answers.
+    """A rule that vetoes semantic hits.
 
     Attributes:
-        difference: description of the vetoed difference, for the user.
+        difference: reason for a veto, which is shown to the user.
+        vetoes: returns whether a question and a cached question need different answers.
     """
 
     name: str

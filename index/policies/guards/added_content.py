@@ -9,9 +9,8 @@ from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_t
 from kvproxy.index.policies.guards.word_roots import roots
 
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
-_ORDERS = frozenset("tell say explain describe define list give show find help compare write name".split())
 # Words that rewordings add, such as `way` in `What is the best way to bake bread?`.
-_FILLERS = (word_lists.FUNCTION_WORDS - _ORDERS) | frozenset(
+_FILLERS = (word_lists.FUNCTION_WORDS - word_lists.REQUEST_VERBS) | frozenset(
     "way ways what's possible best into okay ok compared really one using use used uses makes make good very many much out get"
     " got someone anyone people person quick quickly easy easily actually want need know like i'm i'd i've you've there's it's"
     " whats correct right mean means meaning during up only ever too some any through thing things steps proper properly no"

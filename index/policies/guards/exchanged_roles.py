@@ -25,8 +25,7 @@ _PREPOSITIONS = {
     for word in group.split()
 }  # fmt: skip
 _COORDINATION = frozenset("and or vs versus nor".split())
-_VERBS_OF_REQUESTS = frozenset("tell say explain describe define list give show find help compare write name".split())
-_NO_CONTENT = (word_lists.FUNCTION_WORDS - _VERBS_OF_REQUESTS) | _PREPOSITIONS.keys() | _COORDINATION
+_NO_CONTENT = (word_lists.FUNCTION_WORDS - word_lists.REQUEST_VERBS) | _PREPOSITIONS.keys() | _COORDINATION
 _MUST = re.compile(r"\b(?:have|has|had|needs?) to\b", re.IGNORECASE)
 _AUXILIARY = frozenset("can could will would shall should may might must have has had not".split())
 _BE = frozenset("is are was were be been being am get gets got".split())
@@ -41,15 +40,14 @@ _VERBS = frozenset(
 _WEIGHTS = {"after": 2, "left": 1, "right": 1}
 _DECISIVE = 2
 
-Role = tuple[str, str]
-"""A sign of a word's role: ("after", preposition), or ("left" or "right", adjacent word)."""
+Role = tuple[str, str]  # ("after", preposition), or ("left" or "right", adjacent word)
 
 
 def has_exchanged_words(question: str, cached_question: str) -> bool:
     """Whether two words have exchanged their roles between the questions.
 
-    Prepositions and adjacent words determine the role of a word: `to Rome from Oslo` equals `from Oslo to Rome`. Words around
-    `and` or `or` have equal roles.
+    Prepositions and adjacent words determine a word's role, so `to Rome from Oslo` equals `from Oslo to Rome`. Words that
+    `and` or `or` joins have equal roles.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     names = _map_by_common_root(theirs, ours)

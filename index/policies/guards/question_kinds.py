@@ -37,7 +37,7 @@ def _question_kinds(text: str) -> set[str]:
 
 
 def time_differs(question: str, cached_question: str) -> bool:
-    """Whether the questions name different times: `open on monday` and `open on sunday`. A day also differs from no time."""
+    """Whether the questions name different times (`open on monday`, `open on sunday`), or only one names a day."""
     ours, theirs = _times(question), _times(cached_question)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & word_lists.DAYS)
 

@@ -1,8 +1,8 @@
-FUNCTION_WORDS = frozenset(
+REQUEST_VERBS = frozenset("tell say explain describe define list give show find help compare write name".split())
+FUNCTION_WORDS = REQUEST_VERBS | frozenset(
     "a an the is are was were be been am do does did can could would should will shall may might must i you we they he she"
     " it its my your our their me us them this that these those there here what which who whom whose how when where why"
-    " please tell say explain describe define list give show find help compare write name and or but so if then than as"
-    " also just exactly hi hello hey ok in on at of to for from by with about has have had"
+    " please and or but so if then than as also just exactly hi hello hey ok in on at of to for from by with about has have had"
     " isn't aren't wasn't weren't don't doesn't didn't can't couldn't wouldn't shouldn't won't".split()
 )
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(

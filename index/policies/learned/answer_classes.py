@@ -14,9 +14,9 @@ class ClassAssignment:
     """The result of comparing a fresh answer with the answers of its question's neighbours.
 
     Attributes:
-        right: the fresh answer equals the answer of the judged neighbour, about which the policy decided.
+        right: the fresh answer equals the answer of the judged neighbour: the neighbour about which the policy decided.
         joined: class of the fresh answer; None if it differs from all compared answers.
-        is_outlier: the judged neighbour's answer differs, but another answer of its class is equal.
+        is_outlier: the judged neighbour's answer differs, but another answer of the same class is equal.
     """
 
     right: bool
@@ -25,9 +25,9 @@ class ClassAssignment:
 
 
 def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
-    """Return indexes of neighbours whose answers are compared with a fresh answer, until one is equal.
+    """Return the indexes of neighbours to compare with a fresh answer. Comparisons end with the first equal answer.
 
-    These are the judged neighbour, another neighbour of its class, and the nearest neighbour of each of two other classes.
+    The order is: the judged neighbour, another neighbour of its class, and the nearest neighbour of each of two other classes.
 
     Args:
         judged_index: index of the neighbour about which the policy decided.
@@ -43,8 +43,8 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
     """Assign a fresh answer to the class of the answer that it equals.
 
     Args:
-        places: indexes of the compared neighbours, from `comparison_order`.
-        are_equal: result of each comparison until the first True, or until the comparisons ended.
+        places: indexes of neighbours, from `comparison_order`.
+        are_equal: results of the comparisons; fewer than `places` if a comparison found an equal answer, or failed.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])

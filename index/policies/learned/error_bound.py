@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 MIN_SERVED = 500
-"""The bound allows a share of wrong answers. With fewer served answers, it allows as many wrong answers as with 500."""
+"""If fewer answers were served, the bound allows as many wrong answers as if this number had been served."""
 _LOG_LIMIT = math.log(10)
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
@@ -21,17 +21,18 @@ _MOST = 1e4
 
 
 def max_expected_events(allowed: float) -> float:
-    """Return the largest sum of probabilities of events of which at most `allowed` occur, with 90% probability."""
+    """Return the largest sum of the probabilities of events such that at most `allowed` events occur (with 90% probability)."""
     return float(_max_expected(allowed, np.array([_LOG_LIMIT]))[0])
 
 
 def max_risk(allowed: float, wrong: float, expected: float) -> float:
-    """Return the largest sum of estimated errors of served answers of which at most `allowed` are wrong.
+    """Return the largest sum of the estimated errors of served answers such that at most `allowed` answers are wrong.
 
-    This holds with 90% probability for every factor f.
+    This holds with 90% probability for every factor f (see the module).
 
     Args:
-        wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors of all compared answers.
+        wrong: number of wrong answers in comparisons.
+        expected: sum of the estimated errors of the compared answers.
     """
     if expected <= 0:
         return 0.0
@@ -41,7 +42,7 @@ def max_risk(allowed: float, wrong: float, expected: float) -> float:
 
 
 def max_error_factor(wrong: float, expected: float) -> float:
-    """Return the largest factor f that is plausible (90%) after the comparisons; see `max_risk` for the arguments."""
+    """Return the largest factor f that the comparisons do not rule out (90%); the arguments are those of `max_risk`."""
     if expected <= 0:
         return _MOST
     true = np.maximum(_possible_events(wrong), wrong)

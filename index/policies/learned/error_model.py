@@ -107,7 +107,7 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Expected errors in the prior of a new namespace; few, so that each namespace needs its own evidence."""
+"""Initial `ServingLevel.expected` of a namespace; low, so that each namespace needs its own evidence."""
 
 
 @dataclass(slots=True)
@@ -115,8 +115,8 @@ class Prior:
     """The initial error model of new namespaces; it learns from the comparisons in all namespaces.
 
     Attributes:
-        seen_wrong, seen_expected: number of wrong answers in comparisons with small estimated errors, and the sum of these
-            errors.
+        seen_wrong, seen_expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only
+            comparisons with a small estimated error count.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))
@@ -124,7 +124,6 @@ class Prior:
     seen_expected: float = PRIOR_ERRORS
 
     def error_model(self) -> ErrorModel:
-        """Return a model with the current weights and the initial covariance."""
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property

@@ -23,7 +23,7 @@ class FeedbackRecorder:
 
     Args:
         policy: learns from the results; None only stores the results.
-        unindex: excludes entries from semantic search; called on a worker thread.
+        unindex: deletes the vectors of entries; called on a worker thread.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class FeedbackRecorder:
         """Compare a fresh response with the candidates of its lookup, and store the result durably.
 
         Args:
-            answer_text: text of the fresh response.
-            was_to_be_served: the request was not forwarded for exploration, but for another reason, such as shadow mode.
+            was_to_be_served: the policy accepted a candidate, but not exploration was the reason to forward the request: for
+                instance, shadow mode.
 
         Returns:
             The observation; None if no answer was compared.
@@ -110,7 +110,7 @@ class FeedbackRecorder:
         """Store a person's verdict on an entry. If the answer is wrong, the entry leaves its answer class.
 
         Args:
-            lookup: of the question for which the answer was judged; None if the verdict names no question.
+            lookup: lookup of the question to which the person got the answer; None if the question is unknown.
         """
         verdict = Observation.from_verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation

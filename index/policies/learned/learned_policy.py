@@ -24,21 +24,19 @@ _READ_BATCH = 1000
 _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_LEARNERS = 2000
 _LIFTED_ERROR = 2.0
-"""Multiple of `max_error`: maximum estimated error of an answer that is served although a lifted guard vetoes it."""
 _SURE_SHARE = 0.5
-"""Until `checked` has proved itself, `1 - score` of a class's only entry may be this share of `1 - checked.level`."""
 
 
 class LearnedPolicy:
     """Serves the nearest neighbour if the estimated probability that its answer is wrong is within `ServingLevel.limit`.
 
     Args:
-        checked: decides in new namespaces, and about an answer that only one neighbour has; None serves neither of these.
-        max_error: maximum share of wrong answers among the served ones.
+        checked: decides in new namespaces, and about an answer that only one neighbour has; None serves no hit in these cases.
+        max_error: maximum share of wrong answers among the served answers.
         floor: minimum cosine of a served neighbour.
-        guards: their vetoes count until comparisons show that the difference does not change the answer.
-        has_new_words: returns whether a question contains words that no stored question with the answer contains. If so, the
-            answer is not served, and its comparison is not counted. None if the guards support the questions' languages.
+        guards: veto hits, until comparisons show that the difference does not change the answer.
+        has_new_words: returns whether a question contains words that no stored question with the answer contains. Such a
+            question is neither served nor counted as a comparison. None disables the test.
     """
 
     name = "learned"
@@ -144,7 +142,7 @@ class LearnedPolicy:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))
 
     def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit and its estimated error. The next observation of the namespace stores the counts."""
+        """Count a semantic hit and its estimated error in memory. The namespace's next observation stores the counts."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error

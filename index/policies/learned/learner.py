@@ -17,22 +17,16 @@ from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
 _VERSION = 1
-
-
 MIN_EXPECTED_ERRORS = 8.0
-"""Sum of the compared answers' estimated errors from which the policy decides without `checked`."""
+"""The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
-"""Sum of the compared answers' estimated errors from which fewer accepted requests are explored."""
 _OBSOLETE_MARGIN = 0.05
-"""If the cosine of a neighbour in an obsolete class is higher by more than this, the next neighbour is probably wrong."""
 _MIN_COMPARISONS = 50
-"""With fewer comparisons, the hits of `checked` are served without exploration; its misses are compared anyway."""
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _MIN_CHECKED = 30
-_CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0
-"""Prior of `checked_error`: 0.5 of 50 answers are wrong."""
+_CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class Learner:
 
     Attributes:
         num_checked, num_checked_wrong: number of compared answers that `checked` had accepted, and how many were wrong.
-        number: number of the last observation; see `Observation`.
+        number: number of the last added observation.
     """
 
     error_model: ErrorModel
@@ -106,27 +100,23 @@ class Learner:
     @property
     def checked_exploration_share(self) -> float:
         if self.num_comparisons < _MIN_COMPARISONS:
-            return 0.0
+            return 0.0  # The misses of `checked` are compared anyway.
         return max(_CHECKED_LEAST, _CHECKED_EXPLORED * math.sqrt(_MIN_CHECKED / max(self.num_checked, _MIN_CHECKED)))
 
     @property
     def may_serve_checked(self) -> bool:
         """Whether answers that `checked` accepts may be served.
 
-        `checked_error` must be within `max_error`. If the policy is ready, `checked_error` must be within half of
-        `max_error`, and known from enough comparisons in this namespace.
+        `checked_error` must be within `max_error`. Once the policy is ready, `checked_error` must be within half of `max_error`,
+        and enough answers of `checked` must have been compared.
         """
         if self.is_ready and not (self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2):
             return False
         within = self.checked_error <= self.level.max_error
         return within and (self.num_comparisons < _MIN_COMPARISONS or self.level.bound_allows(self.checked_error))
 
-    def learn(self, observation: Observation) -> None:
-        self.add(observation)
-        self.level.update()
-
     def add(self, observation: Observation) -> None:
-        """Add an observation. Call `level.update`, which is slow, after the last observation."""
+        """Add an observation. After the last one, call `level.update`, which is slow."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:

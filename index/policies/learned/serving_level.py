@@ -19,7 +19,6 @@ _TESTED, _MAX_TESTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
-"""Prior of `judge_error`: the judge errs in one of 50 comparisons."""
 _MAX_LIMIT_FACTOR = 12.0
 
 
@@ -30,12 +29,12 @@ class ServingLevel:
     Attributes:
         max_error: maximum share of wrong answers.
         served, risk: number of served answers, and the sum of their estimated errors.
-        wrong, expected: wrong answers in the comparisons whose estimated error is at most `max_tested_error`, and the sum of
-            these errors.
+        wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
+            estimated error up to `max_tested_error` count.
         num_repeats, num_judged_different: comparisons between equal questions, and how many found different answers.
-        factor: the largest factor by which the estimated errors may be too small; see `max_error_factor`.
+        factor: the true errors are at most the estimated errors times this factor; see `max_error_factor`.
         limit: maximum estimated error of a served answer; 0 serves no answer.
-        error_histogram: `[64]` histogram of the estimated errors of requests, in which old requests decay.
+        error_histogram: numbers of requests by estimated error, `[64]`; older requests count less.
     """
 
     max_error: float
@@ -51,12 +50,11 @@ class ServingLevel:
 
     @property
     def max_tested_error(self) -> float:
-        """The maximum estimated error of the comparisons that count in `wrong` and `expected`."""
         return min(_MAX_TESTED_ERROR, _TESTED * self.max_error)
 
     @property
     def bound(self) -> float:
-        """An upper bound, with 90% probability, of the share of wrong answers among the served answers."""
+        """The upper bound, with 90% probability, of the share of wrong answers among the served answers."""
         risk = self.risk / (1 - self.judge_error)
         wrong = bisect_left(
             range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
@@ -70,7 +68,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def bound_allows(self, error: float) -> bool:
-        """Whether `bound` allows one more hit that `checked` accepted, with this estimated error."""
+        """Whether `max_error` allows one more hit of the policy `checked` with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -92,7 +90,7 @@ class ServingLevel:
 
     @property
     def judge_error(self) -> float:
-        """The probability that a comparison errs, at most 0.5; estimated from comparisons between equal questions."""
+        """The probability that a comparison of answers errs, at most 0.5, estimated from comparisons between equal questions."""
         return min(0.5, (_PRIOR_JUDGE_ERRORS + self.num_judged_different) / (_PRIOR_REPEATS + self.num_repeats))
 
     def update(self) -> None:
@@ -113,7 +111,7 @@ class ServingLevel:
         )
 
     def update_limit(self) -> None:
-        """Set the limit so that the mean estimated error of the requests within it is `planned_risk`."""
+        """Set `limit` so that the mean estimated error of the requests within it is `planned_risk`."""
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))

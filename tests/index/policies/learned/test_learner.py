@@ -106,23 +106,28 @@ def test_checked_may_serve_within_the_bound() -> None:
         assert learner.may_serve_checked is allowed
 
 
+def learn(learner: Learner, observation: Observation) -> None:
+    learner.add(observation)
+    learner.level.update()
+
+
 def test_an_observation_updates_counts_model_and_class() -> None:
     learner = Learner.new(Prior(), 0.02)
-    learner.learn(observation(number=7, served=3, risk=0.5, checked=True))
+    learn(learner, observation(number=7, served=3, risk=0.5, checked=True))
     assert (learner.number, learner.level.served, learner.level.risk) == (7, 3, 0.5)
     assert (learner.num_comparisons, learner.num_checked, learner.num_checked_wrong) == (1, 1, 0)
-    learner.learn(observation(right=False, number=5, checked=True, repeat=True))
+    learn(learner, observation(right=False, number=5, checked=True, repeat=True))
     assert (learner.number, learner.num_checked, learner.num_checked_wrong) == (7, 2, 1)
-    learner.learn(observation(repeat=True))
+    learn(learner, observation(repeat=True))
     assert (learner.level.num_repeats, learner.level.num_judged_different) == (2, 1)
     before, odds = learner.error_model.weights.copy(), learner.class_evidence.odds["a"]
     # A comparison across a guard only changes the guard.
-    learner.learn(observation(right=False, vetoes=("names",)))
+    learn(learner, observation(right=False, vetoes=("names",)))
     assert (learner.error_model.weights == before).all()
     assert learner.class_evidence.odds["a"] == odds
     assert learner.level.wrong == pytest.approx(2.0 + 1)
     learner.class_evidence.odds["a"] = 1.0
-    learner.learn(Observation("e", True, "served", False, 0.0, "n", joined="a"))
+    learn(learner, Observation("e", True, "served", False, 0.0, "n", joined="a"))
     assert learner.class_evidence.odds["a"] == pytest.approx(0.1)
     assert learner.num_comparisons == 4
 
@@ -157,9 +162,8 @@ def test_a_saved_state_keeps_its_level() -> None:
     following = observation(number=400)
     taught = Learner.from_json(learner.to_json(), 0.1)
     assert taught is not None
-    taught.learn(following)
-    learner.add(following)
-    learner.level.update()
+    learn(taught, following)
+    learn(learner, following)
     # Each observation moves the level.
     assert (taught.level.limit, taught.level.factor) == (learner.level.limit, learner.level.factor)
     state = learner.to_json()

@@ -104,7 +104,7 @@ class ResponseCache:
     def maintain(self) -> None:
         """Write the hits that were counted in memory, and remove expired entries; called periodically."""
         self.store.flush()
-        while self.store.expire():
+        while self.store.remove_expired():
             pass
         if self.semantic is not None:
             self.semantic.maintain()

@@ -12,7 +12,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions; `same` labels whether one answer serves both."""
+    """Two questions. `same` is true if one answer serves both."""
 
     a: str
     b: str
@@ -20,7 +20,7 @@ class Pair:
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """Read pairs from a file with a line `{"a": .., "b": .., "same": ..}` for each; see `read_json_lines`."""
+    """Read pairs from a file with lines such as `{"a": .., "b": .., "same": ..}`; see `read_json_lines`."""
     return read_json_lines(path, _pair, '{"a": "..", "b": "..", "same": 1}')
 
 

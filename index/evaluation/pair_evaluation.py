@@ -1,4 +1,4 @@
-"""Measures policies on labelled pairs at many levels. A level is a minimum score of a hit: a cosine or a probability."""
+"""Measures policies on labelled pairs at many levels: minimums of the cosine, or of the verifier's probability."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -41,11 +41,12 @@ class LevelResult:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredLevels:
-    """The configured levels of the policies.
+    """The levels in the settings.
 
     Attributes:
         threshold: minimum cosine of the policy `threshold`.
-        checked, floor: minimum probability and minimum cosine of the policy `checked`.
+        checked: minimum probability of the policy `checked`.
+        floor: minimum cosine of the policy `checked`.
     """
 
     threshold: float
@@ -60,7 +61,7 @@ class Calibration:
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
         target_error: see `calibrate`.
-        default: the configured level.
+        default: the level in the settings.
         p_chr_auc: see `precision_hit_ratio_area`.
         recommended: the level with the highest hit rate within the target error; None if no level is within it.
     """
@@ -101,7 +102,7 @@ def calibrate(
     Args:
         pairs: the second question of each pair is used as the cached question.
         verifier: None omits `checked`.
-        target_error: maximum for the upper end of `LevelResult.wrong_interval` at a recommended level.
+        target_error: maximum share of wrong answers at a recommended level: the upper end of `LevelResult.wrong_interval`.
         languages: ISO 639-1 codes; pairs in other languages are never served.
 
     Raises:

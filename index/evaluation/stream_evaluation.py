@@ -34,8 +34,8 @@ class StreamReport:
     """The results of the policies on a stream.
 
     Attributes:
-        outcomes: results by policy; the policy `threshold` has the best threshold for this stream.
-        level: the best threshold; None if every threshold has a share of wrong answers above `max_error`.
+        outcomes: results by policy; the policy `threshold` uses `level`.
+        level: the best threshold for this stream; None if every threshold has too many wrong answers.
         bound: upper bound of the share of wrong answers that `learned` reports after the stream.
         orders: results of `learned` on the stream in random orders.
     """
@@ -77,14 +77,14 @@ def _outcome_document(outcome: Outcome) -> dict[str, Any]:
 
 
 def cumulative_counts(outcome: Outcome) -> list[tuple[int, int, int]]:
-    """Return the numbers of requests, served answers, and wrong answers so far, after every hundred requests."""
+    """Return the counts of requests, served answers, and wrong answers from the start up to every hundredth request."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_CURVE_STEP, len(served), _CURVE_STEP), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
 
 
 def read_stream(path: Path) -> list[StreamLine]:
-    """Read a stream from a file with a line `{"text": .., "answer": ..}` for each request; see `read_json_lines`."""
+    """Read a stream from a file with lines such as `{"text": .., "answer": ..}`; see `read_json_lines`."""
     lines = list(read_json_lines(path, _line, '{"text": "How do I ..", "answer": ".."}'))
     if not lines:
         raise ImportFailed(f'{path} holds no lines {{"text", "answer"}}')
@@ -104,8 +104,8 @@ def embed_stream(
     """Embed the questions of a stream.
 
     Args:
-        min_cosine: minimum cosine of two answers that count as equal; None requires equal texts, except for case, spaces,
-            and punctuation.
+        min_cosine: minimum cosine of two answers that count as equal. None requires equal texts; case, spaces, and punctuation
+            may differ.
     """
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
@@ -174,7 +174,7 @@ def replay_policies(
     Args:
         learned: creates a `learned` policy that has no observations yet.
         orders: number of further replays with `learned`, each in a random order.
-        judge_error: share of comparisons whose result is inverted, to simulate errors of the judge.
+        judge_error: share of inverted comparisons, to simulate a judge of answers that errs.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:

@@ -10,7 +10,7 @@ from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyRes
 from kvproxy.index.store.observations import Observation, Observations
 
 AnswersEqual = Callable[[int, int], bool]
-"""Returns whether the answers of two questions, given by their indexes in the stream, are equal."""
+"""Returns whether the answers of two questions are equal; the arguments are the questions' indexes in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Outcome:
     Attributes:
         served: the policy served a stored answer.
         wrong: the policy served a wrong answer.
-        scores: the highest score of a stored answer; -1 if the policy can serve no answer.
+        scores: the highest score of a stored answer; -1 if no stored answer may be served.
         right: the answer with the highest score is right.
     """
 
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def worst_wrong_share(self) -> float:
-        """The largest share of wrong answers among the answers served so far, at any time after 500 served answers."""
+        """The largest share of wrong answers among the first n served answers, for n from 500 on."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share
@@ -98,7 +98,7 @@ class StoredQuestions:
         self._cosines = np.empty((0, 0), dtype=np.float32)
 
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
-        """Return the indexes of the stored questions that are nearest to a line of the stream, and their cosines."""
+        """Return the indexes of the stored questions that are nearest to question `line` of the stream, and their cosines."""
         if line not in self._block:
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
             self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T

@@ -50,13 +50,13 @@ def new_words_detector(embedder: str) -> Callable[[str, Sequence[str]], bool] | 
 
 
 def has_new_words(question: str, stored: Sequence[str]) -> bool:
-    """Whether a question has content words that no stored question has; False if all are English (the guards suffice)."""
+    """Whether a question has content words that no stored question has. False in English, where the guards suffice."""
     return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 
 @lru_cache(maxsize=4096)
 def is_surely_english(text: str) -> bool:
-    """Whether the words of a text are in an English vocabulary; `language_of` also returns English for unknown words."""
+    """Whether the words of a text are in an English vocabulary. In contrast, `language_of` assumes English for unknown words."""
     return language_of(text) == ENGLISH and is_english(text, _english_vocabulary())
 
 

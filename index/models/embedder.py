@@ -19,12 +19,12 @@ class Embedder(Protocol):
     """Converts texts to vectors. Threads may share it."""
 
     name: str
-    """Identifies the model and its rounding: only vectors of embedders with equal names are comparable."""
+    """Name of the model and its rounding: only vectors of embedders with equal names are comparable."""
     dim: int
 
     @property
     def vocabulary(self) -> Container[str] | None:
-        """The vocabulary of an English tokenizer, to detect other languages; None if the tokenizer is not for English."""
+        """The vocabulary of an English tokenizer, to detect other languages; None for a tokenizer of several languages."""
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors, `[len(texts), dim]` float32."""
@@ -112,8 +112,8 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """Load an embedder by name.
 
     Args:
-        name: `default` (the packaged all-MiniLM-L6-v2), `multilingual` (multilingual-e5-small, an extra), or a folder or id of a
-            sentence-transformers model.
+        name: `default` (the packaged all-MiniLM-L6-v2), `multilingual` (multilingual-e5-small, which the extra `multilingual`
+            installs), or a folder or id of a sentence-transformers model.
         data: folder for the ONNX graph if the user's cache folder is not writable.
 
     Raises:
@@ -158,7 +158,7 @@ class EmbeddingCache:
             return vector
 
     def vectors(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return the unit vectors of texts, as `embed_or_none` does; cached vectors are not computed again."""
+        """Return the unit vectors of texts; None for a vector that is zero or not finite."""
         found = {text: self.get_cached(text) for text in texts}
         missing = [text for text, vector in found.items() if vector is None]
         if missing:

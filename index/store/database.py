@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 class Transaction(Protocol):
-    """Runs SQL statements, in which `:name` stands for the value of that name."""
+    """Runs SQL statements with named parameters, such as `:key`."""
 
     def __call__(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
@@ -67,7 +67,7 @@ class Database(Protocol):
         """
 
     def in_list(self, column: str, name: str) -> str:
-        """Return the SQL condition that the column is in the list `:name`. Pass the list through `as_list_parameter`."""
+        """Return the SQL condition that a column is in the list `:name`; `as_list_parameter` converts the list."""
 
     def as_list_parameter(self, values: Sequence[str]) -> Any: ...
 

@@ -7,7 +7,7 @@ The priority of an entry is computed when it is stored, and after each hit:
 `tokens` is the sum of prompt and answer tokens, which a hit saves. `age` is the priority of the last evicted entry. It rises
 with every eviction, so old entries without hits have lower priorities than new ones.
 
-The tenants `NAME` and `NAME/PART` have the owner `NAME`, and share its limit.
+The tenants `NAME` and `NAME/PART` belong to the owner `NAME`, and share the owner's limit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,6 @@ from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 from kvproxy.index.store.store_types import Capacity, RemovalReason, RemovedEntry
 
 PINNED = 1e300
-"""The priority of a pinned entry."""
 # After `:count` new hits.
 _PRIORITY = (
     "(select age from totals) + (hits + :count + 1)"

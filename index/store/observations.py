@@ -1,6 +1,6 @@
 """A log of comparisons between cached and fresh answers, from which the policy `learned` learns.
 
-Observations can be deleted after a snapshot of what the policy learned from them (`Learner`) is stored.
+Observations can be deleted once a snapshot of the policy's state (`Learner`) includes them.
 """
 
 import json
@@ -128,7 +128,7 @@ class Observations:
         return [Observation.from_row(row) for row in rows]
 
     def rejected_entries(self, ids: Sequence[str]) -> set[str]:
-        """Return the entries among `ids` that a person rejected in the last verdict."""
+        """Return the entries whose last verdict by a person is a rejection."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
             f" where source = 'user' and {self._database.in_list('entry', 'ids')} group by entry)"
@@ -148,10 +148,10 @@ class Observations:
         return {name: int(value) for name, value in self._database.query(_SUMMARY)[0].items()}
 
     def prune(self, keep: int) -> int:
-        """Delete old observations, of which only the counts in `summary` remain, and return their number.
+        """Delete old observations, which `summary` still counts, and return their number.
 
-        An observation is old if its namespace's snapshot includes it. In a namespace without a snapshot, it is old if it
-        is not among the newest `keep` of the log. People's verdicts and the newest observation are not deleted.
+        In a namespace with a snapshot, the observations in the snapshot are old. In other namespaces, all observations are old
+        except the newest `keep` of the log. Verdicts of people and the newest observation are never deleted.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})

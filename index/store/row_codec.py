@@ -26,11 +26,10 @@ class EntryCipher(Protocol):
     name: str
     names: frozenset[str]
 
-    def encrypt(self, clear: bytes, associated_data: bytes) -> bytes:
-        """Encrypt. `decrypt` requires the same associated data."""
+    def encrypt(self, clear: bytes, associated_data: bytes) -> bytes: ...
 
     def decrypt(self, encrypted: bytes, associated_data: bytes) -> bytes:
-        """Decrypt; raises a ValueError if the key is unknown, or if the bytes or the associated data were changed."""
+        """Decrypt. Raises a ValueError if the key is unknown, or if the bytes or the associated data were changed."""
 
 
 class RowCodec:
@@ -90,7 +89,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """Return a row that expires now. Its checksum is updated only if it was right, so that damage stays detectable."""
+    """Return the row with the expiry time `now`. A wrong checksum stays wrong, so that damage stays detectable."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 

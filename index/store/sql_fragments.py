@@ -14,9 +14,9 @@ _HAS_VALID_TIME = "created <= :soon"
 SERVABLE_UNTIL = (
     "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
 )
-"""SQL: end of the last stale period, in seconds since the epoch. Both databases have an index on this expression."""
+"""SQL expression: end of the last stale period, in seconds since the epoch. Both databases have an index on it."""
 IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
-"""SQL: the entry may be served, fresh or stale. Requires the values of `Store.time_parameters`."""
+"""SQL condition: the entry may be served, fresh or stale. Its parameters are `Store.time_parameters`."""
 _FRESHNESS = (
     f"case when not ({_HAS_VALID_TIME}) then 'expired' when expires > :now then 'fresh'"
     " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"
@@ -26,7 +26,7 @@ QUESTION = (
     f"r.id, r.key, r.namespace, r.prompt, r.sealed, {_FRESHNESS} as freshness,"
     " coalesce((select name from answers where entry = r.id), r.id) as answer"
 )
-"""SQL: columns of a StoredQuestion from the table `responses r`. Requires the values of `Store.time_parameters`."""
+"""SQL columns of a StoredQuestion in the table `responses r`. Their parameters are `Store.time_parameters`."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -70,7 +70,7 @@ class Store(StoreWriter):
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry with a key; None without an entry, or if it is `expired` (see `Freshness`)."""
+        """Return the entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`)."""
         sql = f"select {COLUMNS} from responses where key = :key and {IS_SERVABLE}"
         entry = self._first_entry(self.database.query(sql, {"key": key} | self.time_parameters()))
         # A damaged index can return another entry.
@@ -103,7 +103,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of an equal stored answer; None if no answer is equal.
+        """Return the class of a stored answer that equals an answer; None if no stored answer is equal.
 
         Args:
             text: `answer_classes.text_digest` of the answer.
@@ -261,7 +261,7 @@ class Store(StoreWriter):
         return list(self._intact_entries(self.database.query(sql, {"embedder": embedder, "limit": limit})))
 
     def count_by_key_name(self) -> dict[str, int]:
-        """Return the number of entries by name of their encryption key; `""` counts unencrypted entries."""
+        """Return the number of entries by the name of their encryption key; `""` is the name for unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 

@@ -36,7 +36,7 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An entry with the reason for its position in the eviction order: expired entries first, pinned entries last."""
+    """An entry in the eviction order, which starts with expired entries and ends with pinned entries."""
 
     entry: Entry
     reason: Literal["expired", "low priority", "pinned"]
@@ -61,7 +61,12 @@ class StorageUsage:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry to store, with the vector of its prompt's last turn, `[dim]` float32, and the embedder's name."""
+    """An entry to store.
+
+    Attributes:
+        vector: unit vector of the prompt's last turn, `[dim]` float32; None stores the entry without a vector.
+        embedder: name of the embedder that computed the vector.
+    """
 
     entry: Entry
     vector: np.ndarray | None = None
@@ -69,7 +74,6 @@ class NewEntry:
 
     @property
     def size(self) -> int:
-        """Bytes of request, response, prompt, and vector."""
         entry, dim = self.entry, 0 if self.vector is None else len(self.vector)
         return len(entry.request) + len(entry.response) + len(entry.prompt.encode()) + 4 * dim + 1
 
@@ -94,7 +98,7 @@ class RemovedEntry:
 
     Attributes:
         numbers: numbers of its vectors, one for each embedder; see `WriteResult`.
-        reason: None if it was not stored, because it exceeds the capacity.
+        reason: None if the entry was not stored, because it exceeds the capacity.
     """
 
     id: str
@@ -109,8 +113,7 @@ class WriteResult:
     """The result of `Store.put_many`.
 
     Attributes:
-        numbers: number of each new entry's vector; None without a vector. The store numbers vectors in ascending order,
-            and never reuses a number.
+        numbers: number of each entry's vector; None for an entry without a vector. Numbers ascend, and are never reused.
         removed: replaced and evicted entries, and new entries that were not stored.
     """
 

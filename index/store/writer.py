@@ -165,8 +165,8 @@ class StoreWriter:
                 return resealed
             resealed += len(rows)
 
-    def expire(self) -> list[RemovedEntry]:
-        """Remove up to 2,000 entries in the state `expired` (see `Freshness`), and return them."""
+    def remove_expired(self) -> list[RemovedEntry]:
+        """Remove up to 2,000 entries that are `expired` (see `Freshness`), and return them."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
         self._notify(gone)
@@ -214,7 +214,7 @@ class StoreWriter:
             raise
 
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store vectors of entries that have no vector of this embedder; return the vectors' numbers by entry id."""
+        """Store the vectors of entries without a vector of this embedder; return the vectors' numbers by entry id."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
             f"select id from responses r where {self.database.in_list('id', 'ids')} and not exists"

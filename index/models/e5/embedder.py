@@ -18,8 +18,7 @@ _MAX_TOKENS = 256
 _MAX_READ = _MAX_TOKENS // 2
 _PREFIX = "query: "
 _CACHED_TEXTS = 64
-_RANGE = 3.0
-"""Assumed largest activation for int8."""
+_RANGE = 3.0  # Assumed largest activation, for int8.
 
 
 class MultilingualEmbedder(ThreadedEmbedder):

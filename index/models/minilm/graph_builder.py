@@ -1,8 +1,8 @@
 """Builds MiniLM as an ONNX graph. A run computes one text or one pair, so that its result does not depend on a batch.
 
-The input is the sum of embeddings of each token, from `weights.embed_tokens`. `ranges` are the largest activations of each
-matrix's inputs. With them, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights have a scale for each output
-channel, and activations have one scale in each run.
+The input is the sum of the embeddings of each token, from `weights.embed_tokens`. `ranges` contains the largest activation of
+each input channel of each matrix. If it is given, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights are
+scaled per output channel, and activations once per run.
 
 If you change the rounding, also change `embedder.INT8_NAME`.
 """
@@ -25,7 +25,7 @@ def code_digest() -> str:
 
 
 class Graph:
-    """Collects the nodes and constants of an ONNX graph. `constant`, `node`, and `split` return names of values."""
+    """Collects the nodes and constants of an ONNX graph. `constant`, `node`, and `split` return the names of new values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []

@@ -20,8 +20,7 @@ from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.index.models.minilm.graph_builder import code_digest, probe_graph
 from kvproxy.index.models.minilm.weights import file_digest
 
-MAX_FILES = 4
-"""Number of the newest files of each kind to keep, so that two versions of kvproxy can share the folder."""
+MAX_FILES = 4  # Of each kind. Two versions of kvproxy can share the folder.
 _MAX_TEMPORARY_AGE = 3600.0  # Seconds.
 _log = logging.getLogger("kvproxy")
 

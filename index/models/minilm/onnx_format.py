@@ -11,6 +11,7 @@ import numpy as np
 FLOAT = 1
 _TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int8): 3, np.dtype(np.int64): 7}
 _IR_VERSION = 11
+# Number and type of each field of each message; `*` marks a repeated field.
 _MESSAGES = {
     "Model": {"ir_version": (1, "int64"), "graph": (7, "Graph"), "opset_import": (8, "Opset*")},
     "Opset": {"domain": (1, "string"), "version": (2, "int64")},
@@ -36,7 +37,6 @@ _MESSAGES = {
     "Shape": {"dim": (1, "Dimension*")},
     "Dimension": {"dim_value": (1, "int64"), "dim_param": (2, "string")},
 }
-"""Field number and type of each field of each message; `*` marks a repeated field."""
 
 
 @cache

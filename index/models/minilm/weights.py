@@ -97,7 +97,7 @@ def embedding_tables(folder: Path) -> Weights:
 
 
 def base_weights(folder: Path) -> Weights:
-    """Return all weights as float32 with values rounded to float16, under short names.
+    """Return all weights as float32, rounded to float16. Their names are shortened, such as `layer.0.out.weight`.
 
     The query, key, and value matrices of a layer are concatenated to `layer.N.qkv`, `[1152, 384]`.
     """
@@ -131,8 +131,8 @@ def _packaged_tensors(folder: Path) -> Weights:
 def merge_adapter(base: Weights, adapter: Weights) -> Weights:
     """Return the base weights with an adapter applied, as float32.
 
-    An adapter changes a matrix by low rank: the product of `NAME.high`, `[out, rank]`, and `NAME.low`, `[rank, in]`, is added
-    to `NAME.weight`. Its other weights replace the base weights of the same name.
+    An adapter adds a low-rank product to a matrix `NAME.weight`: `NAME.high`, `[out, rank]`, times `NAME.low`, `[rank, in]`. Its
+    other weights replace the base weights of the same name.
     """
     merged = dict(base)
     for name, value in adapter.items():
@@ -155,7 +155,7 @@ def read_tensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 @cache
 def load_tokenizer(folder: Path, max_tokens: int) -> Any:
-    """Return a tokenizer that truncates the longer text of a pair first. It is shared: do not change its settings."""
+    """Return the tokenizer, which truncates the longer text of a pair first. It is shared: do not change its settings."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -35,7 +35,7 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlattScaling:
-    """Converts logits to probabilities: `sigmoid(slope * logit + cosine * c + offset)`, for questions of cosine `c`."""
+    """Converts the logit of a pair to a probability: `sigmoid(slope * logit + cosine * c + offset)` for the pair's cosine `c`."""
 
     slope: float
     offset: float
@@ -53,7 +53,7 @@ class BuiltInVerifier:
     The two questions are sorted first, so the score is symmetric.
 
     Args:
-        adapter: changes of the packaged MiniLM weights (see `merge_adapter`), and `ranges.NAME` (see `graph_builder`).
+        adapter: trained changes of MiniLM's weights (see `merge_adapter`), and `ranges.NAME` for int8 (see `graph_builder`).
         int8: see `MiniLMEmbedder`.
     """
 
@@ -137,7 +137,7 @@ _LEAST = 0.8
 
 
 def is_english(text: str, vocabulary: Container[str]) -> bool:
-    """Whether at least 80% of the words are in the vocabulary; known function words count twice."""
+    """Whether at least 80% of a text's words are in the vocabulary; English function words count twice."""
     tokens = words(text)
     if not tokens:
         return True

@@ -9,7 +9,7 @@ _SAME_WORDS = 0.95
 
 
 class MultilingualVerifier:
-    """Scores English pairs with the built-in verifier; another pair has the score 0.95 if its content words are equal."""
+    """Scores English pairs with the built-in verifier. Other pairs score 0.95 if their content words are equal, or else 0."""
 
     def __init__(self, english: BuiltInVerifier) -> None:
         self.name = f"{english.name}-words"

@@ -29,7 +29,7 @@ TCP_OPTIONS: dict[str, Any] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-"""Options that end connections to a server that the network no longer reaches, after about 10 seconds."""
+"""Connection options that detect an unreachable server within about 10 seconds."""
 _NO_VALUES: Mapping[str, Any] = {}
 
 

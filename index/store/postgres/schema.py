@@ -9,11 +9,11 @@ from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
 
 @dataclass(frozen=True)
 class Migration:
-    """A change of the schema, which a proxy of a new version makes at its start while proxies of older versions run.
+    """A change of the schema. A proxy of a new version makes it at its start, while proxies of older versions may run.
 
     Attributes:
-        compatible_since: the oldest version of the code that works with the changed schema. An added table or column with a
-            default keeps it. To remove a column, raise it to the first version that does not use the column.
+        compatible_since: the oldest version whose code works with the changed schema. Keep this version if you add a table, or
+            a column with a default. If you remove a column, set it to the first version that does not use the column.
     """
 
     statements: tuple[str, ...]
@@ -127,7 +127,6 @@ def _migrate(connection: psycopg.Connection[Any], version: int) -> None:
 
 
 def _versions(connection: psycopg.Connection[Any]) -> tuple[int, int] | None:
-    """Return the schema's version and the oldest compatible version; zeros for foreign tables, None without tables."""
     tables = {row[0] for row in connection.execute("select tablename from pg_tables where schemaname = 'kvproxy'")}
     if not tables:
         return None

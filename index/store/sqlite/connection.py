@@ -72,7 +72,7 @@ class DatabaseFiles:
     """Detects that the files of an open database were deleted or replaced.
 
     Args:
-        writer: a connection that has read or written, so that the write-ahead log exists.
+        writer: a connection that has executed a statement, so that the write-ahead log exists.
     """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
@@ -86,7 +86,7 @@ class DatabaseFiles:
         """Whether the database or its write-ahead log was deleted or replaced.
 
         Args:
-            check_now: False skips the check if another was less than 0.1 seconds ago.
+            check_now: False skips the check if the last one was less than 0.1 seconds ago.
         """
         if not check_now and time.monotonic() < self._next_check:
             return False
@@ -96,7 +96,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Write the write-ahead log into the deleted, still open file. Otherwise, SQLite would write it into a new file."""
+        """Write the write-ahead log into the deleted file, which is still open. Otherwise, SQLite would write to a new file."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

@@ -107,7 +107,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def converting_errors(self, operation: Operation, *, check_now: bool = False) -> Iterator[None]:
-        """Convert SQLite's errors to CacheStoreError; raise a CacheStoreError if the files were deleted or replaced.
+        """Raise SQLite's errors as CacheStoreError. Raise a CacheStoreError if the files were deleted or replaced.
 
         Args:
             check_now: see `DatabaseFiles.were_replaced`.

@@ -52,9 +52,10 @@ class SqliteStore(Store):
     def vectors(
         self, namespace: str, embedder: str, *, after_number: int = 0, limit: int = -1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors with higher numbers than `after_number`: ascending numbers `[n]` int64, vectors `[n, dim]` float32.
+        """Return the numbers and the vectors of a namespace, in ascending order: `[n]` int64, and `[n, dim]` float32.
 
         Args:
+            after_number: only vectors with higher numbers are returned.
             limit: maximum number of vectors; -1 is unlimited.
         """
         sql = (

@@ -21,15 +21,14 @@ _LAYER_COLOURS = {
     **dict.fromkeys(("refused", "disconnected"), _GREY),
     "error": "#d55e00",
 }
-_HEIGHT, _ROWS = 14, 10
-"""Height of a chart in a terminal, in lines of text: with its frame, and without it."""
+_HEIGHT, _ROWS = 14, 10  # Lines of text of a chart in a terminal, with and without its frame.
 _TIME_LABELS = 6
 _DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart. Files also show a band from `lows` to `highs`, if they are set."""
+    """A line of a chart. In files, `lows` and `highs` bound a band around the line."""
 
     name: str
     xs: Sequence[float]
@@ -47,7 +46,7 @@ class Chart:
         bars: horizontal bars, as names and values.
         levels: horizontal reference lines, as names and y values.
         is_share: values are fractions, shown in percent.
-        time_step: if set, x values are Unix times, with this step in seconds, and the lines are drawn as stacked bars.
+        time_step: step of the x values in seconds, if they are Unix times; the lines are then drawn as stacked bars.
     """
 
     x_label: str

@@ -44,7 +44,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def requires_client_key(settings: Settings) -> bool:
-    """Whether requests require an API key. This stays true if all clients of `kvproxy keys` are removed."""
+    """Whether requests require an API key; true even if all clients of `kvproxy keys` were removed."""
     if settings.clients or clients_file(settings.data).exists():
         return True
     with _shared_state(settings) as shared:
@@ -83,7 +83,10 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
 
 
 def remove_client(settings: Settings, name: str) -> None:
-    """Remove a client. Running proxies reject its key within two seconds. Raises the errors of `rotate_key`."""
+    """Remove a client. Running proxies reject its key within two seconds.
+
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
+    """
     _find_client(settings, name)
     clients = _read_file(settings.data)
     if any(each.name == name for each in clients):

@@ -12,7 +12,7 @@ _FILE = "serve.lock"
 
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
-    """Lock a data folder for the proxy at `url`. Raises SettingsError, with the other proxy's URL, if it is locked."""
+    """Lock a data folder for the proxy at `url`. Raises SettingsError, which names the proxy that has locked it."""
     with (folder / _FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,8 +14,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.optional_packages import install_command
 from kvproxy.settings import EncryptionSettings
 
-_MAGIC = b"\x00kvs\x01"
-"""Prefix of encrypted data; no unencrypted data begins with it."""
+_MAGIC = b"\x00kvs\x01"  # No unencrypted data begins with it.
 _KEY, _NAME, _NONCE = 32, 4, 12
 _BODY = len(_MAGIC) + _NAME + _NONCE
 _HOW = "a key is 32 random bytes in base64, as `openssl rand -base64 32` prints"

@@ -19,10 +19,11 @@ from kvproxy.settings.clients import ClientSettings
 from kvproxy.trace_context import Trace
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
-"""Source of the response: the response cache (`exact`, `semantic`) or the backend (`forward`).
+"""Source of the response.
 
-`bypass`: forwarded without parsing. `refused`: rejected, such as an invalid request. `disconnected`: the client disconnected
-first. `error`: the proxy or the backend failed. `revalidated`: a background request that renews a stale response.
+`exact`, `semantic`: the response cache. `forward`: the backend. `bypass`: the backend, without parsing the request. `refused`:
+the proxy rejected the request. `disconnected`: the client disconnected first. `error`: the proxy or the backend failed.
+`revalidated`: a background request that renews a stale response.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
@@ -107,14 +108,14 @@ class Exchange:
         tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
         arrived: seconds since the epoch.
         method, path: empty for the proxy's own routes and for background requests. `path` has no query.
-        account: charges the tokens to the client's quota; None if the proxy has no clients.
+        account: charges tokens to the client's quota; None if the proxy has no clients.
         trace: ids of the trace and its spans; None without telemetry.
         cacheable: an equal request may get the same response.
-        bypass_reason: reason to skip the lookups, a code of `journal/reasons.py`.
+        bypass_reason: code of the reason to skip the lookups, from `journal/reasons.py`; None if the lookups ran.
         stale_entry: the expired response to an equal request, which may still be served (see `Stale`).
-        is_entry_refused: the request's `no-cache` or `max-age` rejects a fresh stored response.
+        is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
         lookup_failed: the store or the embedder failed.
-        requested_ttl: seconds to store the response, if the request sets them.
+        requested_ttl: seconds to store the response, if the request sets a duration.
         was_collapsed: the response is shared with an identical request in flight.
         stored: the response is committed; always False without `Cache-Control: confirm`.
         prefix: reuse of the prompt's prefix, as the backend reports it.
@@ -176,7 +177,6 @@ class Exchange:
 
     @property
     def is_warming(self) -> bool:
-        """Whether the request warms a cache, so that no client reads its response."""
         return self.request is not None and self.request.control.warming
 
     @property

@@ -74,7 +74,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens.
+    """Token counts of a response.
 
     Attributes:
         cached_tokens: prompt tokens that came from the prefix cache.

@@ -20,13 +20,16 @@ from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.units import parse_seconds
 
 T = TypeVar("T")
-_ENDPOINT = "library"
-"""Part of all keys and namespaces, so that a proxy with the same store serves no answers of the library."""
+_ENDPOINT = "library"  # In all keys and namespaces: a proxy with the same store serves no answers of the library.
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer. `similarity`: cosine of the stored and the requested question; None if the questions are equal."""
+    """A stored answer.
+
+    Attributes:
+        similarity: cosine of the stored and the requested question; None if the questions are equal.
+    """
 
     answer: str
     question: str
@@ -34,7 +37,7 @@ class CachedAnswer:
 
 
 class AsyncCache:
-    """As `Cache`, for asyncio. Open it with `open_async_cache`, and use it in one event loop."""
+    """The same as `Cache`, for asyncio. Open it with `open_async_cache`, and use it in one event loop."""
 
     def __init__(self, cache: ResponseCache, ttl: float, clock: Callable[[], float] = time.time) -> None:
         self._cache = cache

@@ -16,10 +16,9 @@ _MOST_REQUESTS = 12
 # Upper bounds of the classes of pauses, in seconds.
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _LIKELY = 0.95
-_PRIOR_PAUSES = 500.0
-"""Number of pauses as which a prior distribution counts in `PauseTimes`."""
+_PRIOR_WEIGHT = 500.0  # Number of pauses that a prior distribution counts as.
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-"""Numbers of pauses between `PAUSE_BOUNDS` in 60 Claude Code sessions (callanjfox/kv-cache-tester).
+"""Number of pauses in each class of `PAUSE_BOUNDS`, in 60 Claude Code sessions (callanjfox/kv-cache-tester).
 
 The last number counts the sessions that ended.
 """
@@ -45,7 +44,7 @@ class Survival:
         return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
     def end_probabilities(self) -> list[float]:
-        """Return the probability for each keep-warm interval that a pause which lasts until the interval ends in it."""
+        """Return for each keep-warm interval the probability that a pause ends in it, if the pause lasts until its start."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 
@@ -61,7 +60,7 @@ class PauseTimes:
         self._counts: dict[tuple[str | int, ...], list[int]] = {}
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
-        """Count a pause that began in this local hour of the day; `math.inf` seconds mean that the session ended."""
+        """Count a pause that began in this local hour of the day. The end of a session is a pause of `math.inf` seconds."""
         for key in ((), (client,), (client, hour)):
             self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
 
@@ -80,12 +79,12 @@ def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]
     total = sum(counts)
     if not total:
         return prior
-    weight = _PRIOR_PAUSES if any(prior) else 0.0
+    weight = _PRIOR_WEIGHT if any(prior) else 0.0
     return [(count + weight * share) / (total + weight) for count, share in zip(counts, prior or counts, strict=True)]
 
 
 def likely_pause(survival: Survival, share: float = _LIKELY) -> float:
-    """Return a duration in seconds that the fraction `share` of the pauses up to one hour do not exceed."""
+    """Return a duration in seconds. The fraction `share` of the pauses is at most as long, ignoring pauses over an hour."""
     returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
     places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
@@ -94,8 +93,8 @@ def likely_pause(survival: Survival, share: float = _LIKELY) -> float:
 def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.0) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
-    Each keep-warm request costs one read of the prefix. If the pause is longer, the session's next request writes the prefix
-    again, except the fraction `kept`, which the provider keeps for one hour.
+    Each keep-warm request costs one read of the prefix. If the pause lasts longer, the next request must write the prefix again,
+    except for the fraction `kept`, which the provider keeps for one hour.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)

@@ -16,7 +16,7 @@ from kvproxy.settings.rules import RuleSettings
 
 
 class Rules:
-    """The operator's rules. The first rule that matches a request applies to it."""
+    """The operator's rules, of which the first that matches a request applies."""
 
     def __init__(self, settings: Settings) -> None:
         self._data = settings.data
@@ -30,7 +30,7 @@ class Rules:
         return len(self._held[0])
 
     def apply_edits(self, request: ApiRequest) -> ApiRequest:
-        """Apply the edits that the request's rule selects, or else all edits. `apply` must have found the rule."""
+        """Apply the edits that the request's rule selects, or all edits if it selects none. Call `apply` first."""
         named = request.control.rule.edits
         return apply_edits(request, [edit for edit in self._held[1] if named is None or edit.name in named])
 
@@ -45,7 +45,7 @@ class Rules:
         return [name for name in changed if name not in ("rules", "edits")]
 
     def apply(self, request: ApiRequest) -> ApiRequest:
-        """Find the request's rule, and add its limits and tags to the request."""
+        """Find the first rule that matches the request, and add the rule's limits and tags to the request."""
         rule = next((each for each in self._held[0] if matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
 

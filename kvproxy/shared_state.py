@@ -16,11 +16,10 @@ from kvproxy.index.store.database import Database, Row
 
 HEARTBEAT_SECONDS = 0.5
 QUOTA_SECONDS = 2.0
-"""Longest wait for the quota in the database; after it, the proxy grants its share."""
+"""Timeout of `take_units`. After it, a proxy grants its own share of the quota."""
 LEASE_SECONDS = 5.0
 """Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
-_POLL_SECONDS = 0.01, 0.2
-"""First and maximum pause between two attempts to acquire a lease."""
+_POLL_SECONDS = 0.01, 0.2  # First and maximum pause between two attempts to acquire a lease.
 _NOW = "extract(epoch from clock_timestamp())::float8"
 _ALIVE = f"seen > {_NOW} - {LEASE_SECONDS}"
 # A crash of the server may lose the last commits. No other statement of the transaction follows.
@@ -86,7 +85,7 @@ class SharedState:
         Return whether the units were taken, and the seconds until the bucket is full.
 
         Args:
-            seconds: amount of units, as the time in which the bucket refills them; negative returns units.
+            seconds: the time in which the bucket refills the units; negative to return units.
             into_debt: take the units even if they are not available.
         """
         values = {"client": client, "unit": unit, "seconds": seconds, "into_debt": into_debt}

@@ -53,7 +53,7 @@ def format_bytes(count: float) -> str:
 
 
 def tenant_name(tenant: str) -> str:
-    """Return the name of a client, or another tenant unchanged, as texts show them."""
+    """Return a tenant's name without the prefix `client:`, to show it to users."""
     return tenant.removeprefix("client:")
 
 

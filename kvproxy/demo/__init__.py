@@ -6,22 +6,19 @@ from pathlib import Path
 from kvproxy.errors import ModelUnsupported
 
 DEMO = "demo"
-"""Name of the model in settings and requests."""
-
+# Update the digests after a training.
 SHA256 = {
     "model.safetensors": "4d84e09cab1a58123724cb5f54424dcb21399971805d5eb8c98626c4daddc465",
     "tokenizer.json": "4c109b768e94001229ab8971066ee426f32e0d34637975e5a02c1e03228964ba",
 }
-"""Digests of the released files; update them after a training."""
 
 
 def model_path() -> Path:
-    """Return the folder of the model in the package, in the format of Hugging Face."""
     return Path(__file__).parent / "model"
 
 
 def verified_model_path() -> Path:
-    """Check the digests of the model's files, and return `model_path`.
+    """Check the digests of the model's files, and return their folder, in the format of Hugging Face.
 
     Raises:
         ModelUnsupported: the weights are missing or modified; the message names the fix.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgpack
 
 Hash = int | bytes
-"""A published block hash: a digest, or the low 64 bits of a digest as an integer."""
+"""A block hash as engines publish it: a digest, or the low 64 bits of a digest as an integer."""
 BlockExtraKeys = tuple[Any, ...] | None
 GPU = "GPU"
 
@@ -38,7 +38,9 @@ class StoredEvent:
     Attributes:
         tokens: token ids of all blocks; empty if they were not published.
         medium: `GPU`, or the name of an offloading tier.
+        group: index of the KV cache group; None if the model has one group.
         kind: attention type of the KV cache group; None if it was not published.
+        window: attention window in tokens; None for full attention.
     """
 
     hashes: list[Hash]

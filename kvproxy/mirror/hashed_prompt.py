@@ -18,7 +18,7 @@ class HashedPrompt:
         self._contents: dict[int, list[BlockTokens]] = {}
 
     def block_hashes(self, hasher: BlockHasher, block_size: int) -> tuple[list[bytes], list[int]]:
-        """Return the hashes of the full blocks in both forms of `Hash`: digests, and the low 64 bits of each."""
+        """Return the hashes of the full blocks in both forms that engines publish: digests, and the low 64 bits of each."""
         key = (hasher.none_hash, hasher.algorithm, block_size)
         found = self._hashes.get(key)
         if found is None:
@@ -27,7 +27,7 @@ class HashedPrompt:
         return found
 
     def block_contents(self, block_size: int) -> list[BlockTokens]:
-        """Return the tokens and extra keys of the full blocks, as engines publish them."""
+        """Return the tokens of each full block, and the extra keys that engines publish with them."""
         found = self._contents.get(block_size)
         if found is None:
             request, count = self._cache_request(), len(self.tokens) // block_size

@@ -35,9 +35,9 @@ class Mirror:
 
     Args:
         endpoint: PUB sockets of the ranks, see `expand_endpoint`.
-        replay: replay sockets of the ranks, in the same order; None without replays.
+        replay: replay sockets of the ranks, in the same order; None if the engine has none.
         hasher: configured like the engine's block hashing.
-        idle: seconds without a batch after which a lost batch is suspected.
+        idle: seconds without a batch, after which a replay is requested, because the last batch may be lost.
     """
 
     def __init__(
@@ -91,9 +91,10 @@ class Mirror:
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the pools of ranks that were reset, but have not published their reset yet.
+        """Clear the pools of ranks that have not published their reset yet. vLLM publishes it after its response.
 
-        vLLM publishes a reset in the step after its response. `before` is the result of `num_resets` before the reset.
+        Args:
+            before: result of `num_resets` before the reset was requested.
         """
         for subscriber, num_resets in zip(self.subscribers, before, strict=True):
             if subscriber.state.num_resets == num_resets:
@@ -123,7 +124,7 @@ class Mirror:
         return None
 
     def hash_block_sizes(self) -> list[int]:
-        """Return the number of tokens per block hash, without duplicates; ranks may differ."""
+        """Return the numbers of tokens that a block hash covers, without duplicates; ranks may differ."""
         return sorted({hash_block_size(pools) for pools in self.state().pools_by_rank().values()})
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:

@@ -15,7 +15,7 @@ class MirroredBlock:
 
     Attributes:
         tokens: token ids; empty if they were not published.
-        stored: number of blocks that were cached before this one.
+        stored: number of blocks that the pool had cached before this one, which orders blocks by time.
         copies: number of physical blocks with this content.
     """
 
@@ -116,7 +116,7 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The pools of one publisher. `unknown_removals` counts removed blocks that no pool had: events were lost."""
+    """The pools of one publisher. `unknown_removals` counts removed blocks that no pool contained, because events were lost."""
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}

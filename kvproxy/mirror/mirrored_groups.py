@@ -11,8 +11,7 @@ from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool
 
 NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
 """Placeholder for blocks before a sliding window, which need not be cached."""
-_MAMBA_WINDOW = 2
-"""Window of a Mamba group in tokens: the next token requires only the block of the previous token."""
+_MAMBA_WINDOW = 2  # The next token requires only the block of the previous token.
 
 
 class PromptHashes:
@@ -26,7 +25,6 @@ class PromptHashes:
         self.block_size = block_size
         self.digests, self.short_hashes = prompt.block_hashes(hasher, block_size)
         self.engine_hashes: dict[int, Hash] = {}
-        """Published hashes by index. They differ from the computed ones, so the blocks were found by their tokens."""
 
     def find_block(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
         """Return the cached block with the prompt's hash number `index`; None if it is not cached."""
@@ -40,7 +38,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks up to the first uncached one."""
+    """A KV cache group with full attention. `cached_blocks` are the prompt's blocks before the first uncached one."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
@@ -59,7 +57,7 @@ class MirroredGroup:
                 block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
                 if block is None:
                     break
-                hashes.engine_hashes[index] = block.hash
+                hashes.engine_hashes[index] = block.hash  # It differs from the computed hash.
             found.append(block)
         return found
 
@@ -71,7 +69,7 @@ class MirroredGroup:
 
 
 class MirroredWindowGroup(MirroredGroup):
-    """A KV cache group with a sliding window, or a Mamba group, which stores a state at the end of a block."""
+    """A KV cache group with a sliding window, or a Mamba group, whose blocks store the state at their end."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes, window: int) -> None:
         super().__init__(pool, hashes)

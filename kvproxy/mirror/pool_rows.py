@@ -13,7 +13,7 @@ from kvproxy.mirror.mirrored_groups import attention_window
 
 
 def hash_hex(digest: Hash) -> str:
-    """Return a hash in hexadecimal. Integers, of which SGLang publishes negative ones, have 16 digits."""
+    """Return a hash in hexadecimal. Integers, which are negative in some of SGLang's events, have 16 digits."""
     return digest.hex() if isinstance(digest, bytes) else f"{digest & (1 << 64) - 1:016x}"
 
 
@@ -78,7 +78,7 @@ def find_blocks(snapshots: Iterable[LocationSnapshot], hash_prefix: str) -> list
 
 
 def list_chains(snapshots: Iterable[LocationSnapshot]) -> list[ChainRow]:
-    """List the chains of each location's first group, the most recently cached first."""
+    """List the chains of the first KV cache group in each location, the most recently cached chain first."""
     found: list[tuple[int, ChainRow]] = []
     for snapshot in snapshots:
         pool = next(iter(snapshot.pools.values()))

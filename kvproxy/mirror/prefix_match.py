@@ -28,7 +28,6 @@ class MirrorMatch:
     """The cached prefix of a prompt in one rank.
 
     Attributes:
-
         blocks: the prefix's blocks in `group`.
         hashes: block hashes that the proxy computed.
         hashes_match: whether the engine publishes the same hashes; None without a cached prefix.
@@ -59,7 +58,7 @@ class CachedChains(NamedTuple):
 
 
 async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
-    """Compute the block hashes of a prompt for all mirrors. It is slow for long prompts, so a thread does it."""
+    """Compute the block hashes of a prompt for all mirrors, in a thread, because a long prompt takes some time."""
     sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
     await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
 
@@ -76,9 +75,9 @@ def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: Bl
 def chains_after_prefix(
     pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
 ) -> CachedChains | None:
-    """Return the cached chains that differ from the prompt after the cached prefix.
+    """Return cached chains that continue the prompt's cached prefix differently than the prompt.
 
-    Returns None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
+    Return None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
     """
     groups, _ = make_groups(pools, prompt, hasher)
     if isinstance(groups[0], MirroredWindowGroup):

@@ -14,7 +14,7 @@ from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.stream_status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000
-"""Maximum stored hashes of applied batches: the default length of vLLM's replay buffer."""
+"""Number of applied batches whose hashes are kept: the default length of vLLM's replay buffer."""
 MAX_REPLAY_ATTEMPTS = 3
 
 
@@ -58,17 +58,13 @@ class Sequencer:
         self.counts = StreamCounts()
         self._timestamp = float("-inf")
         self._fingerprints: dict[int, int] = {}
-        """Hashes of the last applied batches by number."""
         self._held: dict[int, bytes] = {}
         self._replayed_all = False
         self._replay: Replay | None = None
         self._num_failures = 0
 
     def on_connected(self) -> None:
-        """Request a replay of all batches, because the publisher may have restarted.
-
-        If the publisher has no replay socket, clear the state.
-        """
+        """Request a replay of all batches, because the publisher may have restarted; without replays, clear the state."""
         if self._has_replay:
             self.is_unverified = self.next > 0
             self._request_replay(0)
@@ -78,7 +74,7 @@ class Sequencer:
             self.complete = False
 
     def on_idle(self) -> None:
-        """Request a replay. No batch has arrived for some time, so the last batch may be lost."""
+        """Request a replay, because no batch has arrived for some time, and the last batch may be lost."""
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 

@@ -10,13 +10,11 @@ from kvproxy.apis.session_name import session_name
 
 _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
-
-_PREFIX_BYTES = 2048
-"""A prompt without messages is identified by this many bytes at its beginning."""
+_PREFIX_BYTES = 2048  # Of a prompt without messages.
 
 
 def affinity_key(request: ApiRequest) -> bytes:
-    """Return a digest of the session's name, or else of all messages up to the first user turn."""
+    """Return a digest of the session id, or else of all messages up to the first user message."""
     if session := _find_session_name(request):
         return _digest(request, b"session", session.encode("utf-8", "replace"))
     body = request.body

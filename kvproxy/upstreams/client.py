@@ -52,11 +52,11 @@ class UpstreamClient:
         seconds: float | None = None,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object; return the status, and the response's JSON or None. Raises Overloaded or UpstreamError.
+        """Send a JSON object. Return the status and the response's JSON; None if it is no JSON. Raises Overloaded or UpstreamError.
 
         Args:
             seconds: timeout for the whole response.
-            queued: whether the call waits in the queue of client requests.
+            queued: wait in the queue of client requests.
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 TOKENIZE_SECONDS = 0.5
-"""Timeout of `/tokenize` in seconds. After it, routing ignores cached prefixes."""
+"""Timeout of tokenizing a prompt. After it, routing ignores cached prefixes."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +83,7 @@ class Fleet:
         return await self.available_engines()[0].client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API to the first available engine, so that it finds uploaded files there."""
+        """Forward a request of an uncached API, always to the first available engine, because only this engine has uploaded files."""
         return await self.available_engines()[0].client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:

@@ -40,7 +40,7 @@ class EngineStatus:
 
     Attributes:
         requests: number of requests in flight.
-        load: their load, see `routing.Load`.
+        load: load of these requests, see `routing.Load`.
         sent: number of requests sent since the proxy's start.
         failures: number of consecutive failures.
         complete: whether the mirror missed no event; None without a mirror.
@@ -137,7 +137,7 @@ class FleetEngine:
             self.llama.is_identified = False
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
-        """Apply `TokenRestorer.restore` if the request's rule enables `repair_history`."""
+        """Restore the tokens of earlier answers (see `TokenRestorer`) if the request's rule enables `repair_history`."""
         if self._generated is None or not request.control.rule.repair_history:
             return request
         return await self._generated.restore(request)
@@ -181,7 +181,7 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def routing_candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the length of a prompt's cached prefix, and the engine's load. Call `compute_hashes` first."""
+        """Return the length of the prompt's cached prefix, and the engine's load. Call `compute_hashes` first."""
         matched = None
         if self.mirror is not None and prompt is not None:
             match = self.mirror.match_prefix(prompt)
@@ -218,6 +218,7 @@ class FleetEngine:
         Args:
             predicted_tokens: number of prompt tokens that the engine should reuse; None without a prediction.
             uncached_tokens: estimated number of prompt tokens that the engine must compute.
+            has_generated_tokens: the prompt has restored tokens (see `TokenRestorer`).
         """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:

@@ -1,10 +1,10 @@
 """Restores the tokens that vLLM generated for earlier answers of a conversation.
 
-If the tokenizer splits an answer into other tokens than the engine generated, the cached prefix ends there. The mirror
-has the generated tokens. If they decode to the same text, they replace the tokenizer's tokens.
+The tokenizer may split an answer into other tokens than the engine generated, which ends the cached prefix. If the tokens in
+the mirror decode to the same text, they replace the tokenizer's tokens.
 
-vLLM renders the prompt (`/render`, with `--enable-scale-out`). The request contains the restored prompt in
-`kv_transfer_params.prompt_token_ids`; vLLM still parses reasoning and tool calls.
+vLLM renders the prompt (`/render`, with `--enable-scale-out`). The restored prompt is sent in
+`kv_transfer_params.prompt_token_ids`. vLLM still parses reasoning and tool calls.
 """
 
 import logging
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 _APIS = ("chat", "messages")
 _PARAMETERS = "kv_transfer_params"
 _SECONDS = 5.0
-_RETRY_SECONDS = 60.0
-"""Seconds without another attempt after an error, for example if the server has no `/render`."""
+_RETRY_SECONDS = 60.0  # After an error, for example if the server has no `/render`.
 _MAX_RESTORED_ANSWERS = 8
 _MAX_PREFIXES = 128
-_INCOMPLETE = "\ufffd"
-"""Detokenized tokens end with this character if the last token ends within a character."""
+_INCOMPLETE = "\ufffd"  # Ends a detokenized text if the last token ends within a character.
 _log = logging.getLogger("kvproxy")
 
 
@@ -42,12 +40,12 @@ class TokenRestorer:
     def __init__(self, client: UpstreamClient, mirror: "Mirror") -> None:
         self._client = client
         self._mirror = mirror
+        # Restored beginnings of prompts, by the last block hash of the beginning before the restore.
         self._prefixes: OrderedDict[int, array[int]] = OrderedDict()
-        """Restored beginnings of prompts. A key is the last block hash of the beginning before it was restored."""
         self._next_try = 0.0
 
     async def restore(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with the restored prompt, or `request` if no token changes or vLLM fails."""
+        """Return the request with the restored prompt, or the same request if no token changes or vLLM fails."""
         if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
             return request
         try:
@@ -117,12 +115,9 @@ class TokenRestorer:
         return None
 
     async def _rest_candidates(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
-        """Tokenize the part of `text` after `beginning`.
-
-        If `beginning` ends within a character, its next bytes may begin with several tokens: return all candidates.
-        """
         if text.startswith(beginning):
             return [await self._tokenize(text[len(beginning) :], request)]
+        # The next bytes of an incomplete character may begin with several tokens.
         place = len(beginning.rstrip(_INCOMPLETE))
         character = await self._tokenize(text[place : place + 1], request)
         rest = await self._tokenize(text[place + 1 :], request)

@@ -16,11 +16,9 @@ from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
-_MAX_TEXTS = 50
-"""Maximum chains that are listed with text, because each text may require a request to the engine."""
+_MAX_TEXTS = 50  # Each chain's text may require a request to the engine.
 _TOKENIZE_SECONDS = 5.0
-_RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")
-"""Routes that reset the prefix cache, in vLLM's development mode and in SGLang."""
+_RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")  # vLLM's development mode, and SGLang.
 
 
 class MirrorView:
@@ -45,7 +43,7 @@ class MirrorView:
         return spelled + rows[_MAX_TEXTS:]
 
     async def text(self, tokens: Sequence[int] | None) -> str:
-        """Return the text of tokens, empty for None, or their ids if the tokenizer fails."""
+        """Return the text of tokens, or their ids if the tokenizer fails."""
         if not tokens:
             return ""
         try:
@@ -84,7 +82,7 @@ class MirrorView:
 
 
 async def reset_engine(engine: FleetEngine) -> EngineResetResult:
-    """Reset an engine's prefix cache and mirror. Raises NoPrefixCache if the engine has no such route."""
+    """Reset an engine's prefix cache and its mirror. Raises NoPrefixCache if the engine cannot reset its cache by request."""
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:

@@ -24,7 +24,7 @@ _TOKENIZER_FIELDS = (
 
 
 class UpstreamTokenizer:
-    """Uses the routes `/tokenize` and `/detokenize` of vLLM."""
+    """Tokenizes with the routes `/tokenize` and `/detokenize` of vLLM."""
 
     async def tokenize_request(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
         source = prompt_input(request)

@@ -11,9 +11,9 @@ import xxhash
 
 _POINTS_PER_WEIGHT = 160
 DECODE_TOKENS = 128
-"""Load of the decode phase of one request."""
+"""Load of a request's decode phase."""
 MISS_COST = 8.0
-"""Cost of a request's uncached token, relative to a token of the engine's load; see docs/routing.md."""
+"""Cost of each prompt token that an engine must compute, relative to each token of the engine's load; see docs/routing.md."""
 LOAD_SLACK = 1.25
 """Maximum load of an engine that receives a new conversation, as a multiple of its fair share of all engines' load:
 consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
@@ -90,7 +90,7 @@ class EngineCandidate:
 
 
 def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Return the names of the engines, the best first. `order`, the result of `Ring.order`, decides at equal cost."""
+    """Return the names of the engines, the best first. At equal cost, `order` (from `Ring.order`) decides."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched_tokens for candidate in candidates):
 

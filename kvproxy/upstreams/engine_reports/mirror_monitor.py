@@ -1,4 +1,4 @@
-"""Detects an engine whose mirror misses or misinterprets KV events; reports the problem with its fix."""
+"""Detects problems of an engine's mirror, such as missing KV events, and names their fixes."""
 
 import logging
 import time
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
 
 GRACE_SECONDS = 10.0
-"""Seconds without a connection, or without events, after which a problem is reported."""
+"""Seconds without a connection, or without events, before a problem is reported."""
 RESTART_REPORT_SECONDS = 600.0
-_PARTIAL_BLOCK = 64
-"""Maximum tokens of a prompt in a partial block, for which the engine publishes no event."""
-_MIN_COMPUTED = 1000
-"""Missing events are a problem only after the engine computed this many prompt tokens."""
+_PARTIAL_BLOCK = 64  # Maximum tokens at a prompt's end for which no event is published.
+_MIN_COMPUTED = 1000  # Prompt tokens without an event before a problem is reported.
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
 _log = logging.getLogger("kvproxy")
 
@@ -40,14 +38,14 @@ class MirrorMonitor:
     def add_computed(self, tokens: int, *, reported: bool) -> None:
         """Add prompt tokens that the engine computed, which should cause events.
 
-        If the engine did not report their number, it is an estimate that may include cached tokens. An estimate is
-        ignored after the first event.
+        Args:
+            reported: whether the engine reported the number. Otherwise, it is an estimate, and ignored after the first event.
         """
         if reported or not self._messages:
             self._computed += max(0, tokens - _PARTIAL_BLOCK)
 
     def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> list[str]:
-        """Return the present problems, and log new ones.
+        """Return the current problems, and log the new ones.
 
         Args:
             up: whether the engine responds.

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 _MIN_PREDICTIONS = 20
-_MAX_TOO_HIGH = 0.05
-"""Acceptable share of predictions that are too high, because blocks may be evicted while a request waits in the engine."""
+_MAX_TOO_HIGH = 0.05  # Blocks may be evicted while a request waits in the engine.
 
 
 @dataclass(slots=True)

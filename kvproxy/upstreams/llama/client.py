@@ -13,15 +13,17 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
-_SECONDS = 2.0
-"""Timeout of calls that delay a client. Older servers do not respond while they compute a batch."""
-_FILE_SECONDS = 60.0
-"""Timeout of saving or restoring a slot. A slot's keys and values may have gigabytes."""
+_SECONDS = 2.0  # Older servers do not respond while they compute a batch.
+_FILE_SECONDS = 60.0  # A slot may have gigabytes.
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A llama-server. `identity` is a digest of its model and build; only a server with the same one can restore a file."""
+    """A llama-server.
+
+    Attributes:
+        identity: digest of the model and the build. A file can be restored only by servers with the identity of its writer.
+    """
 
     identity: str
     slots: int
@@ -32,7 +34,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot as reported by `/slots`. `task` is the server's id of its last request, if any."""
+    """A slot in the server's report. `task` is the server's id of the slot's last request, if any."""
 
     slot: int
     busy: bool
@@ -54,7 +56,7 @@ class LlamaClient:
         self._client = client
 
     async def info(self) -> ServerInfo | None:
-        """Query the server's properties. Returns None if the server is not llama.cpp."""
+        """Return the server's properties; None if the server is not llama.cpp."""
         identity, props = await self.identity()
         slots = field(props, "total_slots")
         if identity is None or not isinstance(slots, int):

@@ -21,14 +21,13 @@ from kvproxy.upstreams.llama.slots import Slot
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
 
-_MAX_CAPTURED_BYTES = 4 * 2**20
-"""Maximum size of a captured response. The slot's generated tokens are unknown after a longer one."""
+_MAX_CAPTURED_BYTES = 4 * 2**20  # The generated tokens of a longer response stay unknown.
 _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """A response. `text` is None if it is incomplete, or if it has tool calls or reasoning."""
+    """The response to a request in a slot. `text` is None if it is incomplete, or if it has tool calls or reasoning."""
 
     text: str | None = None
     reuse: PrefixReuse | None = None
@@ -104,13 +103,13 @@ class Placement:
         self._unplaced_before = server.unplaced_requests
 
     def record_response(self, reply: RelayedResponse) -> None:
-        """Capture the response while the client receives it, and release the slot after its end."""
+        """Capture the response while the client receives it; release the slot after the response."""
         capture = ResponseCapture(self.request.api, reply.is_streamed)
         reply.chunks = capture.capture(reply.chunks)
         reply.on_end.append(lambda: self._server.start_task(self._finish(capture, reply.status)))
 
     def abandon(self) -> None:
-        """Release the slot of a failed request. The slot's tokens are then unknown."""
+        """Release the slot of a failed request; the slot's tokens are then unknown."""
         if not self._released:
             self._released = True
             self._slot.prefix = b""

@@ -29,9 +29,11 @@ class SlotChoice:
 def choose_slot(
     prompt: Tokens, free_slots: "Sequence[Slot]", files: Sequence[tuple[str, Tokens]], min_tokens: int
 ) -> SlotChoice | None:
-    """Choose the slot or file with the longest common prefix; None without a free slot.
+    """Choose the slot or file that has the longest common prefix with the prompt; None without a free slot.
 
-    Prefixes of fewer than `min_tokens` tokens are ignored, because a chat template begins all prompts with the same tokens.
+    Args:
+        files: names and tokens of slot files.
+        min_tokens: shorter common prefixes are ignored, because a chat template begins all prompts with the same tokens.
     """
     if not free_slots:
         return None

@@ -28,9 +28,9 @@ class SlotFile:
     """A slot in a file.
 
     Attributes:
-        identity: see `ServerInfo.identity`.
+        identity: see `ServerInfo`.
         tokens: known tokens of the slot; None if the file is unused and may be overwritten.
-        num_tokens: number of tokens that llama-server wrote, of which `tokens` may be a part.
+        num_tokens: number of tokens in the file; `tokens` may have only the first of them.
         used: time of the last save or restore, in seconds since the epoch.
     """
 
@@ -94,14 +94,14 @@ class SlotFiles:
         return file.name
 
     def reserve(self, name: str) -> bool:
-        """Reserve an unused file until `commit` or `discard`. Returns False if the file is in use."""
+        """Reserve an unused file until `commit` or `discard`; return False if the file is in use."""
         is_unused = any(file.name == name for file in self.list_unused())
         if is_unused:
             self._writing.add(name)
         return is_unused
 
     def commit(self, name: str, identity: str, tokens: Tokens, num_tokens: int, num_bytes: int) -> None:
-        """Record a written file. Discard the files whose tokens are a prefix of `tokens`."""
+        """Record a written file, and discard the files whose tokens are a prefix of `tokens`."""
         for file in self.list_restorable(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
                 self.discard(file.name)

@@ -14,9 +14,8 @@ from kvproxy.upstreams.llama.slot_files import SlotFile, SlotFiles
 from kvproxy.upstreams.llama.slots import Slot
 
 MAX_FAILURES = 3
-"""Consecutive restores without reuse after which restores stop."""
+"""After this number of consecutive restores without reuse, restores stop."""
 _MIN_UNSAVED_SHARE = 0.2
-"""An idle slot is saved if no file contains this share of its tokens."""
 _MAX_EMPTY_FILE_BYTES = 1024
 _log = logging.getLogger(__name__)
 

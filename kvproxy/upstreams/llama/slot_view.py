@@ -14,8 +14,7 @@ from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix_length, 
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slot_choice import reusable_tokens
 
-_FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12
-"""Number of tokens that are shown as text: at the beginning of a prefix, and on each side of a difference."""
+_FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12  # Shown at the beginning of a prefix, and on each side of a difference.
 _DISK = "disk"
 
 

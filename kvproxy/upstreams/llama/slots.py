@@ -18,7 +18,7 @@ class Slot:
     """One slot of llama-server, with the KV cache of one sequence.
 
     Attributes:
-        prefix: the known tokens, with which the slot's tokens begin.
+        prefix: the known tokens at the beginning of the slot's tokens.
         tokens: number of all tokens.
         task: the server's id of the slot's last request.
         context: maximum number of tokens.
@@ -93,11 +93,11 @@ class SlotTable:
     async def lease(
         self, choose: Callable[[list[Slot]], SlotChoice | None], required_id: int | None, seconds: float
     ) -> tuple[Slot, SlotChoice] | None:
-        """Wait for a free slot, and lock the one that `choose` selects. Raises UpstreamError.
+        """Wait for a free slot, lock the one that `choose` selects, and return it; None after the timeout. Raises UpstreamError.
 
         Args:
             required_id: id of the slot that the client requires; None for any slot.
-            seconds: timeout, after which the result is None.
+            seconds: the timeout.
         """
         end = time.monotonic() + seconds
         while required_id is None or required_id in self.slots:

@@ -16,7 +16,7 @@ class Question:
     """The last user turn of a request, as text.
 
     Attributes:
-        rest: the request's body without `text`; only questions with equal rests are compared.
+        rest: the other content of the request's body. Only questions with an equal `rest` are compared.
         allows_semantic: whether the response to a similar question may be served.
         turns_field: name of the field of `rest` with the earlier turns; empty if the API has no turns.
         earlier_texts: text of each earlier turn; None for a turn with other content, such as an image.

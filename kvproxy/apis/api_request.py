@@ -11,7 +11,7 @@ from kvproxy.errors import InvalidRequest
 PUBLIC_TENANT = "public"
 """Tenant of requests without an API key and without a header of `access.tenant_headers`."""
 BYTES_PER_TOKEN = 4
-"""Estimate for prompts that are not tokenised."""
+"""Estimated size of a token in a prompt that is not tokenized."""
 _LARGE_BYTES = 64 * 1024
 T = TypeVar("T")
 

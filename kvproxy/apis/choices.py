@@ -62,7 +62,7 @@ class ChoiceAssembler:
 class ChoicesApi(Api):
     assembler = ChoiceAssembler
     chunk_fields: ClassVar[JsonObject] = {}
-    """Fields that have another value in a chunk than in a response, such as `object`."""
+    """Fields whose values in a chunk differ from their values in a complete response, such as `object`."""
 
     ignored_fields = frozenset(
         "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
@@ -77,11 +77,10 @@ class ChoicesApi(Api):
         raise NotImplementedError
 
     def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
-        """Split a choice of a response into parts, one for each chunk of a stream."""
+        """Yield the parts of a choice that are sent in separate chunks."""
         raise NotImplementedError
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
-        """Whether every choice is complete. A choice that reached the request's own token limit is complete."""
         choices = response.get("choices")
         if not isinstance(choices, list) or not choices or response.get("error") is not None:
             return False

@@ -60,7 +60,7 @@ def as_index(value: Json) -> int:
 
 
 def as_token_count(value: Json) -> int | None:
-    """Return the value if it is a valid number of tokens, or else None."""
+    """Return the value if it is an integer from 0 to 2^53 - 1, or else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 

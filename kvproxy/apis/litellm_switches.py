@@ -15,7 +15,7 @@ _SWITCHES = (*_FLAGS, *_DURATIONS, "namespace")
 
 
 def apply_litellm_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
-    """Move LiteLLM's switches from the field `cache` to `control`, whose directives from headers take precedence."""
+    """Move LiteLLM's switches from the field `cache` of the body to `control`. Directives in headers take precedence."""
     given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
         return body, control

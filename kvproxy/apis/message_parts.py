@@ -12,7 +12,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 def message_parts(message: Json) -> Iterator[tuple[str, str]]:
-    """Yield kind (`reasoning`, `text`, or `call`) and content of each part, without ids and `cache_control`."""
+    """Yield the kind (`reasoning`, `text`, or `call`) and the content of each part. Ids and `cache_control` are omitted."""
     for name in REASONING_FIELDS:
         if isinstance(text := field(message, name), str) and text:
             yield "reasoning", text
@@ -34,7 +34,7 @@ def message_parts(message: Json) -> Iterator[tuple[str, str]]:
 
 
 def part_digests(message: Json) -> tuple[tuple[str, bytes], ...]:
-    """Return kind and digest of each part, to recognise a message that a client sends back."""
+    """Return the kind and a digest of each part, to recognise a message that a client sends back."""
     parts = ((kind, content.encode("utf-8", "replace")) for kind, content in message_parts(message))
     return tuple((kind, hashlib.blake2b(content, digest_size=_SIZE).digest()) for kind, content in parts)
 

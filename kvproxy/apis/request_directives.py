@@ -17,8 +17,8 @@ TIMEOUT_HEADER, NAMESPACE_HEADER = (HEADER_PREFIX + name for name in ("timeout",
 ADMIN_TOKEN_HEADER = HEADER_PREFIX + "admin-token"
 """Header with the admin token, for requests whose `Authorization` has a client's key."""
 DIRECTIVE_HEADERS = (NAMESPACE_HEADER, PRIORITY_HEADER, TAGS_HEADER, TIMEOUT_HEADER, TTL_HEADER)
+# A client may send back a response's request id, without effect.
 _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN_HEADER, HEADER_PREFIX + "request-id"})
-"""Valid `X-KVProxy-*` headers. A client may send back a response's request id, without effect."""
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
 MAX_NAMESPACE_LENGTH = 128
@@ -32,7 +32,7 @@ class RequestDirectives:
         confirm: send the response only after the store has committed it.
         warming: the request warms the caches; no client reads its response.
         stale_if_error: seconds after expiry during which a stale response may replace an error.
-        limits: minimum similarity and probability, and maximum error, of a semantic hit.
+        limits: minimum similarity, minimum probability, and maximum error of a semantic hit.
         ttl: seconds until the stored response expires.
         priority: 0 to 9; KV blocks of a higher priority are evicted later.
         timeout: seconds from the request's arrival until the response must be complete.
@@ -57,7 +57,7 @@ class RequestDirectives:
 
 
 def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
-    """Parse headers, whose names are in lower case. Raises InvalidRequest for a value or `X-KVProxy-*` name that is invalid."""
+    """Parse the headers of a request, with names in lower case. Raises InvalidRequest for invalid values and unknown `x-kvproxy-*`."""
     for name in headers:
         if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
             raise _unknown_header(name)
@@ -80,7 +80,7 @@ def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
 
 
 def parse_cache_control(values: Iterable[str]) -> dict[str, str]:
-    """Parse Cache-Control headers. Return the arguments by directive, in lower case; "" without argument."""
+    """Parse Cache-Control headers. Return the argument of each directive, or "", by the directive's name in lower case."""
     found: dict[str, str] = {}
     for directive in ",".join(values).split(","):
         name, _, value = directive.strip().partition("=")
@@ -109,7 +109,6 @@ def _parse_score(directives: Mapping[str, str], name: str) -> float | None:
 
 
 def _parse_seconds(values: Mapping[str, str], name: str, header: str = "") -> float | None:
-    """Parse the duration `values[name]`; None if it is missing. If `name` is a directive, errors name its `header`."""
     if name not in values:
         return None
     try:

@@ -8,17 +8,17 @@ from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
 _LAST = ("response.completed", "response.incomplete")
+# Fields with the parts of an output item, by the item's type.
 _PART_LISTS = {"message": ("content",), "reasoning": ("summary", "content")}
-"""Fields with the parts of an output item, by its type."""
+# Names in events, by the type of the part; other parts are refusals.
 _PART_EVENTS = {name: name for name in ("output_text", "reasoning_text")} | {"summary_text": "reasoning_summary_text"}
-"""Names in the events of a part, by its type; other parts are refusals."""
+# Names in events, and streamed fields, by the type of the tool call.
 _CALL_EVENTS = {
     "function_call": ("function_call_arguments", "arguments"),
     "custom_tool_call": ("custom_tool_call_input", "input"),
     "mcp_call": ("mcp_call_arguments", "arguments"),
     "code_interpreter_call": ("code_interpreter_call_code", "code"),
 }
-"""Names in the events of a tool call, and the field that the events stream, by the type of the item."""
 
 
 class ResponseAssembler:

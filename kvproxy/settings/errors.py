@@ -123,9 +123,11 @@ def _find_variable(path: SettingPath) -> str | None:
 
 
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return one line per unknown `KVPROXY_*` variable whose name resembles a setting outside the sections.
+    """Return one line per unknown variable `KVPROXY_NAME` whose name resembles a setting outside the sections.
 
-    `settings` has names such as `cache.ttl`; `known` has variables that are no settings, without `KVPROXY_`, in lower case.
+    Args:
+        settings: names of all settings, such as `cache.ttl`.
+        known: names of valid variables that are no settings, in lower case and without `KVPROXY_`.
     """
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):

@@ -45,7 +45,7 @@ def _setting(name: str, field: FieldInfo) -> Iterator[str]:
 
 
 def default_value(field: FieldInfo) -> object:
-    """Return the default of a setting; a duration or size is text with a unit."""
+    """Return the default of a setting, as text with a unit if it is a duration or a size."""
     value = None if field.is_required() else field.get_default(call_default_factory=True)
     kind = f"{field.annotation} {field.metadata}"
     if isinstance(value, int | float) and parse_seconds.__name__ in kind:

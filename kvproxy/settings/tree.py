@@ -175,7 +175,7 @@ class Settings(BaseSettings):
 
     @property
     def journal_location(self) -> str:
-        """Return the path of the journal, or the URL of its database."""
+        """The path of the journal, or the URL of its database."""
         is_shared = self._is_store_in_postgres and self.journal.store != "file"
         return self.store_location if is_shared else str(self.data / "journal.db")
 
@@ -185,12 +185,12 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> Path:
-        """Return the file of the store; invalid if the store is in PostgreSQL."""
+        """The file of the store. It does not exist if the store is in PostgreSQL."""
         return Path(self.store_location)
 
     @property
     def servers(self) -> tuple[UpstreamServer, ...]:
-        """Return the upstreams, with `forward.api_key` as the default key; empty for the embedded engine."""
+        """The upstreams, with `forward.api_key` as the default key; empty for the embedded engine."""
         shared = self.forward.api_key
         if not shared:
             return self.upstreams

@@ -52,7 +52,7 @@ class UpstreamClient:
         seconds: float | None = None,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object. Return the status and the response's JSON; None if it is no JSON. Raises Overloaded or UpstreamError.
+        """Send a JSON object; return the status, and the response's JSON, or None if it is invalid. Raises Overloaded or UpstreamError.
 
         Args:
             seconds: timeout for the whole response.

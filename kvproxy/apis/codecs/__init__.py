@@ -9,4 +9,3 @@ CODECS = {
     "messages": Codec(messages.decode_prompt, messages.decode, messages.MessagesEncoder),
     "responses": Codec(responses.decode_prompt, responses.decode, responses.ResponsesEncoder),
 }
-"""Codecs by the name of the API; the engine computes no embeddings."""

@@ -46,7 +46,11 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt that begins a response to a request with `echo`, and its first token, which has no log-probability."""
+    """The prompt at the beginning of the response to a request with `echo`.
+
+    Attributes:
+        first_token: text of the prompt's first token, which has no log-probability.
+    """
 
     text: str
     first_token: str

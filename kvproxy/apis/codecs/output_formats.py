@@ -26,9 +26,12 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of a JSON response, and the tools that the response may call. One of them, or both, are None.
+    """Return the grammar of a JSON response, and the tools that the response may call; None for each that is not requested.
 
-    `param` is the name of the field with `json_format`, for errors. Raises InvalidRequest for a JSON format with tools.
+    Args:
+        json_format: value of the field with the name `param`.
+
+    Raises InvalidRequest for a JSON format with tools.
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:

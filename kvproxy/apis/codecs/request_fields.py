@@ -86,7 +86,7 @@ def strings(body: JsonMap, name: str) -> tuple[str, ...]:
 
 
 def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
-    """Decode the fields that all APIs share. `sampling` has further sampling parameters; None uses `defaults`."""
+    """Decode the fields that all APIs share. In `sampling`, None selects the value of `defaults`."""
     given = {"temperature": number(body, "temperature"), "top_p": number(body, "top_p")} | sampling
     params = replace(defaults, **{name: value for name, value in given.items() if value is not None})
     salt = body.get("cache_salt")

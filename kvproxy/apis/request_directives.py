@@ -57,7 +57,7 @@ class RequestDirectives:
 
 
 def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
-    """Parse the headers of a request, with names in lower case. Raises InvalidRequest for invalid values and unknown `x-kvproxy-*`."""
+    """Parse a request's headers. Raises InvalidRequest for an invalid value or an unknown `x-kvproxy-*` header."""
     for name in headers:
         if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
             raise _unknown_header(name)

@@ -52,11 +52,14 @@ class UpstreamClient:
         seconds: float | None = None,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object; return the status, and the response's JSON, or None if it is invalid. Raises Overloaded or UpstreamError.
+        """Send a JSON object, and return the status and the parsed response; None if it is not JSON.
 
         Args:
             seconds: timeout for the whole response.
             queued: wait in the queue of client requests.
+
+        Raises:
+            Overloaded, UpstreamError
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})

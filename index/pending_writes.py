@@ -83,7 +83,6 @@ class PendingWrites:
             await self._has_space.wait()
 
     def add(self, write: PendingWrite) -> None:
-        """Add a write; it is removed when its task ends."""
         self._all.add(write)
         self.bytes += write.size
         self._latest[write.key] = write

@@ -85,7 +85,6 @@ class ResponseCache:
         return await asyncio.shield(self.start_write(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
-        """Store the entries that redaction allows, and return their number."""
         if self._redact is not None:
             redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
             entries = [entry for entry in redacted if entry is not None]
@@ -102,7 +101,6 @@ class ResponseCache:
         return await asyncio.to_thread(self.store.expire_now, ids)
 
     def maintain(self) -> None:
-        """Write the hits that were counted in memory, and remove expired entries; called periodically."""
         self.store.flush()
         while self.store.remove_expired():
             pass

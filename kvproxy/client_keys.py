@@ -98,7 +98,6 @@ def remove_client(settings: Settings, name: str) -> None:
 
 
 def operator_changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
-    """Return the last changes that operators made to clients and stored responses; see `SharedState.changes`."""
     with _shared_state(settings) as shared:
         if shared is None:
             raise InvalidRequest(

@@ -19,7 +19,6 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """The available units; negative if the bucket is overdrawn."""
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._updated) * self.share * self.per_minute / 60)
         self._updated = now

@@ -121,7 +121,6 @@ def embed_stream(
 
 
 def embed_texts(texts: Sequence[str], embedder: Embedder, progress: Progress) -> np.ndarray:
-    """Return the unit vectors of n texts, `[n, dim]`. A repeated text is embedded once."""
     once = sorted(set(texts), key=len)
     parts = []
     for start in range(0, len(once), _BATCH):

@@ -24,7 +24,6 @@ class DeferredEmbeddings:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """Stop after the current batch. The proxy embeds the remaining entries when it starts again."""
         self._closed = True
         await self.wait_until_idle()
 

@@ -171,7 +171,6 @@ class SemanticCache:
             await self.learning.record_verdict(entry, right, lookup)
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry and its vector durably, and index the vector; return whether the entry was stored."""
         if entry.semantic and self.can_read(entry.prompt):
             try:
                 return await self._writes.put(
@@ -182,7 +181,6 @@ class SemanticCache:
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
 
     async def insert_deferred(self, entry: Entry) -> bool:
-        """Store an entry durably, and embed it later in the background; return whether the entry was stored."""
         if not entry.semantic or self._embeddings.get_cached(last_turn(entry.prompt)) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
@@ -265,7 +263,6 @@ class SemanticCache:
         self._vector_search.remove(self._store.unindex(ids))
 
     def maintain(self) -> None:
-        """Store observations, read those of other proxies, and maintain the indexes; called periodically."""
         if self.learning is not None:
             self.learning.flush()
         self._vector_search.maintain()

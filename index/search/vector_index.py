@@ -167,7 +167,6 @@ class VectorIndex:
                     self._dead.add(number)
 
     def search(self, vector: np.ndarray, limit: int) -> list[tuple[int, float]]:
-        """Return up to `limit` pairs (number of the vector, cosine), nearest first."""
         with self._lock:
             return self._segment.search(vector, limit, self._dead)
 

@@ -78,7 +78,6 @@ class FaissSearch(VectorSearch):
         self._closing = threading.Event()
 
     def load(self) -> None:
-        """Load the vectors of each large namespace. HNSW graphs are built in the background."""
         for namespace in self._store.namespaces(self._embedder, self._min_indexed):
             self._open_index(namespace)
 

@@ -71,8 +71,7 @@ class Database(Protocol):
 
     def as_list_parameter(self, values: Sequence[str]) -> Any: ...
 
-    def storable_text(self, text: str) -> str:
-        """Remove the characters that the database cannot store."""
+    def storable_text(self, text: str) -> str: ...
 
     def as_vector_parameter(self, vector: np.ndarray) -> Any: ...
 

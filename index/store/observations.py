@@ -119,7 +119,6 @@ class Observations:
             run.executemany(_INSERT, [each.row() for each in observations])
 
     def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
-        """Return a namespace's observations with higher numbers than `number`, oldest first."""
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
             " order by number limit :limit"

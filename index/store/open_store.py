@@ -40,7 +40,6 @@ def open_observations(where: str | Path) -> Observations:
 
 
 def open_postgres(url: str) -> Database:
-    """Open a database. Raises CacheStoreError, or ModuleNotFoundError if psycopg is not installed."""
     from kvproxy.index.store.postgres.database import PostgresDatabase
 
     return PostgresDatabase(url)

@@ -56,7 +56,6 @@ class RowCodec:
         return row | sealed | {"prompt": base64.b64encode(prompt).decode(), "sealed": self.cipher.name}
 
     def decrypt(self, row: Row) -> Row:
-        """Decrypt the texts of a stored row; raises a CacheStoreError if the key is missing or a text was changed."""
         if not row["sealed"]:
             return row
         clear: Row = {name: self._decrypt(row, name) for name in ("request", "response") if name in row}

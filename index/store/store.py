@@ -66,7 +66,6 @@ class Store(StoreWriter):
         return self.database.health.failure
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry fits the capacity and its tenant's limit."""
         return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
 
     def find(self, key: str) -> Entry | None:
@@ -97,7 +96,6 @@ class Store(StoreWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
-        """Return the questions of entries by id; missing entries are omitted."""
         sql = f"select {QUESTION} from responses r where {self.database.in_list('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.as_list_parameter(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
@@ -156,7 +154,6 @@ class Store(StoreWriter):
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
-        """Return the entries, bytes, and hits of each tenant, model, endpoint, or tag, the largest first."""
         self.flush()
         join = " join tags on tags.id = responses.id" if by == "tag" else ""
         sql = (

@@ -36,8 +36,7 @@ class Assembler(Protocol):
 
     def push(self, event: Event) -> None: ...
 
-    def result(self) -> JsonObject | None:
-        """Return the response; None before the end of the stream."""
+    def result(self) -> JsonObject | None: ...
 
 
 class Api:
@@ -50,7 +49,6 @@ class Api:
     assembler: type[Assembler]
 
     def check(self, body: JsonMap) -> None:
-        """Raise InvalidRequest if a field is missing or invalid."""
         raise NotImplementedError
 
     def is_cacheable(self, body: JsonMap) -> bool:

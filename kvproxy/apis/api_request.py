@@ -45,7 +45,6 @@ class ApiRequest:
 
 
 def requests_sampling(body: JsonMap) -> bool:
-    """Whether a request sets a temperature above 0 and no seed."""
     temperature = body.get("temperature")
     is_number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     return is_number and temperature > 0 and body.get("seed") is None  # type: ignore[operator]

@@ -61,7 +61,6 @@ class Mirror:
         ]
 
     async def start(self) -> None:
-        """Connect to all ranks. Raises zmq.ZMQError if an endpoint is invalid or in use."""
         try:
             for subscriber in self.subscribers:
                 await subscriber.start()
@@ -87,7 +86,6 @@ class Mirror:
         return merged
 
     def num_resets(self) -> list[int]:
-        """Return the number of prefix cache resets that each rank has published."""
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:

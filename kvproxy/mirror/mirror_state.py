@@ -71,7 +71,6 @@ class MirroredPool:
             parent = digest
 
     def remove(self, digest: Hash) -> bool:
-        """Remove one copy of a block; return False if the block is unknown."""
         block = self.blocks.get(digest)
         if block is None:
             return False

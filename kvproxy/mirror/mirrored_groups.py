@@ -27,7 +27,6 @@ class PromptHashes:
         self.engine_hashes: dict[int, Hash] = {}
 
     def find_block(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
-        """Return the cached block with the prompt's hash number `index`; None if it is not cached."""
         block = self.find_by_computed_hash(pool, index)
         if block is None and index in self.engine_hashes:
             block = pool.blocks.get(self.engine_hashes[index])

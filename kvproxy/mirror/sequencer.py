@@ -79,7 +79,6 @@ class Sequencer:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
     def on_batch(self, number: int, payload: bytes) -> None:
-        """Apply a published batch, or hold it until a replay ends."""
         if self._replay is not None or self.replay_from is not None:
             self._held[number] = payload
         elif number > self.next:

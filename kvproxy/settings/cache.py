@@ -99,5 +99,4 @@ class CacheSettings(Section):
 
     @property
     def least_similarity(self) -> float:
-        """The setting `min_similarity`, or else the policy's default."""
         return LEAST_SIMILARITY[self.policy] if self.min_similarity is None else self.min_similarity

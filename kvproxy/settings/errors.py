@@ -139,7 +139,6 @@ def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[st
 
 
 def undecodable_variable(error: ValueError) -> str:
-    """Return an error message for an environment variable whose setting requires JSON."""
     field = re.search(r'field "(\w+)"', str(error))
     name = PREFIX + (field[1].upper() if field else "")
     variables = [each for each in sorted(os.environ) if each.upper() == name or each.upper().startswith(f"{name}__")]

@@ -175,7 +175,6 @@ class Settings(BaseSettings):
 
     @property
     def journal_location(self) -> str:
-        """The path of the journal, or the URL of its database."""
         is_shared = self._is_store_in_postgres and self.journal.store != "file"
         return self.store_location if is_shared else str(self.data / "journal.db")
 

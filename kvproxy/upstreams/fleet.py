@@ -117,7 +117,6 @@ class Fleet:
         return up
 
     def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":
-        """Return the engines with a mirror, available engines first."""
         engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
         return [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
 

@@ -156,7 +156,6 @@ class FleetEngine:
         return reply
 
     async def monitor(self) -> None:
-        """Read the engine's metrics, and detect problems of the engine's mirror."""
         if time.monotonic() >= self._next_metrics:
             try:
                 async with asyncio.timeout(self._probe_timeout):

@@ -43,7 +43,6 @@ class MirrorView:
         return spelled + rows[_MAX_TEXTS:]
 
     async def text(self, tokens: Sequence[int] | None) -> str:
-        """Return the text of tokens, or their ids if the tokenizer fails."""
         if not tokens:
             return ""
         try:

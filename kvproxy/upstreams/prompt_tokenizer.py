@@ -85,7 +85,6 @@ class LocalTokenizer:
         return HashedPrompt(await self.encode(prompt_input(request)), salt=cache_salt(request))
 
     async def encode(self, source: PromptInput) -> Sequence[int]:
-        """Tokenize a prompt. Raises a KvproxyError if the tokenizer or the template rejects it."""
         match source:
             case Conversation():
                 return await self._tokenizer.chat(list(source.messages), list(source.tools) or None)

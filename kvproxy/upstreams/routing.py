@@ -66,7 +66,6 @@ class RequestLoad:
         self._prefill_tokens = 0.0
 
     def finish(self) -> None:
-        """Remove the request from the load; idempotent."""
         if self._in_flight:
             self._in_flight = False
             self.finish_prefill()

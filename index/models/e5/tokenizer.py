@@ -21,7 +21,6 @@ class UnigramTokenizer:
         self._unknown_score = min(file.scores) - _PENALTY
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of the pieces, with a begin token before and an end token after them."""
         plain = re.sub(" +", " ", text.translate(self._replacements)).removeprefix(" ")
         marked = f"{_SPACE}{plain}".replace(" ", _SPACE)
         best, pieces = [0.0] + [float("-inf")] * len(marked), [(0, UNKNOWN)] * (len(marked) + 1)

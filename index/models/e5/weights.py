@@ -68,7 +68,6 @@ class E5File:
         return packed.reshape(-1, WIDTH * (4 if name.endswith("fo.w") else 1) // 32)
 
     def tensor(self, name: str) -> np.ndarray:
-        """Return a tensor as float32, `[rows, columns]` or `[columns]`."""
         is_packed, count, offset, _ = self._tensors[name]
         return unpack(self.packed_matrix(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 

@@ -45,7 +45,6 @@ class Graph:
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        """Return the content of an ONNX file; `inputs` maps names of float32 inputs to shapes."""
         infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
         outputs = [onnx_format.float_value(output, shape)]
         return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})

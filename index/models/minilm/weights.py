@@ -50,7 +50,6 @@ _EMBEDDINGS = {
 
 
 def packaged_model() -> Path:
-    """Return the folder of the weights; raises an EmbedderError if they are missing or modified."""
     folder = BUNDLED if BUNDLED.exists() else _installed_model()
     file = weights_file(folder)
     try:

@@ -17,7 +17,6 @@ class CrossEncoderVerifier:
 
     @classmethod
     def load(cls, name: str) -> "CrossEncoderVerifier":
-        """Load a model from a folder, or by id from the Hugging Face cache; raises a VerifierError."""
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
 

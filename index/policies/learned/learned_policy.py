@@ -158,7 +158,6 @@ class LearnedPolicy:
                 self._catch_up(namespace)
 
     def flush(self) -> None:
-        """Store the counted hits, and read the observations of other proxies."""
         with self._lock:
             pending = list(self._pending)
             if pending:

@@ -63,7 +63,6 @@ class ServingLevel:
 
     @property
     def share_within_limit(self) -> float:
-        """The share of recent requests whose estimated error is within `limit`."""
         total = float(self.error_histogram.sum())
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
@@ -78,7 +77,6 @@ class ServingLevel:
             self._add_requests(risk / answers, answers)
 
     def add_comparison(self, error: float, right: bool) -> None:
-        """Add a comparison. Call `update` after the last comparison."""
         if error <= self.max_tested_error:
             self.wrong += not right
             self.expected += error
@@ -111,7 +109,6 @@ class ServingLevel:
         )
 
     def update_limit(self) -> None:
-        """Set `limit` so that the mean estimated error of the requests within it is `planned_risk`."""
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))

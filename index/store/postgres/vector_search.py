@@ -77,7 +77,6 @@ class PostgresSearch(VectorSearch):
             return connection.execute(statement.encode(), values | {"embedder": self._embedder}).fetchall()
 
     def maintain(self) -> None:
-        """Create a graph for each large namespace, and drop the graphs of small namespaces."""
         with self._database.connection() as connection, connection.transaction():
             connection.execute("set local statement_timeout = 0")
             values = {"embedder": self._embedder, "least": self._min_graph // 2, "limit": self._min_graph + 1}

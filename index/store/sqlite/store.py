@@ -70,7 +70,6 @@ class SqliteStore(Store):
         return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(len(rows), -1)
 
     def questions_by_number(self, namespace: str, embedder: str, numbers: Sequence[int]) -> dict[int, StoredQuestion]:
-        """Return the questions of the vectors with these numbers, by number; removed vectors are omitted."""
         sql = (
             f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id"
             " where v.number in (select value from json_each(:numbers)) and v.namespace = :namespace"

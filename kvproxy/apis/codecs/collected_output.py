@@ -1,4 +1,4 @@
-"""Collects the output of the engine, which arrives in pieces."""
+"""Collects the parts of the engine's output."""
 
 from dataclasses import dataclass, field
 

@@ -42,7 +42,6 @@ def read_constraints(
 
 
 def read_json_format(kind: Json, param: str) -> Grammar | None:
-    """Return the grammar of a `response_format`; None for plain text."""
     name = None if kind is None else field(kind, "type")
     if kind is None or name == "text":
         return None

@@ -118,7 +118,6 @@ class LlamaClient:
         return str(field(await self._post("/detokenize", {"tokens": list[Json](unpack(tokens))}), "content") or "")
 
     async def save(self, slot: int, name: str) -> SlotTransfer:
-        """Write a slot to a file in the server's `--slot-save-path`."""
         return await self._transfer(slot, "save", name, "n_saved", "n_written")
 
     async def restore(self, slot: int, name: str) -> SlotTransfer:

@@ -10,7 +10,6 @@ _WIDTH = array("i").itemsize
 
 
 def pack(ids: Sequence[int]) -> Tokens:
-    """Pack token ids. Raises OverflowError for an id beyond 32 bits."""
     return array("i", ids).tobytes()
 
 

@@ -124,7 +124,6 @@ class SlotFiles:
         self._store(file)
 
     def list_unused(self) -> list[SlotFile]:
-        """Return unused files, the largest first."""
         found = [file for file in self._files.values() if file.tokens is None and file.name not in self._writing]
         return sorted(found, key=lambda file: -file.num_bytes)
 

@@ -67,7 +67,6 @@ class SlotSaver:
         )
 
     async def save(self, slot: Slot) -> None:
-        """Save a slot; a failure is only logged."""
         name = self.files.allocate_name(self.identity)
         written = None
         try:

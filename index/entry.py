@@ -13,7 +13,7 @@ class Entry:
 
     Attributes:
         key: digest of everything in the request that can change the response.
-        namespace: digest of the same without the prompt. Semantic hits require an equal namespace.
+        namespace: digest of the same parts, except the prompt. Semantic hits require an equal namespace.
         endpoint: name of the API, for instance `chat`.
         prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
         semantic: the entry may have semantic hits.

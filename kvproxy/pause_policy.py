@@ -34,7 +34,7 @@ class CachePrices:
 
 
 @dataclass(frozen=True, slots=True)
-class Survival:
+class SurvivalFunction:
     """Survival function of pauses: for each of `PAUSE_BOUNDS`, the probability that a pause is longer."""
 
     probabilities: tuple[float, ...]
@@ -64,7 +64,7 @@ class PauseTimes:
         for key in ((), (client,), (client, hour)):
             self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
 
-    def survival(self, client: str = "", hour: int = 0) -> Survival:
+    def survival(self, client: str = "", hour: int = 0) -> SurvivalFunction:
         shares = self._typical
         for key in ((), (client,), (client, hour)):
             shares = _posterior(self._counts.get(key, ()), shares)
@@ -72,7 +72,7 @@ class PauseTimes:
         for share in shares:
             left -= share
             probabilities.append(max(0.0, left))
-        return Survival(tuple(probabilities))
+        return SurvivalFunction(tuple(probabilities))
 
 
 def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]:
@@ -83,14 +83,14 @@ def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]
     return [(count + weight * share) / (total + weight) for count, share in zip(counts, prior or counts, strict=True)]
 
 
-def likely_pause(survival: Survival, share: float = _LIKELY) -> float:
+def likely_pause(survival: SurvivalFunction, share: float = _LIKELY) -> float:
     """Return a duration in seconds. The fraction `share` of the pauses is at most as long, ignoring pauses over an hour."""
     returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
     places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
 
 
-def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.0) -> int:
+def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept: float = 0.0) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
     Each keep-warm request costs one read of the prefix. If the pause lasts longer, the next request must write the prefix again,
@@ -106,7 +106,9 @@ def keep_warm_requests(survival: Survival, prices: CachePrices, kept: float = 0.
     return chosen
 
 
-def should_cache_for_an_hour(new_tokens: int, short_lived_tokens: int, survival: Survival, prices: CachePrices) -> bool:
+def should_cache_for_an_hour(
+    new_tokens: int, short_lived_tokens: int, survival: SurvivalFunction, prices: CachePrices
+) -> bool:
     """Whether the provider should cache the new tokens of a prompt for one hour, not five minutes.
 
     Args:

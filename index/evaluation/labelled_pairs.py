@@ -11,7 +11,7 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class LabelledPair:
     """Two questions. `same` is true if one answer serves both."""
 
     a: str
@@ -19,7 +19,7 @@ class Pair:
     same: bool
 
 
-def read_pairs(path: Path) -> Iterator[Pair]:
+def read_pairs(path: Path) -> Iterator[LabelledPair]:
     """Read pairs from a file with lines such as `{"a": .., "b": .., "same": ..}`; see `read_json_lines`."""
     return read_json_lines(path, _pair, '{"a": "..", "b": "..", "same": 1}')
 
@@ -45,8 +45,8 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], examp
         raise ImportFailed(f"{path}, line {number}: expected JSON such as {example}") from None
 
 
-def _pair(record: dict[str, Any]) -> Pair:
+def _pair(record: dict[str, Any]) -> LabelledPair:
     a, b, same = record["a"], record["b"], record["same"]
     if not (isinstance(a, str) and isinstance(b, str) and same in (0, 1)):
         raise ValueError
-    return Pair(a, b, bool(same))
+    return LabelledPair(a, b, bool(same))

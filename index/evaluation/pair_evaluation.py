@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair
 from kvproxy.index.evaluation.stream_evaluation import Progress, embed_texts
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.models.embedder import Embedder
@@ -87,7 +87,7 @@ class Calibration:
 
 
 def calibrate(
-    pairs: Sequence[Pair],
+    pairs: Sequence[LabelledPair],
     embedder: Embedder,
     verifier: Verifier | None,
     levels: ConfiguredLevels,
@@ -129,7 +129,9 @@ def calibrate(
     return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended)
 
 
-def _cosines(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str], progress: Progress) -> np.ndarray:
+def _cosines(
+    pairs: Sequence[LabelledPair], embedder: Embedder, languages: Sequence[str], progress: Progress
+) -> np.ndarray:
     texts = [pair.a for pair in pairs] + [pair.b for pair in pairs]
     vectors = embed_texts(texts, embedder, progress)
     known = {text: can_match(text, embedder, languages) for text in set(texts)}
@@ -137,7 +139,7 @@ def _cosines(pairs: Sequence[Pair], embedder: Embedder, languages: Sequence[str]
     return np.where([known[pair.a] and known[pair.b] for pair in pairs], cosine, -1.0)
 
 
-def _pass_guards(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
+def _pass_guards(pairs: Sequence[LabelledPair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
     return np.array(
         [
             bool(asked) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
@@ -147,7 +149,7 @@ def _pass_guards(pairs: Sequence[Pair], chosen: np.ndarray, guards: Sequence[Gua
 
 
 def _verifier_scores(
-    pairs: Sequence[Pair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
+    pairs: Sequence[LabelledPair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
 ) -> np.ndarray:
     found = np.full(len(pairs), -1.0)
     places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))

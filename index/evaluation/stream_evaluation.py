@@ -9,7 +9,7 @@ import numpy as np
 
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.labelled_pairs import read_json_lines
-from kvproxy.index.evaluation.stream_replay import AnswersEqual, Outcome, Stream, replay
+from kvproxy.index.evaluation.stream_replay import AnswersEqual, ReplayOutcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
@@ -42,10 +42,10 @@ class StreamReport:
 
     requests: int
     max_error: float
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, ReplayOutcome]
     level: float | None
     bound: float
-    orders: Sequence[Outcome] = field(default_factory=tuple)
+    orders: Sequence[ReplayOutcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
         policies: dict[str, dict[str, Any]] = {name: _outcome_document(found) for name, found in self.outcomes.items()}
@@ -63,7 +63,7 @@ class StreamReport:
         return document
 
 
-def _outcome_document(outcome: Outcome) -> dict[str, Any]:
+def _outcome_document(outcome: ReplayOutcome) -> dict[str, Any]:
     return {
         "hit_rate": outcome.hit_rate,
         "wrong_share": outcome.wrong_share,
@@ -76,7 +76,7 @@ def _outcome_document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def cumulative_counts(outcome: Outcome) -> list[tuple[int, int, int]]:
+def cumulative_counts(outcome: ReplayOutcome) -> list[tuple[int, int, int]]:
     """Return the counts of requests, served answers, and wrong answers from the start up to every hundredth request."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_CURVE_STEP, len(served), _CURVE_STEP), len(served)]
@@ -130,12 +130,12 @@ def embed_texts(texts: Sequence[str], embedder: Embedder, progress: Progress) ->
     return np.concatenate(parts)[[places[text] for text in texts]]
 
 
-def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, Outcome]:
+def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, ReplayOutcome]:
     """Return the threshold with the highest hit rate whose share of wrong answers is within `max_error`, and its results.
 
     The policy `threshold` is replayed without guards. The threshold is None if no threshold is within `max_error`.
     """
-    level, best = None, Outcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
+    level, best = None, ReplayOutcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _NearestOnlyPolicy(threshold))
         if found.wrong_share <= max_error and found.hit_rate > best.hit_rate:
@@ -176,7 +176,7 @@ def replay_policies(
         judge_error: share of inverted comparisons, to simulate a judge of answers that errs.
     """
 
-    def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> Outcome:
+    def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> ReplayOutcome:
         judge = add_judge_errors(order.same, judge_error, seed) if judge_error else None
         return replay(order, policy, judge=judge, seed=seed, progress=lambda share: progress(what, share))
 

@@ -37,7 +37,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """The results of a policy on a stream, as arrays `[n]` with a value for each request.
 
     Attributes:
@@ -148,7 +148,7 @@ def replay(
     judge: AnswersEqual | None = None,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Replay a stream with a policy. A question without a hit is stored, and `learned` learns from its true answer.
 
     Args:
@@ -182,7 +182,7 @@ def replay(
             stored.add(line, joined)
         if line % 100 == 0:
             progress(line / count)
-    return Outcome(served, wrong, scores, right)
+    return ReplayOutcome(served, wrong, scores, right)
 
 
 def _score(decision: Decision, neighbour: Neighbour, policy: Policy) -> float:

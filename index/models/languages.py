@@ -49,7 +49,7 @@ _WORDS = {
 }
 
 
-def _by_word() -> dict[str, tuple[str, ...]]:
+def _languages_by_word() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for language, text in _WORDS.items():
         for word in dict.fromkeys(text.split()):
@@ -57,7 +57,7 @@ def _by_word() -> dict[str, tuple[str, ...]]:
     return found
 
 
-_BY_WORD = _by_word()
+_BY_WORD = _languages_by_word()
 _ENGLISH = FUNCTION_WORDS | frozenset(
     "no not into out up over after before between without while because any some more most much many"
     " only does did get got become use used using good best better make makes made".split()

@@ -151,7 +151,7 @@ class LearningSummary:
     max_error: float
 
     @classmethod
-    def of(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
+    def from_statuses(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
         observations = sum(status.observations for status in statuses)
         would_serve = sum(status.would_serve * status.observations for status in statuses)
         return cls(

@@ -12,7 +12,7 @@ from kvproxy.pause_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
     CachePrices,
-    Survival,
+    SurvivalFunction,
     keep_warm_requests,
     should_cache_for_an_hour,
 )
@@ -79,7 +79,7 @@ def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
     return min(kept, step.shared) if step.pause - sent * KEEP_WARM_SECONDS <= HOUR else 0
 
 
-def pause_policy_price(session: Session, survival: Survival, prices: CachePrices) -> float:
+def pause_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
     """Return the price of a session's input, as `session_price` does, if `pause_policy` decides about the pauses."""
 
     def requests(tokens: int, kept: int) -> int:

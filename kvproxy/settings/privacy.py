@@ -46,7 +46,7 @@ class RedactionSettings(Section):
 
     @field_validator("function")
     @classmethod
-    def _named(cls, name: str | None) -> str | None:
+    def _check_function(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name):
             raise ValueError(f"{name!r} is not a function: use the form package.module:function")
         return name

@@ -17,7 +17,7 @@ from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.affinity_key import affinity_key
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
-from kvproxy.upstreams.routing import Ring, rank_engines
+from kvproxy.upstreams.routing import HashRing, rank_engines
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -48,7 +48,7 @@ class Fleet:
         self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
         self.forwarder: Forwarder | None = self
         self._settings = settings
-        self._ring = Ring({engine.url: engine.weight for engine in engines})
+        self._ring = HashRing({engine.url: engine.weight for engine in engines})
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -21,7 +21,7 @@ from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
 from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import EngineCandidate, Load
+from kvproxy.upstreams.routing import EngineCandidate, EngineLoad
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -40,7 +40,7 @@ class EngineStatus:
 
     Attributes:
         requests: number of requests in flight.
-        load: load of these requests, see `routing.Load`.
+        load: load of these requests, see `EngineLoad`.
         sent: number of requests sent since the proxy's start.
         failures: number of consecutive failures.
         complete: whether the mirror missed no event; None without a mirror.
@@ -80,7 +80,7 @@ class FleetEngine:
         self.weight = server.weight
         self.client = UpstreamClient(server, forward, limits)
         self.health = Health(routing.eject_after)
-        self.load = Load()
+        self.load = EngineLoad()
         self.sent = 0
         self.mirror = _make_mirror(server)
         self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)

@@ -31,7 +31,7 @@ class FleetPrefixCache(PrefixCache):
 
     def _slot_views(self) -> list[SlotView]:
         engines = self._fleet.engines.values()
-        return [SlotView(engine.llama) for engine in engines if engine.llama is not None and engine.llama.active]
+        return [SlotView(engine.llama) for engine in engines if engine.llama is not None and engine.llama.is_active]
 
     def _all_views(self) -> list[MirrorView | SlotView]:
         views: list[MirrorView | SlotView] = [*self._mirror_views(), *self._slot_views()]
@@ -88,7 +88,7 @@ class FleetPrefixCache(PrefixCache):
         self._all_views()
         engines: tuple[EngineResetResult, ...] = ()
         if self._fleet.mirrored_engines():
-            others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.active]
+            others = [each for each in self._fleet.engines.values() if each.llama is None or not each.llama.is_active]
             engines = tuple(await asyncio.gather(*map(reset_engine, others)))
         engines += tuple([await view.reset() for view in self._slot_views()])
         return ResetReport(all(each.reset for each in engines), engines=engines)

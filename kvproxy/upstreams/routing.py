@@ -20,7 +20,7 @@ consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018)
 """
 
 
-class Ring:
+class HashRing:
     """Consistent hashing ring of engines. An engine of weight 2 receives twice as many keys."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -43,7 +43,7 @@ class Ring:
 
 
 @dataclass(slots=True)
-class Load:
+class EngineLoad:
     """Load of one engine: `DECODE_TOKENS` per request in flight, and its uncached prompt tokens until the first chunk."""
 
     tokens: float = 0.0
@@ -57,7 +57,7 @@ class Load:
 
 @dataclass(slots=True)
 class RequestLoad:
-    _load: Load
+    _load: EngineLoad
     _prefill_tokens: float
     _in_flight: bool = field(default=True)
 
@@ -79,7 +79,7 @@ class EngineCandidate:
 
     Attributes:
         matched_tokens: length of the cached prefix; None if unknown.
-        load: see `Load.tokens`.
+        load: see `EngineLoad.tokens`.
     """
 
     name: str
@@ -89,7 +89,7 @@ class EngineCandidate:
 
 
 def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Return the names of the engines, the best first. At equal cost, `order` (from `Ring.order`) decides."""
+    """Return the names of the engines, the best first. At equal cost, `order` (from `HashRing.order`) decides."""
     place = {name: index for index, name in enumerate(order)}
     if any(candidate.matched_tokens for candidate in candidates):
 

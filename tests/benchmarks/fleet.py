@@ -30,7 +30,7 @@ from kvproxy.client_keys import add_client
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 from kvproxy.offline.simulate.routing_simulation import FleetShape, SimulatedEngine
 from kvproxy.settings import load_settings
-from kvproxy.upstreams.routing import EngineCandidate, Load, Ring, rank_engines
+from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, rank_engines
 from tests.benchmarks.load import wrk
 from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy
@@ -81,8 +81,8 @@ def conversations() -> list[Arrival]:
 def route(arrivals: list[Arrival], proxies: int) -> tuple[float, float]:
     """Return the hit rate and the median wait in seconds, if a number of proxies route the requests."""
     engines = [SimulatedEngine(str(number), SHAPE) for number in range(SHAPE.engines)]
-    loads = [[Load() for _ in engines] for _ in range(proxies)]
-    ring, generator = Ring({engine.name: 1.0 for engine in engines}), random.Random(0)
+    loads = [[EngineLoad() for _ in engines] for _ in range(proxies)]
+    ring, generator = HashRing({engine.name: 1.0 for engine in engines}), random.Random(0)
     for arrival in arrivals:
         own = generator.choice(loads)
         for engine, engine.load in zip(engines, own, strict=True):

@@ -24,7 +24,7 @@ from kvproxy.offline.pause_costs import (
     session_price,
 )
 from kvproxy.offline.transcripts import read_transcripts
-from kvproxy.pause_policy import CachePrices, PauseTimes, Survival, keep_warm_requests
+from kvproxy.pause_policy import CachePrices, PauseTimes, SurvivalFunction, keep_warm_requests
 from tests.benchmarks.options import read_options
 
 
@@ -44,7 +44,7 @@ def _session(rows: Sequence[dict[str, Any]], size: int) -> Session:
     return [*steps, SessionStep(0, rows[-1]["in"], math.inf)]
 
 
-def warm_price(session: Session, survival: Survival, prices: CachePrices) -> float:
+def warm_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
     """Return the price of a session with the policy's keep-warm requests, and without one-hour writes."""
 
     def requests(tokens: int, kept: int) -> int:
@@ -109,7 +109,7 @@ class Comparison:
         return (best - found) / (best - self.warm_bound)
 
 
-def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> Survival:
+def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> SurvivalFunction:
     """Return the survival function of the pauses of sessions."""
     times = PauseTimes(typical)
     for session in sessions:
@@ -119,14 +119,14 @@ def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> Survival:
     return times.survival()
 
 
-def compare_policies(folds: Sequence[tuple[Survival, Sequence[Session]]], prices: CachePrices) -> Comparison:
+def compare_policies(folds: Sequence[tuple[SurvivalFunction, Sequence[Session]]], prices: CachePrices) -> Comparison:
     """Compare policies. Each fold has sessions, and the survival function of the pauses of other sessions."""
     tested = [session for _, sessions in folds for session in sessions]
 
     def total(requests: KeepWarmCount, long_write: LongWrite = lambda new, unprotected: False) -> float:
         return sum(session_price(session, requests, long_write, prices) for session in tested)
 
-    def learned(price_of: Callable[[Session, Survival, CachePrices], float]) -> float:
+    def learned(price_of: Callable[[Session, SurvivalFunction, CachePrices], float]) -> float:
         return sum(price_of(session, survival, prices) for survival, sessions in folds for session in sessions)
 
     base = total(lambda tokens, kept: 0)

@@ -8,7 +8,7 @@ import pytest
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.upstreams.affinity_key import affinity_key
-from kvproxy.upstreams.routing import Ring
+from kvproxy.upstreams.routing import HashRing
 
 SYSTEM = "You are the assistant of a shop, and you answer politely. " * 60
 
@@ -50,7 +50,7 @@ def test_invalid_session_names_are_ignored(odd: Any) -> None:
 
 
 def test_conversations_with_one_system_prompt_are_distributed_and_sticky() -> None:
-    ring = Ring(dict.fromkeys("abc", 1.0))
+    ring = HashRing(dict.fromkeys("abc", 1.0))
     begun = {text: affinity_key(request(chat(text))) for text in map(str, range(300))}
     for text, key in begun.items():
         assert affinity_key(request(chat(text, "yes", "and then?", "no", "so?"))) == key

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, Load, Ring, rank_engines
+from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, EngineLoad, HashRing, rank_engines
 
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
@@ -14,8 +14,8 @@ names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=Tru
 @settings(max_examples=40)
 @given(names=names, keys=st.lists(st.binary(max_size=8), min_size=1, max_size=30))
 def test_only_the_keys_of_a_removed_engine_move(names: list[str], keys: list[bytes]) -> None:
-    before = Ring(dict.fromkeys(names, 1.0))
-    after = Ring(dict.fromkeys(names[1:], 1.0))
+    before = HashRing(dict.fromkeys(names, 1.0))
+    after = HashRing(dict.fromkeys(names[1:], 1.0))
     for key in keys:
         order = before.order(key)
         assert sorted(order) == sorted(names)
@@ -23,7 +23,7 @@ def test_only_the_keys_of_a_removed_engine_move(names: list[str], keys: list[byt
 
 
 def test_keys_are_shared_by_weight() -> None:
-    ring = Ring({"a": 1.0, "b": 1.0, "c": 2.0})
+    ring = HashRing({"a": 1.0, "b": 1.0, "c": 2.0})
     owners = Counter(ring.order(str(number).encode())[0] for number in range(8000))
     assert 0.17 < owners["a"] / 8000 < 0.33
     assert 0.40 < owners["c"] / 8000 < 0.60
@@ -65,7 +65,7 @@ def test_a_faster_engine_takes_more() -> None:
 
 
 def test_load_decreases_after_prefill_and_at_the_end() -> None:
-    load = Load()
+    load = EngineLoad()
     first, second = load.add(1000), load.add(10)
     assert load.requests == 2
     full = load.tokens

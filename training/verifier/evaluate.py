@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.evaluation.stream_evaluation import embed_texts
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import BUILT_IN, load_verifier
@@ -21,13 +21,13 @@ from training.verifier.splits import hold_out
 WRONG_SHARES = (0.01, 0.02, 0.05, 0.10, 0.15)
 
 
-def cosines(pairs: Sequence[Pair], embedder: Embedder) -> np.ndarray:
+def cosines(pairs: Sequence[LabelledPair], embedder: Embedder) -> np.ndarray:
     vectors = embed_texts([pair.a for pair in pairs] + [pair.b for pair in pairs], embedder, lambda share: None)
     found: np.ndarray = np.einsum("ij,ij->i", vectors[: len(pairs)], vectors[len(pairs) :])
     return found
 
 
-def print_report(pairs: Sequence[Pair], verifier: str) -> None:
+def print_report(pairs: Sequence[LabelledPair], verifier: str) -> None:
     same = np.array([pair.same for pair in pairs])
     embedder = load_embedder()
     cosine = cosines(pairs, embedder)

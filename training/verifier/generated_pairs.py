@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair
 from kvproxy.index.policies.guards.negation_and_opposites import read_opposites
 from training.verifier.rewording import reword
 from training.verifier.word_groups import GROUPS
@@ -134,7 +134,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def pairs_from_questions(questions: Sequence[str], count: int, seed: int) -> Iterator[Pair]:
+def pairs_from_questions(questions: Sequence[str], count: int, seed: int) -> Iterator[LabelledPair]:
     """Yield up to `count` hard negatives of questions, and half as many rewordings.
 
     Each kind of change is used once before any is used again, so that rare kinds are not rare here.
@@ -150,9 +150,9 @@ def pairs_from_questions(questions: Sequence[str], count: int, seed: int) -> Ite
         for kind in list(waiting):
             other = CHANGES[kind](text, rng)
             if other is not None and other.lower() != text.lower():
-                yield Pair(text, _maybe_reword(other, rng), False)
+                yield LabelledPair(text, _maybe_reword(other, rng), False)
                 if made % 2:
-                    yield Pair(text, reword(text, rng), True)
+                    yield LabelledPair(text, reword(text, rng), True)
                 made += 1
                 waiting.remove(kind)
                 break
@@ -161,7 +161,7 @@ def pairs_from_questions(questions: Sequence[str], count: int, seed: int) -> Ite
             waiting = list(CHANGES)
 
 
-def pairs_from_templates(count: int, seed: int) -> Iterator[Pair]:
+def pairs_from_templates(count: int, seed: int) -> Iterator[LabelledPair]:
     """Yield `count` hard negatives (a template filled with two different words), and as many rewordings."""
     rng = random.Random(seed)
     for _ in range(count):
@@ -169,8 +169,8 @@ def pairs_from_templates(count: int, seed: int) -> Iterator[Pair]:
         slots = _SLOT.findall(template)
         values = _fill(slots, rng)
         text, changed = _render(template, values), _render(template, _change_values(slots, values, rng))
-        yield Pair(text, _maybe_reword(changed, rng), False)
-        yield Pair(text, reword(text, rng), True)
+        yield LabelledPair(text, _maybe_reword(changed, rng), False)
+        yield LabelledPair(text, reword(text, rng), True)
 
 
 def _change_values(slots: Sequence[str], values: Sequence[str], rng: random.Random) -> list[str]:

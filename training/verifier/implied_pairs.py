@@ -6,13 +6,13 @@ If `a` and `b` have the same answer, and `b` and `c`, then `a` and `c` have it, 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 
-from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair
 from training.verifier.splits import cluster_of_questions
 
 MAX_CLUSTER = 8
 
 
-def implied_pairs(pairs: Sequence[Pair], max_cluster: int = MAX_CLUSTER) -> list[Pair]:
+def implied_pairs(pairs: Sequence[LabelledPair], max_cluster: int = MAX_CLUSTER) -> list[LabelledPair]:
     """Return the pairs that follow from labelled pairs and are not among them.
 
     Args:
@@ -23,12 +23,12 @@ def implied_pairs(pairs: Sequence[Pair], max_cluster: int = MAX_CLUSTER) -> list
     for text in dict.fromkeys(text for pair in pairs for text in (pair.a, pair.b)):
         members.setdefault(cluster.get(text, text), []).append(text)
     known = {_key(pair.a, pair.b) for pair in pairs}
-    found: dict[tuple[str, str], Pair] = {}
+    found: dict[tuple[str, str], LabelledPair] = {}
 
     def add(texts: Iterable[tuple[str, str]], same: bool) -> None:
         for a, b in texts:
             if _key(a, b) not in known:
-                found.setdefault(_key(a, b), Pair(a, b, same))
+                found.setdefault(_key(a, b), LabelledPair(a, b, same))
 
     for texts in members.values():
         if len(texts) <= max_cluster:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
-from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model, read_tensors
 from training.verifier.generated_pairs import pairs_from_questions, pairs_from_templates
 from training.verifier.implied_pairs import implied_pairs
@@ -67,7 +67,7 @@ class TrainingOptions:
     start: Path | None = None
 
 
-def batches(options: TrainingOptions) -> Iterator[list[tuple[Pair, object]]]:
+def batches(options: TrainingOptions) -> Iterator[list[tuple[LabelledPair, object]]]:
     """Yield batches of pairs with similar lengths, and their encodings."""
     labelled = hold_out(list(read_pairs(options.pairs))).train
     questions = sorted({text for pair in labelled for text in (pair.a, pair.b)})
@@ -89,8 +89,8 @@ def batches(options: TrainingOptions) -> Iterator[list[tuple[Pair, object]]]:
             yield from (batch for batch in found if len(batch) >= options.workers)
 
 
-def _in_random_order(pair: Pair, rng: random.Random) -> Pair:
-    return Pair(pair.b, pair.a, pair.same) if rng.random() < 0.5 else pair
+def _in_random_order(pair: LabelledPair, rng: random.Random) -> LabelledPair:
+    return LabelledPair(pair.b, pair.a, pair.same) if rng.random() < 0.5 else pair
 
 
 def max_steps(options: TrainingOptions) -> int:

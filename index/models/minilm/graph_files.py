@@ -26,7 +26,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class GraphFiles:
-    """Opens graphs, and builds missing ones.
+    """Opens ONNX graphs, and builds missing ones.
 
     Args:
         folders: searched in this order; a new file is written to the first writable folder.

@@ -141,9 +141,9 @@ def _are_exchanged(
 ) -> bool:
     (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (one, other))
     kept, forth, back = (
-        _common_weight(a, c) + _common_weight(b, d),
-        _common_weight(a, d),
-        _common_weight(b, c),
+        _shared_weight(a, c) + _shared_weight(b, d),
+        _shared_weight(a, d),
+        _shared_weight(b, c),
     )
     if forth + back - kept < _DECISIVE:
         return False
@@ -160,7 +160,7 @@ def _roles_outside_pair(roles: frozenset[Role], pair: tuple[str, str]) -> set[Ro
     return {role for role in roles if role[1] not in pair}
 
 
-def _common_weight(one: set[Role], other: set[Role]) -> int:
+def _shared_weight(one: set[Role], other: set[Role]) -> int:
     return sum(_WEIGHTS[side] for side, _ in one & other)
 
 

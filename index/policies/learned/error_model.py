@@ -64,12 +64,12 @@ class ErrorModel:
     """Estimates the probability that the nearest neighbour's answer is wrong, by Bayesian logistic regression.
 
     The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the share of random errors,
-    which the features cannot predict.
+    which the features cannot predict: `num_slips / num_sure`.
 
     Attributes:
         weights, covariance: `[n]` and `[n, n]` for n features.
-        num_slips, num_sure: estimated number of random errors, and of comparisons in which the model was sure; `slips` is
-            their quotient.
+        num_slips: estimated number of random errors.
+        num_sure: estimated number of comparisons whose result the features predict.
     """
 
     weights: np.ndarray

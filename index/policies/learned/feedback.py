@@ -48,8 +48,8 @@ class FeedbackRecorder:
         """Compare a fresh response with the candidates of its lookup, and store the result durably.
 
         Args:
-            was_to_be_served: the policy accepted a candidate, but not exploration was the reason to forward the request: for
-                instance, shadow mode.
+            was_to_be_served: the policy accepted a candidate, and the request was forwarded for another reason than exploration,
+                such as shadow mode.
 
         Returns:
             The observation; None if no answer was compared.
@@ -137,7 +137,7 @@ class FeedbackRecorder:
         return None if self._policy is None else await asyncio.to_thread(self._policy.status, namespace)
 
     def summary(self) -> LearningSummary | None:
-        return None if self._policy is None else LearningSummary.of(list(self._policy.statuses().values()))
+        return None if self._policy is None else LearningSummary.from_statuses(list(self._policy.statuses().values()))
 
     def flush(self) -> None:
         """Store the counts of hits, read the observations of other proxies, and delete old observations."""

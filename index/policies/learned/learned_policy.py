@@ -28,10 +28,11 @@ _SURE_SHARE = 0.5
 
 
 class LearnedPolicy:
-    """Serves the nearest neighbour if the estimated probability that its answer is wrong is within `ServingLevel.limit`.
+    """Serves the nearest neighbour if its answer is unlikely to be wrong: see `ServingLevel.limit`.
 
     Args:
-        checked: decides in new namespaces, and about an answer that only one neighbour has; None serves no hit in these cases.
+        checked: the policy that decides in new namespaces, and if no other neighbour has the same answer. Without it (None), no
+            neighbour is served in these cases.
         max_error: maximum share of wrong answers among the served answers.
         floor: minimum cosine of a served neighbour.
         guards: veto hits, until comparisons show that the difference does not change the answer.

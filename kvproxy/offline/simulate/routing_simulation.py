@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache, cached_prefix_length
-from kvproxy.upstreams.routing import EngineCandidate, Load, RequestLoad, Ring, rank_engines
+from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, RequestLoad, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 _MAX_ENGINES = 256
@@ -65,7 +65,7 @@ class RoutingResult:
 class SimulatedEngine:
     def __init__(self, name: str, shape: FleetShape) -> None:
         self.name = name
-        self.load = Load()
+        self.load = EngineLoad()
         self.hits = self.computed = self.refused = 0
         self.waits: list[float] = []
         self._cache = ChainCache(shape.blocks, LRU(shape.blocks))
@@ -121,7 +121,7 @@ POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads",
 
 
 def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
-    ring = Ring({engine.name: 1.0 for engine in engines})
+    ring = HashRing({engine.name: 1.0 for engine in engines})
     turns, generator = itertools.cycle(engines), random.Random(0)
 
     def ring_order(arrival: Arrival) -> list[str]:

@@ -9,7 +9,7 @@ _VLLM = "vllm:cache_config_info"
 _PREFIXES = ("vllm:", "sglang:", "llamacpp:")
 
 
-class _Samples:
+class _MetricSamples:
     def __init__(self, page: str) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
         self.vllm_config: dict[str, str] = {}
@@ -36,7 +36,7 @@ class _Samples:
 
 def read_metrics(page: str) -> EngineMetrics | None:
     """Parse a page of `/metrics`; None if it has no metric of a supported engine. Raises ValueError."""
-    samples = _Samples(page)
+    samples = _MetricSamples(page)
     engines = {name.partition(":")[0] for name in samples.values}
     if "vllm" in engines:
         return _read_vllm(samples)
@@ -45,7 +45,7 @@ def read_metrics(page: str) -> EngineMetrics | None:
     return _read_llama(samples) if "llamacpp" in engines else None
 
 
-def _read_vllm(samples: _Samples) -> EngineMetrics:
+def _read_vllm(samples: _MetricSamples) -> EngineMetrics:
     config = samples.vllm_config
     blocks, caching = _parse_int(config.get("num_gpu_blocks")), config.get("enable_prefix_caching")
     return EngineMetrics(
@@ -63,7 +63,7 @@ def _read_vllm(samples: _Samples) -> EngineMetrics:
     )
 
 
-def _read_sglang(samples: _Samples) -> EngineMetrics:
+def _read_sglang(samples: _MetricSamples) -> EngineMetrics:
     tokens = samples.sum("sglang:max_total_num_tokens")
     page_size = round(samples.mean("sglang:page_size") or 0) or None
     return EngineMetrics(
@@ -78,7 +78,7 @@ def _read_sglang(samples: _Samples) -> EngineMetrics:
     )
 
 
-def _read_llama(samples: _Samples) -> EngineMetrics:
+def _read_llama(samples: _MetricSamples) -> EngineMetrics:
     computed = samples.sum("llamacpp:prompt_tokens_total")
     cached = samples.sum("llamacpp:prompt_tokens_cached_total")
     return EngineMetrics(

@@ -48,7 +48,7 @@ class LlamaServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the upstream is llama.cpp and reports its slots."""
         return self._info is not None and self._info.lists_slots
 
@@ -77,7 +77,7 @@ class LlamaServer:
         return found
 
     def status(self) -> SlotsStatus | None:
-        if not self.active:
+        if not self.is_active:
             return None
         slots, saver = self.table.slots.values(), self.saver
         tokens = sum(slot.tokens for slot in slots)
@@ -96,7 +96,7 @@ class LlamaServer:
             elif self.saver is not None:
                 # The server may have restarted with other flags.
                 self.saver.failures = 0
-            if self.active:
+            if self.is_active:
                 await self.table.refresh()
         except KvproxyError as error:
             _log.debug("%s was not identified: %s", self.url, error.message)
@@ -128,13 +128,13 @@ class LlamaServer:
         """Choose and lock a slot, and restore a file into it if useful; None if the server must choose the slot."""
         placement = await self._try_place(request)
         # A request without a placement may use any slot.
-        self.unplaced_requests += placement is None and self.active
+        self.unplaced_requests += placement is None and self.is_active
         return placement
 
     async def _try_place(self, request: ApiRequest) -> Placement | None:
         required_id = request.body.get("id_slot")
         if (
-            not self.active
+            not self.is_active
             or not _is_placeable(request)
             or not (required_id is None or (type(required_id) is int and required_id >= 0))
         ):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.index.evaluation.labelled_pairs import Pair, read_pairs
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import ConfiguredLevels, LevelResult, calibrate
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -22,13 +22,13 @@ from tests.index.doubles import HashEmbedder, OverlapVerifier
 
 WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris Rome".split()), min_size=1, max_size=5)
 TEXT = WORDS.map(" ".join)
-PAIRS = st.lists(st.builds(Pair, TEXT, TEXT, st.booleans()), min_size=1, max_size=30)
+PAIRS = st.lists(st.builds(LabelledPair, TEXT, TEXT, st.booleans()), min_size=1, max_size=30)
 LEVELS = ConfiguredLevels(threshold=0.951, checked=0.52, floor=0.75)
 
 
 @settings(deadline=None, max_examples=40)
 @given(PAIRS)
-def test_curves_agree_with_the_policies(pairs: list[Pair]) -> None:
+def test_curves_agree_with_the_policies(pairs: list[LabelledPair]) -> None:
     embedder, verifier = HashEmbedder(), OverlapVerifier()
     result = calibrate(pairs, embedder, verifier, LEVELS)
     cosine = [float(embedder.embed([pair.a])[0] @ embedder.embed([pair.b])[0]) for pair in pairs]
@@ -60,11 +60,11 @@ def test_questions_with_exact_hits_only_are_never_served() -> None:
         def can_read(self, text: str) -> bool:
             return len(text) < 50
 
-    same = Pair("How do I open the window?", "How do I open the window?", True)
+    same = LabelledPair("How do I open the window?", "How do I open the window?", True)
     foreign = [
-        Pair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
-        Pair("How do I open the window\U000e0041?", same.b, False),
-        Pair(f"{same.a} {same.a}", f"{same.a} {same.a}", True),
+        LabelledPair("Wie kann ich meinen Zugang aktivieren?", "Wie kann ich meinen Zugang deaktivieren?", False),
+        LabelledPair("How do I open the window\U000e0041?", same.b, False),
+        LabelledPair(f"{same.a} {same.a}", f"{same.a} {same.a}", True),
     ]
     levels = ConfiguredLevels(0.1, 0.01, 0.1)
     every = calibrate([same, *foreign], HashEmbedder(), OverlapVerifier(), levels, guards=())
@@ -82,8 +82,11 @@ def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:
             asked.extend(pairs)
             return super().score(pairs)
 
-    pairs = [Pair("what is a block", "what is a block here", True), Pair("what is a block", "coffee", False)]
-    pairs += [Pair("open port 2 here please", "open port 3 here please", False)]
+    pairs = [
+        LabelledPair("what is a block", "what is a block here", True),
+        LabelledPair("what is a block", "coffee", False),
+    ]
+    pairs += [LabelledPair("open port 2 here please", "open port 3 here please", False)]
     calibrate(pairs, HashEmbedder(), Counting(), LEVELS)
     assert asked == [("what is a block", "what is a block here")]
     assert "checked" not in calibrate(pairs, HashEmbedder(), None, LEVELS).curves
@@ -99,7 +102,11 @@ class Angles(HashEmbedder):
 
 def test_the_lowest_level_within_the_target_is_recommended() -> None:
     # cos 10 = 0.985, cos 20 = 0.940, cos 35 = 0.819: right, right, wrong.
-    pairs = [Pair("0", "10", True)] * 200 + [Pair("0", "20", True)] * 200 + [Pair("0", "35", False)] * 200
+    pairs = (
+        [LabelledPair("0", "10", True)] * 200
+        + [LabelledPair("0", "20", True)] * 200
+        + [LabelledPair("0", "35", False)] * 200
+    )
     result = calibrate(pairs, Angles(), None, LEVELS, guards=())
     assert result.recommended == {"threshold": 0.82, "guards": 0.82}
     few = calibrate(pairs[:3], Angles(), None, LEVELS, guards=())
@@ -108,7 +115,7 @@ def test_the_lowest_level_within_the_target_is_recommended() -> None:
 
 def test_the_document_has_the_curve_of_each_policy() -> None:
     told: list[float] = []
-    pairs = [Pair("what is a block", "what is a block", True)] * 300
+    pairs = [LabelledPair("what is a block", "what is a block", True)] * 300
     document = calibrate(
         pairs, HashEmbedder(), OverlapVerifier(), LEVELS, guards=GUARDS, progress=told.append
     ).document()
@@ -126,7 +133,7 @@ def test_an_invalid_line_of_pairs_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write = gzip.compress if name.endswith(".gz") else bytes
     path.write_bytes(write(b'{"a": "x", "b": "y", "same": 1, "source": "s"}\n\n{"a": "x", "b": "z", "same": false}\n'))
-    assert list(read_pairs(path)) == [Pair("x", "y", True), Pair("x", "z", False)]
+    assert list(read_pairs(path)) == [LabelledPair("x", "y", True), LabelledPair("x", "z", False)]
     for bad in (b"{", b"[]", b'{"a": "x", "b": 1, "same": 1}', b'{"a": "x", "b": "y", "same": 2}', b"\xff\n"):
         path.write_bytes(write(b'{"a": "x", "b": "y", "same": 1}\n' + bad))
         with pytest.raises(ImportFailed, match=r"line [12]"):

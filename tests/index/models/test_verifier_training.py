@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.evaluation.labelled_pairs import Pair
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair
 from kvproxy.index.models.minilm.graph_files import GraphFiles
 from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
@@ -63,7 +63,7 @@ EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120
 
 @given(EDGES, st.integers(0, 5))
 def test_no_question_is_in_two_parts(edges: list[tuple[int, int]], seed: int) -> None:
-    pairs = [Pair(str(one), str(other), True) for one, other in edges]
+    pairs = [LabelledPair(str(one), str(other), True) for one, other in edges]
     parts = split_clusters(pairs, (0.2, 0.3), seed)
     texts = [{text for pair in part for text in (pair.a, pair.b)} for part in parts]
     assert not texts[0] & texts[1]
@@ -74,7 +74,7 @@ def test_no_question_is_in_two_parts(edges: list[tuple[int, int]], seed: int) ->
 
 def test_the_split_is_deterministic_and_has_the_documented_size() -> None:
     rng = random.Random(1)
-    pairs = [Pair(f"q{rng.randrange(5000)}", f"q{rng.randrange(5000)}", bool(n % 2)) for n in range(2000)]
+    pairs = [LabelledPair(f"q{rng.randrange(5000)}", f"q{rng.randrange(5000)}", bool(n % 2)) for n in range(2000)]
     parts = hold_out(pairs)
     assert parts == hold_out(pairs)
     assert len(parts.calibrate) == pytest.approx(100, abs=20)
@@ -82,7 +82,7 @@ def test_the_split_is_deterministic_and_has_the_documented_size() -> None:
 
 
 def test_a_cluster_contains_all_connected_questions() -> None:
-    pairs = [Pair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
+    pairs = [LabelledPair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
     cluster = cluster_of_questions(pairs)
     assert cluster["a"] == cluster["b"] == cluster["c"] != cluster["x"] == cluster["y"]
 
@@ -92,7 +92,12 @@ def test_only_whole_words_are_replaced_by_synonyms() -> None:
 
 
 def test_implied_pairs_follow_from_labelled_ones() -> None:
-    labelled = [Pair("a", "b", True), Pair("b", "c", True), Pair("c", "x", False), Pair("x", "y", True)]
+    labelled = [
+        LabelledPair("a", "b", True),
+        LabelledPair("b", "c", True),
+        LabelledPair("c", "x", False),
+        LabelledPair("x", "y", True),
+    ]
     found = {(*sorted((pair.a, pair.b)), pair.same) for pair in implied_pairs(labelled)}
     assert found == {("a", "c", True), ("a", "x", False), ("a", "y", False), ("b", "x", False)} | {
         ("b", "y", False),
@@ -104,10 +109,10 @@ def test_implied_pairs_follow_from_labelled_ones() -> None:
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.integers(0, 3))
 def test_consistent_labels_imply_only_true_pairs(edges: list[tuple[int, int]], seed: int) -> None:
     truth = random.Random(seed).choices(range(3), k=9)
-    labelled = [Pair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
+    labelled = [LabelledPair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
     for pair in implied_pairs(labelled):
         assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
-        assert Pair(pair.a, pair.b, pair.same) not in labelled
+        assert LabelledPair(pair.a, pair.b, pair.same) not in labelled
 
 
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)

@@ -134,10 +134,10 @@ def test_checked_decides_in_a_new_namespace() -> None:
 
 
 def test_a_summary_adds_up_the_namespaces() -> None:
-    assert LearningSummary.of([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    assert LearningSummary.from_statuses([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     one = LearningStatus(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
     other = LearningStatus(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
-    both = LearningSummary.of([one, other])
+    both = LearningSummary.from_statuses([one, other])
     assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 4)
     assert (both.expected_wrong, both.bound, both.max_error) == (0.2, 0.03, 0.02)
     assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

@@ -19,7 +19,7 @@ from kvproxy.index.evaluation.stream_evaluation import (
     read_stream,
     replay_policies,
 )
-from kvproxy.index.evaluation.stream_replay import InMemoryObservations, Outcome, Stream, replay
+from kvproxy.index.evaluation.stream_replay import InMemoryObservations, ReplayOutcome, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from tests.index.doubles import HashEmbedder, OverlapVerifier
@@ -97,16 +97,16 @@ def test_a_change_of_answers_is_detected() -> None:
 
 def test_shares_of_an_outcome() -> None:
     served, wrong = np.array([True, False, True, False]), np.array([True, False, False, False])
-    assert (Outcome(served, wrong).hit_rate, Outcome(served, wrong).wrong_share) == (0.5, 0.5)
-    nothing = Outcome(np.zeros(3, bool), np.zeros(3, bool))
+    assert (ReplayOutcome(served, wrong).hit_rate, ReplayOutcome(served, wrong).wrong_share) == (0.5, 0.5)
+    nothing = ReplayOutcome(np.zeros(3, bool), np.zeros(3, bool))
     assert (nothing.hit_rate, nothing.wrong_share, nothing.worst_wrong_share) == (0.0, 0.0, 0.0)
     # The running share counts from the 500th served answer on.
     served, wrong = np.ones(600, bool), np.arange(600) < 10
     for _ in range(2):
-        assert Outcome(served, wrong).worst_wrong_share == pytest.approx(10 / 500)
+        assert ReplayOutcome(served, wrong).worst_wrong_share == pytest.approx(10 / 500)
         wrong[599] = True
-    assert Outcome(served[:100], wrong[:100]).worst_wrong_share == pytest.approx(0.1)
-    assert cumulative_counts(Outcome(served, wrong))[-1] == (600, 600, 11)
+    assert ReplayOutcome(served[:100], wrong[:100]).worst_wrong_share == pytest.approx(0.1)
+    assert cumulative_counts(ReplayOutcome(served, wrong))[-1] == (600, 600, 11)
 
 
 def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:

@@ -139,7 +139,7 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """A report on all namespaces in memory: sums of the counts, the mean of `would_serve`, and the largest bound."""
+    """Sums of the status of all namespaces in memory; `would_serve` is a mean, and `bound` and `max_error` are maximums."""
 
     namespaces: int
     serving: int

@@ -11,7 +11,7 @@ import xxhash
 
 _POINTS_PER_WEIGHT = 160
 DECODE_TOKENS = 128
-"""Load of a request's decode phase."""
+"""Load of the decode phase of one request, in tokens of prefill."""
 MISS_COST = 8.0
 """Cost of each prompt token that an engine must compute, relative to each token of the engine's load; see docs/routing.md."""
 LOAD_SLACK = 1.25

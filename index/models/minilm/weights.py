@@ -1,6 +1,6 @@
 """Reads the packaged weights of all-MiniLM-L6-v2, and applies adapters.
 
-A wheel contains float16 weights. A source tree has float32 weights, which are rounded to float16 for equal results.
+A wheel contains float16 weights. A source tree has float32 weights, which are rounded to float16, so that the results are equal.
 """
 
 import hashlib

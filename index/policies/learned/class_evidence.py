@@ -17,7 +17,7 @@ class ClassEvidence:
 
     Attributes:
         odds: odds that the right answer has changed since it was stored, by class; a class without evidence has no item.
-        lifted_guards: pairs of class and guard. These vetoes are ignored, because the answers were equal despite the last one.
+        lifted_guards: pairs of a class and a guard whose vetoes are ignored, because the answers after its last veto were equal.
     """
 
     odds: dict[str, float] = field(default_factory=dict)

@@ -99,7 +99,7 @@ class ServingLevel:
         self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.judge_error)
 
     def planned_risk(self) -> float:
-        """Return the mean estimated error that the bound allows for the next 500 answers."""
+        """Return the mean estimated error that the next 500 served answers may have, so that `bound` stays within `max_error`."""
         if not self.expected:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.wrong, self.expected)

@@ -42,7 +42,7 @@ def max_risk(allowed: float, wrong: float, expected: float) -> float:
 
 
 def max_error_factor(wrong: float, expected: float) -> float:
-    """Return the largest factor f (see the module) that the comparisons do not rule out; the arguments are those of `max_risk`."""
+    """Return the largest factor f (see the module) that the comparisons do not rule out; see `max_risk` for the arguments."""
     if expected <= 0:
         return _MOST
     true = np.maximum(_possible_events(wrong), wrong)

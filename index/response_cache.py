@@ -42,7 +42,7 @@ class ResponseCache:
         return self._redact is None or await self.redact_text(question) == question
 
     async def find(self, key: str) -> Entry | None:
-        """Return the stored or pending entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`)."""
+        """Return the stored or pending entry with a key; None without an entry, or if it is `expired` (see `Freshness`)."""
         pending = self.pending_writes.get(key)
         entry = await pending.wait_for_entry() if pending is not None else None
         if entry is not None:
@@ -53,7 +53,7 @@ class ResponseCache:
         """Start to store an entry, which `find` returns from now on.
 
         Args:
-            deferred: embed the question later, in the background, because the request's semantic lookup was skipped.
+            deferred: embed the question later, in the background. Used if the request's semantic lookup was skipped.
         """
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
@@ -85,6 +85,7 @@ class ResponseCache:
         return await asyncio.shield(self.start_write(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
+        """Store the entries that redaction allows, and return their number."""
         if self._redact is not None:
             redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
             entries = [entry for entry in redacted if entry is not None]
@@ -101,8 +102,9 @@ class ResponseCache:
         return await asyncio.to_thread(self.store.expire_now, ids)
 
     def maintain(self) -> None:
+        """Write the hits that were counted in memory, and remove expired entries; called periodically."""
         self.store.flush()
-        while self.store.remove_expired():
+        while self.store.expire():
             pass
         if self.semantic is not None:
             self.semantic.maintain()

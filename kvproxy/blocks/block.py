@@ -14,7 +14,7 @@ class KVCacheBlock:
         group: index of its KV cache group; None if the model has one group.
         priority: highest priority of the requests that used the block since it was cached.
         last_accessed: value of the pool's operation counter at the last use.
-        source: the request that cached the block, and the position of the block's first token in its prompt.
+        source: the request that cached the block, and the position of the block's first token in it.
         prev, next: neighbours in the free queue.
     """
 

@@ -13,7 +13,7 @@ BlockKey = tuple[int, bytes] | bytes
 
 
 class BlockPool:
-    """All physical blocks. Block 0 is vLLM's null block: a placeholder that is never allocated, cached, or counted."""
+    """All physical blocks. Block 0 is vLLM's null block, a placeholder that is never allocated or cached."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BlockPool:
         return block[0] if type(block) is list else block  # type: ignore[return-value]
 
     def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
-        """Increment the blocks' reference counts, and raise their priorities to at least `priority`."""
+        """Add a reference to each block, so that it is not evicted, and raise its priority to at least `priority`."""
         clock = self._clock = self._clock + 1
         self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
         for block in blocks:
@@ -77,7 +77,7 @@ class BlockPool:
         return blocks
 
     def free_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Decrement the blocks' reference counts. Blocks that become free join the free queue in the order of `blocks`."""
+        """Remove a reference from each block. Blocks without references join the free queue, in the order of `blocks`."""
         uncached: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         for block in blocks:
@@ -103,9 +103,9 @@ class BlockPool:
         """Cache full blocks of a request; skip null blocks and blocks that are cached already.
 
         Args:
-            hashes: a hash of each full block (`block_size` tokens) of the request.
-            blocks: blocks of the request, from its block number `first` on.
-            group: KV cache group that the blocks belong to; None if the model has only one.
+            hashes: hashes of all full blocks of the request.
+            blocks: consecutive blocks of the request, beginning with its block number `first`.
+            group: index of their KV cache group; None if the model has one group.
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None

@@ -6,7 +6,7 @@ from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys
 
 @dataclass(frozen=True, slots=True)
 class MMItem:
-    """An image or other multimodal item, with `length` placeholder tokens from position `offset` on.
+    """A multimodal item, such as an image, with `length` placeholder tokens from position `offset` on.
 
     `identifier` is the hash of its content.
     """
@@ -28,8 +28,9 @@ class CacheRequest:
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
-        shared_prefix_end: length of a prefix beyond the hit that only full-attention groups cache, or 0. The window
-            before this position will be cached too.
+        shared_prefix_end: end of a prefix that only full-attention groups have cached, or 0. Other groups will cache
+            the
+        window before it.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Branch:
     Attributes:
         end: hash of the last block.
         names: `TreeNode.name` of the first 64 blocks.
-        below: number of blocks after this branch, in all chains that continue it.
+        below: number of blocks that follow this branch, in all chains.
         leaves: number of chains that contain this branch.
         in_use: number of blocks in use, in this branch and after it.
     """
@@ -55,7 +55,7 @@ def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
 
 
 def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-    """Return at most `limit` branches after a block, from index `start` on, and the number of all.
+    """Return a page of the branches after a block, largest first, and the number of all branches after it.
 
     `parent` is the block's hash; None lists the branches with which prompts begin.
     """

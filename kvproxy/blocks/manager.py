@@ -42,7 +42,8 @@ class KVCacheManager:
         alignment_tokens: the length of a hit is a multiple of this and of all block sizes.
         clock: returns seconds, for the eviction policy `sessions`.
 
-    `main` is the first group with full attention, or else the first group. Admin routes show its chains.
+    Attributes:
+        main: first group with full attention, or else the first group. Admin routes show its chains.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class KVCacheManager:
             group.free(request.id)
 
     def fork(self, parent: CacheRequest, child: CacheRequest) -> None:
-        """Share all blocks of `parent` with `child`; the first write to a shared block copies it."""
+        """Share all blocks of `parent` with `child`. A shared block is copied before a request writes to it."""
         if parent.id not in self.requests:
             raise ValueError(f"request {parent.id!r} holds no blocks to share")
         if child.id in self.requests:
@@ -210,7 +211,7 @@ class KVCacheManager:
     def take_copies(self) -> list[tuple[int, int]]:
         """Return and clear the pending block copies as (source, destination) ids.
 
-        The caller reads all sources, then writes the destinations, before the next forward pass.
+        Before the next forward pass, the caller reads all sources, then writes the destinations.
         """
         copies, self._copies = self._copies, {}
         return [(source, destination) for destination, source in copies.items()]
@@ -235,7 +236,7 @@ class KVCacheManager:
             self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return each group's block table. Block 0, the null block, replaces freed blocks before a window."""
+        """Return the request's block table of each group. The null block (0) replaces blocks that were freed early."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:

@@ -20,7 +20,7 @@ class PinLimitExceeded(Exception): ...
 class Pins:
     """Named pins: cached prefixes that are not evicted. The cache cannot be reset while a pin exists.
 
-    Pins expire only in `expire`. Call it before you allocate blocks or read statistics.
+    Call `expire` before you allocate blocks or read statistics, because it removes the expired pins.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Pins:
         self._pins: dict[str, PinnedChain] = {}
 
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
-        """Pin a prompt's cached prefix for `ttl` seconds, in place of an earlier pin with this name.
+        """Pin a prompt's cached prefix for `ttl` seconds, instead of an earlier pin with this name.
 
         Returns the number of pinned tokens. If it raises PinLimitExceeded, the earlier pin remains.
         """

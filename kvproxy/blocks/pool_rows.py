@@ -19,7 +19,7 @@ from kvproxy.blocks.row_types import (
     PoolReport,
     PrefixMatch,
 )
-from kvproxy.blocks.single_type_manager import PUBLISHED_KINDS, SingleTypeKVCacheManager
+from kvproxy.blocks.single_type_manager import VLLM_KINDS, SingleTypeKVCacheManager
 
 _LETTERS: dict[BlockState, str] = {"null": "0", "used": "u", "pinned": "p", "cached": "c", "free": "f"}
 _NAME_DIGITS = 16
@@ -145,7 +145,9 @@ def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
 
 
 def find_cached_prompt(manager: KVCacheManager, hash_prefix: str) -> CacheRequest | None:
-    """Return a request whose cached prefix ends with a block whose hash starts with `hash_prefix`; None without such a block."""
+    """Return a request for the prompt up to the cached block whose hash begins with `hash_prefix`; None without such a
+    block.
+    """
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(hash_prefix):
             request, start = block.source
@@ -175,7 +177,7 @@ def _group_hashes(manager: KVCacheManager, group: SingleTypeKVCacheManager, requ
 def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> GroupMatch:
     max_blocks = (request.num_tokens - 1) // group.block_size
     found = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
-    kind = PUBLISHED_KINDS[group.spec.kind]
+    kind = VLLM_KINDS[group.spec.kind]
     return GroupMatch(group.group_id or 0, kind, group.spec.window, len(found) * group.block_size)
 
 
@@ -187,7 +189,7 @@ def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> Gr
         for block in manager.pool.blocks
         if block.hash is not None and not block.ref_count and block.group == group.group_id
     )
-    return GroupStats(group.group_id or 0, PUBLISHED_KINDS[group.spec.kind], group.spec.window, len(used), cached)
+    return GroupStats(group.group_id or 0, VLLM_KINDS[group.spec.kind], group.spec.window, len(used), cached)
 
 
 def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | None:

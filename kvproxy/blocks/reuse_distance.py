@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 _LEAST_SEGMENTS = 1 << 10
 _GRID = [2 ** (step / 16) for step in range(160, 704)]
-"""Pool sizes for which `LiveHitCurve` counts hits, in units of `ReusedRun`: from 2^10 to 2^44."""
+"""Pool sizes at which `LiveHitCurve` counts hits: 2^10 to 2^44 units of `ReusedRun`."""
 _MAX_LIVE_IDS = 100_000
 
 
 class ReusedRun(NamedTuple):
-    """Consecutive units (blocks, or bytes) of a prompt that have the same last user, an earlier request.
+    """Consecutive units (blocks, or bytes) of a prompt that the same earlier request was the last to use.
 
     Attributes:
         start, stop: range in the prompt, in units.
@@ -32,10 +32,10 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts, with one segment per request: the units that it was the last to use.
+    """The stack of all prompts. Each segment has the units that one request was the last to use.
 
     Args:
-        max_ids: maximum number of ids; the least recently used ones are forgotten. None keeps all.
+        max_ids: maximum number of ids (see `add`); the least recently used ones are forgotten. None keeps all.
     """
 
     def __init__(self, max_ids: int | None = None) -> None:
@@ -122,7 +122,12 @@ class HitCurve:
         self._largest_full = math.inf
 
     def add(self, blocks: Sequence[Hashable], reusable: int, partial: bool) -> None:
-        """Add a prompt. Its first `reusable` blocks may be hits. `partial`: an incomplete block follows `blocks`."""
+        """Add a prompt.
+
+        Args:
+            reusable: number of leading blocks that may be hits.
+            partial: whether an incomplete block follows `blocks`.
+        """
         runs = self._stack.add(blocks)
         self.min_blocks = max(self.min_blocks, len(blocks) + partial)
         for run in runs:
@@ -139,7 +144,7 @@ class HitCurve:
             self._largest_full = max(self._largest_full, last)
 
     def hits(self) -> list[int]:
-        """Return the hits of pools with 0, 1, 2, ... blocks. Larger pools have as many hits as the last one."""
+        """Return the hits of pools with 0, 1, 2, ... blocks. Larger pools have as many hits as the last one in the list."""
         first_hits = accumulate(self._changes.get(size, 0) for size in range(max(self._changes, default=0) + 1))
         return list(accumulate(first_hits))
 
@@ -187,7 +192,7 @@ class LiveHitCurve:
     def hit_rate(self, pool_tokens: float, block_tokens: int = 1) -> float:
         """Return the share of all prompt tokens that an LRU pool of `pool_tokens` tokens would reuse, 0 to 1.
 
-        Blocks of `block_tokens` tokens shorten a hit by half a block on average.
+        Only full blocks of `block_tokens` tokens are reused, so a hit is half a block shorter on average.
         """
         scale = self.units / max(1, self.tokens)
         size, lost = pool_tokens * scale, (block_tokens - 1) / 2 * scale

@@ -79,7 +79,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Numbers of a KV cache group's blocks in the pool; `cached` excludes blocks in use.
+    """Numbers of a KV cache group's blocks: `used` are in block tables, `cached` are cached and not in use.
 
     `kind` is vLLM's name of the attention type. See `GroupSpec` for `window`.
     """
@@ -153,7 +153,7 @@ class PoolMap:
     """The blocks of a pool as columns, for the dashboard.
 
     Attributes:
-        names: name of each block; None if it is the block's index.
+        names: name of each block; None if the blocks are named by their indexes.
         states: a letter per block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
         refs, used: `BlockRow.ref_count` and `BlockRow.last_accessed` of each block.
         tenant: index of each block's tenant in `tenants`; -1 for an uncached block.

@@ -1,4 +1,4 @@
-"""Block tables of one KV cache group (layers of one attention type); vLLM's `SingleTypeKVCacheManager`."""
+"""Block tables of one KV cache group (layers of one attention type), like vLLM's `SingleTypeKVCacheManager`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from kvproxy.blocks.events import BlockStored
 
 GroupKind = Literal["full", "sliding_window", "chunked_local"]
 CachedWindows = Literal["all", "last"]
-PUBLISHED_KINDS: dict[GroupKind, str] = {
+VLLM_KINDS: dict[GroupKind, str] = {
     "full": "full_attention",
     "sliding_window": "sliding_window",
     "chunked_local": "chunked_local_attention",
@@ -76,7 +76,7 @@ class SingleTypeKVCacheManager:
         if self.group_id is None and self.spec.kind == "full":
             return event
         window = self.spec.window if self.spec.kind == "sliding_window" else None
-        return replace(event, kind=PUBLISHED_KINDS[self.spec.kind], window=window)
+        return replace(event, kind=VLLM_KINDS[self.spec.kind], window=window)
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
@@ -92,7 +92,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the blocks that leave the free queue for a request: new blocks, and idle blocks of `computed`."""
+        """Count the blocks that a request would take from the free queue: new blocks, and idle blocks of `computed`."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -170,7 +170,7 @@ def find_window_hit(
 ) -> list[Block]:
     """Return the blocks of the longest prefix whose last `window_blocks` blocks are cached.
 
-    The blocks before this window need not be cached; `null` replaces them.
+    `null` replaces the blocks before this window, which need not be cached.
     """
     found = [null] * num_blocks
     if window_blocks == 0:

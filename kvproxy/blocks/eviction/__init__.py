@@ -1,4 +1,4 @@
-"""Eviction policies other than LRU, and the free queues that apply them."""
+"""Eviction policies by name, and free queues that apply them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

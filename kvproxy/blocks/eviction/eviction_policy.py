@@ -1,5 +1,3 @@
-"""The protocol of eviction policies, for the pool and for the simulator."""
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -12,7 +10,7 @@ class CacheUse:
     """The start or the end of a request that uses cached blocks.
 
     Attributes:
-        seconds: its time, on any clock.
+        seconds: time of any clock.
         client: the client's name; None if unknown.
         awaits_user: the response calls no tool, so the client's next request waits for a person.
     """
@@ -23,7 +21,9 @@ class CacheUse:
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Orders the hashes of idle blocks for eviction. A hash is removed when a request uses its block."""
+    """Selects the next block to evict. It has the hashes (keys) of idle blocks; `remove` is called when a request uses
+    one.
+    """
 
     def add(self, key: Key) -> None: ...
 
@@ -33,4 +33,4 @@ class EvictionPolicy(Protocol[Key]):
         """Remove and return the next key to evict. Raises LookupError if the policy has no key."""
 
     def restore(self, key: Key) -> None:
-        """Add a popped key again as the most recent one, because a later block of its chain is still cached."""
+        """Add a popped key as the most recent one, because a later block of its chain must be evicted first."""

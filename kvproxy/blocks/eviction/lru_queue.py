@@ -1,4 +1,4 @@
-"""The queue of free blocks in eviction order. `FreeKVCacheBlockQueue` equals vLLM v1's."""
+"""Queues of free blocks in eviction order. `FreeKVCacheBlockQueue` behaves like vLLM v1's class."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -15,16 +15,16 @@ class FreeQueue(Protocol):
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None: ...
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add cached blocks at the end of the LRU order."""
+        """Add cached blocks as the most recently used ones, in the order of `blocks`."""
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add uncached blocks at the front, in the order of `blocks`."""
+        """Add uncached blocks, which are allocated next, in the order of `blocks`."""
 
     def __iter__(self) -> Iterator[KVCacheBlock]: ...
 
 
 class FreeKVCacheBlockQueue:
-    """LRU order. The blocks form a linked list, so that removing a block is O(1)."""
+    """LRU order in a linked list, from which a block can be removed in constant time."""
 
     __slots__ = ("_head", "_tail", "num_free_blocks")
 

@@ -11,8 +11,8 @@ GroupHash = tuple[int | None, bytes]
 class PolicyQueue:
     """A `FreeQueue` in which an eviction policy selects among the cached blocks.
 
-    Uncached blocks, and idle blocks with the same content as another idle block, are allocated first. A cached block is
-    evicted after the idle blocks that follow it in a chain, because a lookup finds them only through it.
+    Uncached blocks, and idle blocks with the same content as another idle block, are allocated first. A chain is
+    evicted from its end, because a lookup requires all previous blocks.
     """
 
     def __init__(self, policy: EvictionPolicy[GroupHash], blocks: Iterable[KVCacheBlock] = ()) -> None:
@@ -77,7 +77,6 @@ class PolicyQueue:
         return block
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        """Yield the blocks in eviction order. The queue does not change."""
         yield from list(self._unordered.values())
         policy, num_children, cached = copy.deepcopy(self.policy), dict(self._num_children), dict(self._cached)
         for _ in range(len(cached)):

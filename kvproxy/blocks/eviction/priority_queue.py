@@ -5,9 +5,9 @@ from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
 
 
 class PriorityQueue:
-    """A `FreeQueue` that evicts all idle blocks of a lower priority first. Each priority has its own queue (level).
+    """A `FreeQueue` that evicts blocks of lower priorities first. It has one queue (level) per priority.
 
-    No block has a lower priority than the blocks after it in a chain, so a chain is evicted from its end.
+    A block's priority is at least the priority of the next block in a chain, so a chain is evicted from its end.
     """
 
     def __init__(self, make_level: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:

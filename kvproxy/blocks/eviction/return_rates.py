@@ -1,22 +1,21 @@
-"""Return rates of sessions, from life tables of their pauses.
+"""How soon paused sessions return, from life tables of their pauses.
 
-The index of a pause is the highest ratio of expected returns to expected time over all horizons (the Gittins index). LHD
-(Beckmann et al., NSDI 2018) ranks objects by a similar ratio.
+The index of a pause is the highest ratio of expected returns to expected time over all horizons (the Gittins index).
 """
 
 import math
 from collections.abc import Iterable
 
 PauseClass = tuple[str, ...]
-"""Pauses with equal forecasts. Its beginnings are larger classes, which supply the prior; () has all pauses."""
+"""A class of pauses. `("tool",)` contains `("tool", "<16")` and supplies its prior rates; () contains all pauses."""
 
 _NUM_BINS = 18
 _WIDTHS = [1.0] + [2.0**number for number in range(_NUM_BINS - 1)]
-"""Widths of the bins in seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end."""
+"""Widths of the age bins in seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end."""
 _PRIOR_RETURNS = 3.0
-"""Weight of the prior, in returns for each bin."""
+"""The prior rate of a bin weighs as much as this number of returns."""
 _MAX_PAUSES = 20_000
-"""Number of pauses at which all counts are halved, so that the rates follow the traffic."""
+"""At this number of pauses, all counts are halved, so that the rates follow the traffic."""
 
 
 class _LifeTable:
@@ -35,8 +34,7 @@ class ReturnRates:
     """Learns the return rates of classes by the age of the pause.
 
     Args:
-        rare: first elements of classes with few returns, and their return rates relative to all pauses before they are
-            measured.
+        rare: factors for the prior rates of classes that rarely return, by the first element of the class.
     """
 
     def __init__(self, rare: dict[str, float]) -> None:
@@ -48,7 +46,7 @@ class ReturnRates:
         self._num_pauses = 0
 
     def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
-        """Record the end of a pause. If not `returned`, it is no longer observed."""
+        """Record the end of a pause: the session returned, or it is no longer observed."""
         for depth in range(len(pause) + 1):
             table = self._tables.setdefault(pause[:depth], _LifeTable())
             (table.returned if returned else table.censored)[_bin(age)] += 1
@@ -59,7 +57,7 @@ class ReturnRates:
                 table.halve()
 
     def update(self, current: Iterable[tuple[PauseClass, float]]) -> None:
-        """Compute the rates again. `current` has the classes and ages of the pauses that continue."""
+        """Update the rates from the recorded pauses and the current ones, given as pairs of class and age in seconds."""
         self._current.clear()
         self._rates.clear()
         self._indexes.clear()
@@ -68,7 +66,7 @@ class ReturnRates:
                 self._current.setdefault(pause[:depth], [0] * _NUM_BINS)[_bin(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
-        """Return the index of a pause: a block with a higher index is more useful. See the module's docstring."""
+        """Return the index of a pause. Blocks of the pause with the lowest index are evicted first."""
         found = self._indexes.get(pause)
         if found is None:
             found = self._indexes[pause] = _indexes(self._return_rates(pause))

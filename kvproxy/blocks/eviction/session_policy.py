@@ -1,15 +1,15 @@
 """Session-aware eviction: evict the idle block whose session is least likely to return soon.
 
-A request continues a session (a conversation) if it begins with at least half of the session's last prompt and response.
-The blocks of a session are in one of these classes:
+A request continues a session (a conversation) if it begins with at least half of the session's last prompt and
+response. An idle block is in one of these classes:
 
-- idle after a tool call or after an answer to a person, by the length of the session's last pause;
-- superseded, if the session's next request did not contain the block, because a turn was edited or compacted;
-- left, if the client began another session;
-- shared by several sessions, such as a system prompt.
+- The session waits for a tool or for a person, by the length of its previous pause.
+- Superseded: the session's next request did not contain the block, because a turn was edited or compacted.
+- Left: the client began another session.
+- Shared by several sessions, such as a system prompt.
 
-`ReturnRates` learns how likely each class returns by age. Within a class the order is LRU, so only the oldest block of each
-class is compared.
+`ReturnRates` learns how soon the sessions of each class return. Within a class the order is LRU, so only the oldest
+block of each class is compared.
 """
 
 from collections import OrderedDict
@@ -27,15 +27,15 @@ _LEFT: PauseClass = ("left",)
 _RARE = {"superseded": 0.05, "left": 0.05}
 _PAUSE_BOUNDS = (16.0, 64.0, 256.0)
 _UPDATE_STEP = 16
-"""Number of requests after which the rates are computed again; at least 1/16 of all requests."""
+"""The return rates are updated after this number of requests, or 1/16 of all requests if that is more."""
 _MAX_CLIENTS = 10_000
 _MAX_KEYS_PER_BLOCK = 4
-"""Limit of known block hashes, evicted ones included, and of sessions. Beyond it, the policy forgets the oldest sessions."""
+"""Maximum known block hashes, and maximum sessions, per block of the pool. Older sessions are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
 class _TrackedSession(Generic[Key]):
-    """A session, or the superseded blocks of one request, which have no `chain`."""
+    """A session; without a `chain`, the superseded blocks of one request."""
 
     pause: PauseClass
     chain: Sequence[Key] = ()
@@ -45,7 +45,7 @@ class _TrackedSession(Generic[Key]):
 
 
 class SessionPolicy(Generic[Key]):
-    """Session-aware eviction; LRU if `begin` is never called."""
+    """Session-aware eviction. If `begin` is never called, the order is LRU."""
 
     def __init__(self, capacity: int) -> None:
         self._rates = ReturnRates(_RARE)
@@ -65,7 +65,7 @@ class SessionPolicy(Generic[Key]):
 
     def begin(self, chain: Sequence[Key], use: CacheUse) -> None:
         """Record the start of a request, before it receives new blocks. `chain` has the block hashes of its prompt."""
-        self._start(use.seconds)
+        self._set_time(use.seconds)
         self._num_requests += 1
         if self._num_requests >= self._next_update:
             self._next_update += max(_UPDATE_STEP, self._num_requests // 16)
@@ -87,7 +87,7 @@ class SessionPolicy(Generic[Key]):
                 replaced = _TrackedSession[Key](_SUPERSEDED, keys=dict.fromkeys(superseded), last_use=session.last_use)
                 self._sessions[replaced] = None
                 self._keys.update(dict.fromkeys(superseded, replaced))
-                self._move(replaced)
+                self._requeue(replaced)
         if use.client is not None:
             self._current[use.client] = session
             self._current.move_to_end(use.client)
@@ -97,12 +97,12 @@ class SessionPolicy(Generic[Key]):
 
     def end(self, chain: Sequence[Key], use: CacheUse) -> None:
         """Record the end of a request, before its blocks become idle. `chain` includes the response's block hashes."""
-        self._start(use.seconds)
+        self._set_time(use.seconds)
         session = self._latest_session(chain)
         if session is not None:
             self._extend(session, chain, common_prefix_length(session.chain, chain), use)
 
-    def _start(self, seconds: float) -> None:
+    def _set_time(self, seconds: float) -> None:
         self._now = max(self._now, seconds)
         self._source = None
 
@@ -155,9 +155,9 @@ class SessionPolicy(Generic[Key]):
     def _mark_left(self, session: _TrackedSession[Key]) -> None:
         self._rates.record(session.pause, self._now - session.last_use, returned=False)
         session.pause = _LEFT
-        self._move(session)
+        self._requeue(session)
 
-    def _move(self, session: _TrackedSession[Key]) -> None:
+    def _requeue(self, session: _TrackedSession[Key]) -> None:
         for key in reversed(session.keys):
             if key in self._idle:
                 self.remove(key)

@@ -1,1 +1,1 @@
-"""Backends that compute responses; `protocol.py` is the interface."""
+"""Backends compute responses; `protocol.py` is their interface."""

@@ -6,7 +6,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Limits active requests to `limit` and waiting requests to `max_waiting`. A request waits at most `timeout` seconds."""
+    """Limits active and waiting requests. A request waits at most `timeout` seconds."""
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)
@@ -30,7 +30,7 @@ class Admission:
         self.active += 1
 
     def leave(self) -> None:
-        """Admit the next request. Call it once after each successful `enter`."""
+        """End a request, and admit the next one. Call it once after each successful `enter`."""
         self.active -= 1
         self._semaphore.release()
 

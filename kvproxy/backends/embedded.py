@@ -23,7 +23,7 @@ class EmbeddedBackend:
 
     Args:
         shared_blocks: tenants share cached blocks. The response time then reveals whether a prompt is cached.
-        global_priorities: compare the priorities of all requests. If it is false, compare those of one tenant only.
+        global_priorities: compare the priorities of all tenants' requests, not of one tenant's only.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class EmbeddedBackend:
         return codec.decode(request.body, self.worker.default_sampling_params)
 
     async def generation_request(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        """Tokenize a request for the engine; `decoded` avoids decoding it again. Raises InvalidRequest."""
+        """Tokenize a request for the engine; `decoded` is its decoded body, if available. Raises InvalidRequest."""
         decoded = decoded or self._decode(request)
         salt = self._salt(request, decoded)
         tokens = await self._tokens(decoded.prompt, salt or "")
@@ -166,10 +166,10 @@ class EmbeddedBackend:
         tools = decoded.tools
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
-    def cache_request(self, id: str, generation: GenerationRequest, *extra_tokens: int) -> CacheRequest:
-        """Return a request that looks up the blocks of the prompt and of `extra_tokens` after it."""
+    def cache_request(self, id: str, generation: GenerationRequest) -> CacheRequest:
+        """Return a request that looks up the blocks of the prompt."""
         lora = self.worker.adapters.get(generation.adapter or "")
-        return CacheRequest(id, [*generation.tokens, *extra_tokens], salt=generation.salt, lora=lora)
+        return CacheRequest(id, generation.tokens, salt=generation.salt, lora=lora)
 
     def _salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
         if self._shared_blocks or request.tenant == PUBLIC_TENANT:

@@ -94,8 +94,10 @@ class EmbeddedPrefixCache(PrefixCache):
     async def _find_chain_to_pin(self, request: ApiRequest | None, leaf_hash: str | None) -> CacheRequest:
         if request is not None:
             generation = await self._backend.generation_request(request)
+            chain = self._backend.cache_request("pin", generation)
             # A lookup never matches the last token, so add one.
-            return self._backend.cache_request("pin", generation, 0)
+            chain.append(0)
+            return chain
         found = None
         if leaf_hash:
             found = await self._worker.inspect(lambda manager: pool_rows.find_cached_prompt(manager, leaf_hash))

@@ -28,7 +28,8 @@ class EngineMetrics:
     Attributes:
         usage: share of the KV cache in use, 0 to 1.
         running, waiting: number of requests.
-        queries, hits: prompt tokens looked up, and found, in the prefix cache since the engine's start.
+        queries, hits: number of prompt tokens looked up in the prefix cache, and of those found, since the engine's
+            start.
         age: seconds since the proxy read the metrics.
         engine: URL of the upstream.
     """
@@ -49,15 +50,14 @@ class EngineMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStats:
-    """Statistics of a prefix cache.
+    """Statistics of the embedded engine's prefix cache, or of all upstreams.
 
     Attributes:
-        pool: statistics of the block pool, or sums over all upstreams.
-        complete: whether the mirrors missed no event; None without mirrors.
+        complete: whether the mirrors received all KV events; None without mirrors.
         streams: status of each KV event stream.
         engines: URLs of the upstreams.
-        reported: metrics of the engines that report any.
-        slots: whether some blocks are slots of llama.cpp.
+        reported: metrics of the engines that report them.
+        slots: whether the pool includes slots of llama.cpp.
     """
 
     pool: PoolReport
@@ -92,10 +92,10 @@ class PrefixReport:
         matched_tokens: length of the cached prefix in the block pool or slot.
         blocks: numbers of the prefix's blocks, or their hashes in a mirrored engine.
         tiers: number of further cached tokens after this prefix in each tier, by the tier's name.
-        reason: why values are unknown, or another note for the reader.
+        reason: explanation for the reader, such as why values are unknown.
         engine, rank: URL and data-parallel rank of the engine with the longest prefix.
         engines: reusable tokens of each engine, by URL.
-        complete: whether the proxy knows all cached tokens of the engine.
+        complete: whether the mirror received all KV events of the engine.
         groups: the prefix in each KV cache group; empty if all layers have full attention.
         slots: whether the engine is llama.cpp.
     """
@@ -115,7 +115,7 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Number of prompt tokens that the pool (or slot) and the tiers contain."""
+        """Number of prompt tokens in the pool (or slot) and in the tiers."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
@@ -128,7 +128,7 @@ class EngineResetResult:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """The result of a reset. `pinned` and `used` are the numbers of blocks that prevent it."""
+    """The result of a reset. `pinned` and `used` are the numbers of blocks that prevented it."""
 
     reset: bool
     pinned: int | None = None
@@ -137,10 +137,7 @@ class ResetReport:
 
 
 class PrefixCache:
-    """Interface of prefix caches: of the embedded engine, mirrored engines, and llama.cpp.
-
-    Methods raise NoPrefixCache by default.
-    """
+    """The prefix cache of the embedded engine or of upstreams. Methods raise NoPrefixCache by default."""
 
     async def blocks(self) -> list[BlockRow]:
         raise no_events_error()
@@ -153,7 +150,7 @@ class PrefixCache:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """Return a page of branches with texts; see `list_branches`."""
+        """Return a page of branches with their texts, and the number of all branches; see `list_branches`."""
         found, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
         contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in found))
         texts = ["" if content is None else content.text for content in contents]
@@ -166,7 +163,7 @@ class PrefixCache:
         raise no_events_error()
 
     async def find_block(self, name: str) -> BlockContent | None:
-        """Find a block by its number or by the first digits of its hash."""
+        """Find a block by its number (embedded engine), or by the beginning of its hash (mirror)."""
         raise no_events_error()
 
     async def stats(self) -> PrefixCacheStats:
@@ -182,9 +179,9 @@ class PrefixCache:
         raise _no_blocks_error()
 
     async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
-        """Pin the request's prompt for `ttl` seconds; return the number of pinned tokens.
+        """Pin the request's prompt for `ttl` seconds (None: no limit); return the number of pinned tokens.
 
-        Without a request, pin the chain whose last hash begins with `leaf_hash`.
+        Without a request, pin the chain whose last block has a hash that begins with `leaf_hash`.
         """
         raise _no_blocks_error()
 
@@ -195,9 +192,9 @@ class PrefixCache:
         raise _no_blocks_error()
 
     async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete the chunks in a tier; return their number, or None for an unknown tier.
+        """Delete chunks in a tier; return their number, or None for an unknown tier.
 
-        `models` selects the chunks: of the running model (`own`), of `others`, or `all`.
+        `models` is `own` for chunks of the running model, `others`, or `all`.
         """
         raise _no_blocks_error()
 

@@ -25,7 +25,7 @@ class GeneratedResponse:
 
     Attributes:
         pieces: the output. The iterator raises a KvproxyError if the engine fails.
-        usage: token counts at the first token, including the prompt's reused tokens.
+        usage: token counts after the first output token, including the prompt's reused tokens.
         echo: the prompt, if the response must begin with it (a completion with `echo`).
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.
@@ -47,7 +47,7 @@ class ServingUpstream:
         predicted_tokens: number of prompt tokens that it should reuse; None without a prediction.
         report_reuse: receives the response's model, number of prompt tokens, and number of reused tokens.
         is_engine: whether it is a self-hosted engine, not a provider's API.
-        has_generated_tokens: whether the request contained generated tokens, see `TokenRestorer`.
+        has_generated_tokens: whether `TokenRestorer` put generated tokens into the prompt.
         block_size: tokens in a block of its prefix cache; 0 if unknown.
     """
 
@@ -87,7 +87,7 @@ class RelayedResponse:
     async def wait_for_first_chunk(self) -> None:
         """Wait for the first chunk. On failure, close the response and raise a KvproxyError.
 
-        An engine sends the status and the headers before the prefill, so they do not show its success.
+        An engine sends the status before the prefill, which may still fail.
         """
         chunks = self.chunks
         try:
@@ -128,10 +128,10 @@ class Backend(Protocol):
     async def start(self) -> None: ...
 
     async def send(self, request: ApiRequest) -> Reply:
-        """Return when the response begins. Raises a KvproxyError."""
+        """Send a request; return when the response begins. Raises a KvproxyError."""
 
     async def models(self) -> JsonObject:
-        """Return the models as OpenAI's list."""
+        """Return the available models as OpenAI's list."""
 
     def failure(self) -> str | None:
         """Return why no request can be served; None if requests can be served."""

@@ -1,1 +1,1 @@
-"""Storage of keys and values outside the block pool, in chunks (256 tokens by default): host memory, disk, Redis."""
+"""Tiers: storage of keys and values outside the block pool, in chunks (256 tokens by default)."""

@@ -27,7 +27,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """The fields of a header that identify a chunk. `tokens` are the chunk's tokens, without earlier ones."""
+    """The identity of a chunk; see the header fields above. `tokens` are the tokens of this chunk only."""
 
     fingerprint: bytes
     digest: bytes
@@ -48,7 +48,7 @@ def payload_offset(name: ChunkName) -> int:
 
 
 def write_header(buffer: memoryview, name: ChunkName) -> None:
-    """Write the header and the checksum into a buffer that has the payload at `payload_offset`."""
+    """Write the header and the checksum to a buffer that has the payload at `payload_offset`."""
     start = payload_offset(name)
     header = _header(name, len(buffer))
     buffer[:start] = bytes(start)

@@ -1,5 +1,3 @@
-"""The protocol of chunk stores, their statistics, and the LRU index of local stores."""
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +51,7 @@ class ChunkStore(Protocol):
 
     name: str
     remote: bool
-    """Whether `contains` calls another machine. The engine's thread then does not call it."""
+    """Whether `contains` calls another machine. The engine's thread must not call it then."""
 
     @property
     def available(self) -> bool: ...
@@ -64,10 +62,10 @@ class ChunkStore(Protocol):
         """Store a chunk. The caller must not change the buffer afterwards."""
 
     def contains(self, key: str) -> bool:
-        """Whether the store has a chunk. The eviction order does not change."""
+        """Whether the store has a chunk. The call does not count as a use for LRU."""
 
     def should_put(self, key: str) -> bool:
-        """Whether a chunk should be written, because the store lacks it as far as this process knows."""
+        """Whether a chunk should be written. A remote store may have a chunk that this process does not know."""
 
     def delete(self, key: str) -> None: ...
 
@@ -79,7 +77,7 @@ class ChunkStore(Protocol):
 
 
 class LocalStore:
-    """Base class of stores on this machine: an LRU index of chunks with a limit in bytes."""
+    """Base class of stores on this machine, with LRU eviction and a limit in bytes."""
 
     name: str
     remote = False

@@ -1,6 +1,6 @@
 """Chunks on disk, one file each. The files' modification times store the LRU order.
 
-A chunk is written to a temporary file and renamed, without fsync. After a power failure, checksums detect incomplete chunks.
+A chunk is written to a temporary file and renamed, without fsync. Checksums detect chunks that a power failure damaged.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore(LocalStore):
-    """A folder of chunks, for one process. Only its owner can read it, because chunks contain prompts."""
+    """A folder of chunks, for one process. Only the user of the process can read it, because chunks contain prompts."""
 
     name = "disk"
 

@@ -11,9 +11,9 @@ from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
 
 T = TypeVar("T")
 _MAX_FAILURES = 3
-"""Consecutive failures or timeouts after which a pause begins."""
+"""Failed or timed-out calls in a row after which Redis is not called for `_PAUSE_SECONDS`."""
 _PAUSE_SECONDS = 5.0
-"""Length of a pause, in which all calls fail. The next pause begins if the first call after it fails."""
+"""Length of a pause, in which all calls fail. If the first call after it fails, the next pause begins."""
 _PREFIX = "kvproxy:chunk:"
 _MAX_KNOWN_KEYS = 100_000
 
@@ -21,7 +21,7 @@ _MAX_KNOWN_KEYS = 100_000
 class RedisStore:
     """Chunks as string values in Redis or Valkey, which evicts them by its `maxmemory` policy.
 
-    `timeout` limits the seconds of a call, and `ttl` the seconds for which Redis keeps a chunk.
+    `timeout` limits a call, and `ttl` the storage of a chunk, both in seconds.
     """
 
     name = "redis"

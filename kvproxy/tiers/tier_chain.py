@@ -1,6 +1,7 @@
-"""The tiers from the fastest to the slowest. A chunk is written to all tiers when its last token is computed.
+"""Writes chunks to all tiers, and loads a chunk from the fastest tier that has it.
 
-A write on eviction would be too late: the step that evicts a block overwrites it, and a killed process evicts nothing.
+A chunk is written when its last token was computed. On eviction it would be too late: the step that evicts a block
+overwrites it.
 """
 
 import logging
@@ -41,20 +42,20 @@ class TierChain:
         self._lock = threading.Lock()
 
     def may_contain(self, key: str) -> bool:
-        """Whether a tier may contain a chunk. Remote stores count as containing all chunks."""
+        """Whether a tier may contain a chunk. Remote stores are not called, and count as containing it."""
         return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
 
     def should_save(self, key: str) -> bool:
         return key not in self._pending and any(store.should_put(key) for store in self.stores)
 
     def find_tier(self, key: str) -> str | None:
-        """Return the name of the fastest tier that contains a chunk; None if no tier does. Calls remote stores too."""
+        """Return the name of the fastest tier that contains a chunk, or None. Calls remote stores, too."""
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
     def load(self, key: str, accept: Callable[[ChunkData], T | None]) -> T | None:
         """Load a chunk from the fastest tier that has a valid one, and copy it to all faster tiers.
 
-        `accept` converts the chunk to the result. It returns None for an invalid chunk, which is then deleted.
+        `accept` converts the chunk to the result. If it returns None, the chunk is invalid and is deleted.
         """
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
@@ -86,7 +87,7 @@ class TierChain:
         store.put(key, data)
 
     def has_room(self, size: int) -> bool:
-        """Whether `save` would accept a chunk of this size in bytes now. The check reserves no space."""
+        """Whether `save` would accept a chunk of `size` bytes now. The check reserves no space."""
         return not self._pending_bytes or self._pending_bytes + size <= self._max_pending_bytes
 
     def save(
@@ -96,7 +97,7 @@ class TierChain:
         finish: Callable[[], None] = lambda: None,
         stores: Sequence[ChunkStore] | None = None,
     ) -> bool:
-        """Write a chunk on the background thread; return False if too many bytes are pending, or after `close`.
+        """Write a chunk on the background thread. Return False if too many bytes are pending, or after `close`.
 
         Args:
             finish: called on the background thread before the write, to complete `data`.
@@ -130,7 +131,7 @@ class TierChain:
                 self._increment(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete a tier's chunks with matching keys, after all pending writes.
+        """Delete the chunks of a tier whose keys match, after all pending writes.
 
         Returns the number of deleted chunks, or None for an unknown tier. Raises TierError after `timeout` seconds.
         """

@@ -30,9 +30,9 @@ from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
-"""Maximum delay of a response's head until the body is complete, because `Cache-Status` contains the stored response's id.
+"""Maximum seconds for which the headers wait for the complete body, so that `Cache-Status` can name the stored response.
 
-Streams are not delayed.
+Streams do not wait.
 """
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
@@ -43,10 +43,10 @@ class Answerer:
     """Answers requests from the caches or the backend.
 
     Args:
-        comparer: compares responses for the learned policy; None disables learning.
-        finish: receives the finished exchanges of background requests; by default, adds them to the journal.
-        shared: state that proxies share in PostgreSQL; None for a single proxy.
-        pin: see `KeepWarm`.
+        comparer: compares new responses with cached ones, for the learned policy; None disables learning.
+        finish: receives the exchange of each background request when it has ended; by default, the journal stores it.
+        shared: state that several proxies share in PostgreSQL; None for a single proxy.
+        pin: pins a prompt's blocks in the embedded engine; None with an upstream.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Answerer:
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
-        `watch` runs the steps after the exact lookup; None does not cancel them when the client disconnects.
+        `watch` wraps all steps after the exact lookup, to cancel them if the client disconnects. Without it they continue.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)
@@ -112,7 +112,6 @@ class Answerer:
         return answer
 
     async def _find_exact_in_time(self, exchange: Exchange) -> Answer | None:
-        """Find the exact hit; a database on another machine may take longer than the request's timeout."""
         seconds = exchange.api_request.control.timeout
         if seconds is None or not self.store.remote:
             return await self._lookup.find_exact(exchange)

@@ -43,7 +43,7 @@ class ResponseReader(Protocol):
 
     @property
     def prefix(self) -> PrefixReuse | None:
-        """Return the prefix reuse that the backend reports; None before the report."""
+        """The prefix reuse that the backend reported; None before its report."""
 
     @property
     def prefill_seconds(self) -> float | None: ...
@@ -57,18 +57,18 @@ class BackendResponse:
     """A response of the backend, whose body is still being received.
 
     Attributes:
-        chunks: the body; the iterator raises a KvproxyError if the response breaks off.
+        chunks: the body; the iterator raises a KvproxyError if the backend fails before the end.
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
         streams: the body consists of server-sent events.
-        must_not_store: the headers forbid storing the response, or it is stored already.
+        must_not_store: the headers forbid storing the response, or the response comes from the store.
         prefix: prefix reuse; None until the backend reports it.
         served_by: the upstream; None for the embedded engine.
         usage: numbers of prompt and completion tokens; None until the response is complete.
-        answer_digests: see `apis.message_parts.part_digests`.
+        answer_digests: digests that recognise the answer in the client's next request; None until the response is complete.
         block_size: tokens per KV block; 0 if it is unknown.
-        entry: the stored response, if another proxy with the same store computed it.
-        started: start of the response, a value of `time.perf_counter`.
+        entry: the stored response, if another proxy with the same store computed it; None otherwise.
+        started: start of the response on the clock `time.perf_counter`.
     """
 
     status: int
@@ -117,7 +117,10 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Whether `Cache-Control`, or `Vary` with a request header that the cache key ignores, forbids storing."""
+    """Return whether `Cache-Control` or `Vary` forbids storing a response.
+
+    `Vary` forbids it if it names a request header that is not a part of the cache key.
+    """
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -127,7 +130,7 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
 
 
 async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """Send a request of the proxy itself, and return the response. Raises a KvproxyError.
+    """Send a request that no client sent, such as a judge's, and return the response. Raises a KvproxyError.
 
     Return None if the response is unsuccessful, invalid, incomplete, or larger than `limit` bytes.
     """

@@ -1,7 +1,7 @@
 """Sets Anthropic's cache breakpoints (`cache_control`) on content blocks.
 
-The provider caches the prefix that ends at a breakpoint: tools, system prompt, and messages, in this order. A request may
-have four breakpoints, and some types of blocks none. Short prefixes are not cached. The provider searches for a cached
+Anthropic caches the prefix that ends at a breakpoint: tools, system prompt, and messages, in this order. A request may have
+four breakpoints; blocks of some types accept no breakpoint. Anthropic does not cache short prefixes. It searches for a cached
 prefix at most 20 blocks before a breakpoint, so the last block of the previous request gets a breakpoint, too.
 """
 
@@ -24,18 +24,18 @@ _MINIMUMS = (
     *((pattern, 2_048) for pattern in ("*haiku-3*", "*3-haiku*", "*3-5-haiku*")),
     ("*", 1_024),
 )
-"""Minimum tokens of a prefix that the provider caches, by pattern of the model's name."""
+"""Minimum tokens of a cached prefix, by pattern of the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockPosition:
-    """A content block that may have a breakpoint.
+    """A content block that accepts a breakpoint.
 
     Attributes:
         section: `tools`, `system`, or `messages`.
         item: index of the tool, system block, or message.
         part: index of the block in its message; 0 for tools and system blocks.
-        end: bytes of the prefix that ends with the block.
+        end: length in bytes of the prompt up to the end of the block.
         is_marked: the client set a breakpoint on the block.
     """
 
@@ -47,10 +47,10 @@ class _BlockPosition:
 
 
 def with_breakpoints(request: ApiRequest, one_hour_end: int = -1) -> ApiRequest:
-    """Set breakpoints as the request's rule requires.
+    """Return the request with the breakpoints that its rule requires.
 
-    With `breakpoints = "auto"`, the provider keeps the prefix for one hour up to the message with index `one_hour_end`; -1
-    for no message.
+    With the rule `breakpoints = "auto"`, blocks up to the message with index `one_hour_end` are cached for one hour, and later
+    blocks for five minutes. With -1, all blocks are cached for five minutes.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):

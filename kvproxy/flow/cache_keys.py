@@ -27,12 +27,14 @@ _EXACT_FLOAT = 2.0**53
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """Return the tenant: the client's name and a digest of the headers that identify its user; `public` without both.
+    """Return the owner of a request's stored responses, such as `client:ann`.
+
+    It combines the client's tenant with a digest of the headers that name a user; it is `public` if both are missing.
 
     Args:
         headers: the request's headers, with names in lower case.
-        names: headers that identify users (setting `access.tenant_headers`).
-        client: the client's tenant; None without clients.
+        names: headers that name a user (setting `access.tenant_headers`).
+        client: tenant of the authenticated client; None if the proxy has no clients.
     """
     given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
     user = _digest(given)[:16] if given else None
@@ -43,9 +45,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     """Compute the keys of a request. Raises InvalidRequest if the body cannot be serialised.
 
     Args:
-        backend: name of the backend.
-        shared: whether tenants share responses.
-        conversations: whether earlier user turns may match semantically, too; see `CacheSettings.conversations`.
+        shared: tenants share responses.
+        conversations: semantic hits may also reword earlier user turns; see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
     whole: JsonObject = {
@@ -79,7 +80,7 @@ def _is_comparable(text: str) -> bool:
 
 
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
-    """Return the body without earlier user turns, and their texts. A semantic match may reword only these texts.
+    """Return the body without the user turns that a semantic hit may reword, and the texts of these turns.
 
     A turn stays in the body if it is too long to compare, has hidden characters, or has no answer. Answers stay in the body,
     so that a follow-up such as `continue` matches in its own conversation only.
@@ -111,7 +112,6 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
 
 
 def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
-    """Add the rule's `key_headers` and `key_fields`. Headers are hashed, because they may be secret."""
     rule = request.control.rule
     for name in rule.key_headers:
         if name in request.headers:

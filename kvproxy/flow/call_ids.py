@@ -10,7 +10,7 @@ _LISTS = ("messages", "input")
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:
-    """Number the tool call ids by first use. Change nothing if another text, such as a prompt, contains an id."""
+    """Replace tool call ids by numbers in order of first use. Change nothing if another text of the body contains an id."""
     lists = {name: body[name] for name in _LISTS if isinstance(body.get(name), list)}
     ids = list(dict.fromkeys(_find_call_ids(list(lists.values()))))
     if not ids:
@@ -18,7 +18,7 @@ def number_call_ids(body: JsonObject) -> JsonObject:
     # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
     numbers = {id: f"call{number:05d}" for number, id in enumerate(ids)}
     found: JsonObject = {name: _replace_ids(value, numbers) for name, value in lists.items()}
-    if any(id in text for text in _texts([*found.values()]) for id in ids):
+    if any(id in text for text in _strings([*found.values()]) for id in ids):
         return body
     return {**body, **found}
 
@@ -52,12 +52,12 @@ def _replace_ids(value: Json, numbers: dict[str, str]) -> Json:
     }
 
 
-def _texts(value: Json) -> Iterator[str]:
+def _strings(value: Json) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _strings(item)
     elif isinstance(value, dict):
         yield from value
-        yield from _texts(list(value.values()))
+        yield from _strings(list(value.values()))

@@ -1,4 +1,4 @@
-"""Compares fresh responses with cached responses to similar questions, as training data of the learned policy."""
+"""Compares new responses with cached responses to similar questions. The learned policy learns from the results."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ _log = logging.getLogger("kvproxy")
 async def judge_with_model(
     backend: Backend, request: ApiRequest, question: str, cached: str, fresh: str
 ) -> bool | None:
-    """Ask the request's model whether two answers are equivalent; None if the model fails or gives no verdict."""
+    """Ask the request's model whether two answers are equivalent; return None if it fails or gives no verdict."""
     prompt = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
         whole = await fetch_response(backend, _judge_request(request, prompt), _MAX_BYTES)
@@ -73,7 +73,7 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
 
 
 class ResponseComparer:
-    """Compares responses in the background, one pair at a time. Comparisons are dropped while the queue is full."""
+    """Compares responses in the background, one pair at a time. While the queue is full, new comparisons are dropped."""
 
     def __init__(self, semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> None:
         self._semantic = semantic
@@ -85,7 +85,7 @@ class ResponseComparer:
         """Number of comparisons by result: right, wrong, undecided, dropped."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
-        """Queue the comparison of a fresh response with the cached responses that its semantic lookup found."""
+        """Queue the comparison of a new response with the cached responses that its semantic lookup found."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
@@ -137,7 +137,7 @@ class ResponseComparer:
         return "right" if learned.right else "wrong"
 
     async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        """Whether two answers are equal, or equivalent according to `cache.judge`; None if the judge does not decide."""
+        """Return whether two answers are equal, or equivalent according to the setting `cache.judge`; None if undecided."""
         judge = self._settings.judge
         if text_digest(cached) == text_digest(fresh):
             return True

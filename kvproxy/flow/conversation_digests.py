@@ -16,18 +16,21 @@ _CALL_IDS = ("tool_use_id", "call_id")
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"\s+")
 _THINK_TAGS = re.compile(r"(?:<think>)?(.*?)</think>(.*)", re.DOTALL)
-"""Matches reasoning and the rest of an answer. The opening tag may be missing: some chat templates put it into the prompt."""
+"""Splits reasoning from an answer. The opening tag may be missing, because some chat templates put it into the prompt."""
 
 
 def conversation_scope(request: ApiRequest) -> bytes:
-    """Return tenant, API, and model as bytes; conversations of different scopes have different digests."""
+    """Return tenant, API, and model as bytes, with which each digest of a conversation begins."""
     return dumps([request.tenant, request.api.name, request.model])
 
 
 def conversation_digests(request: ApiRequest, messages: Sequence[JsonObject] | None = None) -> Iterator[bytes]:
-    """Yield one digest per message, of the conversation up to this message. None selects the request's messages.
+    """Yield a digest for each message, of the conversation from its start up to this message.
 
-    The digest ignores system prompts, reasoning, ids, and the format of tool arguments: clients change them between turns.
+    Clients change system prompts, reasoning, ids, and the format of tool arguments between turns; the digests ignore them.
+
+    Args:
+        messages: the conversation; by default, the messages of the request.
     """
     digest = conversation_scope(request)
     for message in messages_of(request.body) if messages is None else messages:
@@ -52,7 +55,7 @@ def _answer_parts(message: JsonObject, blocks: list[JsonObject]) -> Iterator[byt
 
 
 def messages_of(body: JsonObject) -> list[JsonObject]:
-    """Return the messages of a request. Input items of the Responses API are converted to messages.
+    """Return a request's messages. Input items of the Responses API are converted to messages.
 
     Consecutive output items, such as reasoning and tool calls, become one assistant message.
     """
@@ -93,7 +96,7 @@ def joined_text(blocks: Iterable[JsonObject]) -> str:
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """Return the reasoning in think tags, and the rest of the text, both with normalized spaces."""
+    """Return the reasoning in `<think>` tags, and the rest of the text, both with normalized white space."""
     found = _THINK_TAGS.match(text.lstrip())
     reasoning, rest = found.groups() if found else ("", text)
     return _SPACE.sub(" ", reasoning).strip(), _SPACE.sub(" ", rest).strip()

@@ -18,7 +18,7 @@ from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import earlier_turns
 from kvproxy.index.search.lookup_result import FRESH, Candidate
 from kvproxy.index.store import EntryFilter, Store
-from kvproxy.journal.miss_explanation import Texts
+from kvproxy.journal.miss_explanation import RegionLoader
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import region_items
 from kvproxy.settings.cache import LEAST_SIMILARITY
@@ -26,25 +26,24 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
-"""Maximum number of stored responses to the same prompt that are checked for a hit of another tenant."""
 
 
-def prompt_loader(reader: JournalReader, store: Store | None) -> Texts:
-    """Return a function that loads a recorded prompt by its number, from the journal or else from the response cache."""
+def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
+    """Return a function that loads the regions of a recorded prompt, from the journal or else from the response cache."""
 
-    def text_of(prompt: int) -> Mapping[str, Json] | None:
+    def load(prompt: int) -> Mapping[str, Json] | None:
         contents, entry = reader.contents(prompt), reader.entry_id(prompt)
-        return contents if contents is not None or store is None or entry is None else _entry_contents(store, entry)
+        return contents if contents is not None or store is None or entry is None else _load_entry_regions(store, entry)
 
-    return text_of
+    return load
 
 
-def _entry_contents(store: Store, id: str) -> Mapping[str, Json] | None:
+def _load_entry_regions(store: Store, id: str) -> Mapping[str, Json] | None:
     entry = store.get(id)
-    return None if entry is None else _contents_of(entry)
+    return None if entry is None else _regions_of_entry(entry)
 
 
-def _contents_of(entry: Entry) -> Mapping[str, Json] | None:
+def _regions_of_entry(entry: Entry) -> Mapping[str, Json] | None:
     api = APIS.get(entry.endpoint)
     if api is None:
         return None
@@ -62,7 +61,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
-    alike = [] if kept is not None else await _same_question(answerer, request, key)
+    alike = [] if kept is not None else await _find_same_prompts(answerer, request, key)
     semantic = await _explain_semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer = "none"
@@ -87,7 +86,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     }
 
 
-async def _same_question(answerer: Answerer, request: ApiRequest, key: CacheKey) -> list[Entry]:
+async def _find_same_prompts(answerer: Answerer, request: ApiRequest, key: CacheKey) -> list[Entry]:
     where = EntryFilter(prompt=await answerer.cache.redact_text(key.text or key.prompt))
     found = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     return [entry for entry in found if entry.endpoint == request.api.name]
@@ -96,7 +95,7 @@ async def _same_question(answerer: Answerer, request: ApiRequest, key: CacheKey)
 def _closest_entry(request: ApiRequest, key: CacheKey, alike: Sequence[Entry]) -> dict[str, object] | None:
     own, best = dict(region_items(key.parts)), None
     for entry in alike:
-        stored = _contents_of(entry) if entry.tenant == request.tenant else None
+        stored = _regions_of_entry(entry) if entry.tenant == request.tenant else None
         if stored is None:
             continue
         changes = _differences(own, stored)

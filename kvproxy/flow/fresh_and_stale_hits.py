@@ -17,8 +17,8 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Lookup
 from kvproxy.settings import CacheSettings
 
-_FRESH_SHARE = 0.9
-"""Fraction of the client's timeout after which a stale response is served instead of waiting for the backend."""
+_FALLBACK_FRACTION = 0.9
+"""Fraction of the client's timeout after which a stale response replaces the pending response of the backend."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -33,7 +33,7 @@ class CacheLookup:
         self.stale_counts: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """Serve the fresh response to an equal request. If it has expired, set the exchange's `stale_entry`."""
+        """Serve the fresh response to an equal request. If it has expired, set the exchange's `stale_entry` instead."""
         with _failures_logged(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
@@ -64,7 +64,7 @@ class CacheLookup:
             return None
         if self._stale_reason(entry, exchange, failed=True) is None:
             return None
-        return max(0.0, _FRESH_SHARE * timeout - (time.perf_counter() - exchange.started))
+        return max(0.0, _FALLBACK_FRACTION * timeout - (time.perf_counter() - exchange.started))
 
     async def fall_back(self, exchange: Exchange) -> Answer | None:
         """After a failure of the backend, serve `stale_entry`, or else the response to a similar question."""
@@ -94,7 +94,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Serve the response to a similar question. If the backend `failed`, a stale response may be served, too."""
+        """Serve the response to a similar question; if the backend has `failed`, even a stale one (stale-if-error)."""
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
@@ -122,7 +122,7 @@ class CacheLookup:
                 return None
             if self._semantic.learning is not None and not exchange.is_warming:
                 self._semantic.learning.record_served(lookup)
-            return await self.replay(exchange, entry, _match(lookup), stale)
+            return await self.replay(exchange, entry, _scores(lookup), stale)
         return None
 
     def _request_accepts(self, entry: Entry, exchange: Exchange) -> bool:
@@ -175,7 +175,7 @@ def _failures_logged(exchange: Exchange) -> Iterator[None]:
             _log.exception("lookup failed, the request is forwarded")
 
 
-def _match(lookup: Lookup) -> MatchScores:
+def _scores(lookup: Lookup) -> MatchScores:
     chosen = lookup.chosen
     assert chosen is not None
     return MatchScores(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)

@@ -1,7 +1,7 @@
 """Restores earlier answers in a request to the form that the backend sent, so that the backend's prefix cache matches.
 
 Clients send answers back without reasoning, with other white space, or with reformatted tool arguments; some reorder tools.
-An answer is restored only if the messages before it are unchanged, and if it differs in nothing else.
+An answer with any other change, or after a changed message, is not restored.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ _STATEFUL = ("previous_response_id", "conversation")
 
 
 class HistoryRepair:
-    """Stores the original answers of recent conversations, and the order of tools in their first request. Thread-safe."""
+    """Stores the original answers of recent conversations, and the tool order of their first requests. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -49,7 +49,7 @@ class HistoryRepair:
         self._store(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Restore earlier answers and the order of tools. Add a tag to the request for each kind of change."""
+        """Restore earlier answers and the order of tools, and tag the request with each kind of change."""
         if not _has_whole_conversation(request):
             return request
         repairs: list[str] = []

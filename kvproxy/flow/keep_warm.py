@@ -47,10 +47,10 @@ class _Session:
         request: the last request, without its parsed body, to save memory.
         used: time of the last request or keep-warm request.
         ended: end of the last response to the client.
-        tokens: tokens of the prompt.
-        one_hour_end: index of the last message in the prefix that the provider keeps for one hour; -1 for no message.
-        one_hour_tokens: tokens of this prefix.
-        pin: name under which the engine pins the prompt's blocks, the same for all turns.
+        tokens: number of tokens in the prompt.
+        one_hour_end: index of the last message that the provider caches for one hour; -1 for no message.
+        one_hour_tokens: number of tokens up to the end of that message.
+        pin: name of the session's pin in the embedded engine.
     """
 
     request: ApiRequest
@@ -69,7 +69,7 @@ class _Session:
 
 
 class KeepWarm:
-    """Sends the last request of a paused session again, so that the provider keeps the prefix.
+    """Sends the last request of a paused session again, so that the provider's cache keeps the prefix.
 
     Attributes:
         interval: seconds between two keep-warm requests.
@@ -106,12 +106,12 @@ class KeepWarm:
         """Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes."""
 
     def add_pauses(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Add recorded pauses: length in seconds, tenant, and start in seconds since the epoch."""
+        """Add recorded pauses, as `SessionReader.pauses` returns them."""
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def on_request(self, request: ApiRequest) -> int:
-        """Stop the keep-warm requests of the session, and return `one_hour_end` for `with_breakpoints`."""
+        """Stop the session's keep-warm requests. Return the last message index to cache for one hour; -1 for no message."""
         if not self._is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))

@@ -16,7 +16,7 @@ _SYSTEM = ("system", "developer")
 
 
 def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiRequest:
-    """Apply the edits whose pattern matches the request, and tag the request with their names.
+    """Apply the edits that match the request, and tag the request with their names.
 
     The cache key is computed afterwards, so requests that differ only in removed text share a response.
     """
@@ -45,10 +45,6 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
 
 
 def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:
-    """Remove the text that the capture group of the edit's pattern matches, in all messages of the edit's role.
-
-    Return the body and the removed texts.
-    """
     pattern, spans = re.compile(edit.pattern or r"\Z()", re.DOTALL), list[str]()
 
     def cut(content: Json) -> Json:

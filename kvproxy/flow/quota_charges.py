@@ -1,4 +1,4 @@
-"""Charges a request to its client's quota: an estimate before the response, the reported usage after it."""
+"""Charges a request to its client's quota: estimated tokens before the response, and the reported usage after it."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +12,7 @@ from kvproxy.flow.backend_response import BackendResponse, open_response
 from kvproxy.quotas import Account
 
 _IMAGE_TOKENS = 1000
-"""Estimated tokens of an image or another file."""
+"""Estimated tokens of an image or a file."""
 _FILE = "data:"
 _READ_BYTES = 2**20
 _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -70,9 +70,10 @@ def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int)
 
 
 class UnparsedRequestCharge:
-    """Charges a request of an uncached API: the `usage` in a JSON response, or else one token per four bytes.
+    """Charges a request of an uncached API to a quota.
 
-    `content_length` is the size of the request's body; 0 if it is unknown.
+    The charge is the `usage` in a JSON response, or else one token per four bytes of request and response. `content_length`
+    is 0 if it is unknown.
     """
 
     def __init__(self, account: Account, content_length: int) -> None:
@@ -103,7 +104,7 @@ class UnparsedRequestCharge:
             yield part
 
     def refund(self, error: BaseException) -> None:
-        """Refund a request that failed with `error`. If the exhausted quota ended the upload, raise the quota's error."""
+        """Refund a failed request. If the quota was exhausted during the upload, raise the quota's error from `error`."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error

@@ -1,4 +1,4 @@
-"""Revalidates stale responses in the background after they were served."""
+"""Revalidates a stale response in the background after it was served."""
 
 import asyncio
 import logging
@@ -17,13 +17,12 @@ from kvproxy.index.entry import Entry
 
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0
-"""Minimum pause between a failed revalidation and the next revalidation of the same response."""
+"""Minimum seconds between a failed revalidation and the next revalidation of the same response."""
 _REQUEST_ID_PREFIX = "renewal-"
 _log = logging.getLogger("kvproxy")
 
 
 Join = Callable[[Exchange], tuple[SharedRequest, bool]]
-"""Type of the method `SingleFlight.join`."""
 
 
 class Revalidator:
@@ -43,7 +42,7 @@ class Revalidator:
         """Number of revalidations by result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Start to revalidate the response of a stale-while-revalidate hit, unless the request's directives forbid it."""
+        """Start to revalidate the response of a stale-while-revalidate hit, unless the client's request forbids it."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -104,7 +103,7 @@ class Revalidator:
 async def send_in_background(
     exchange: Exchange, join: Join, finish: Callable[[Exchange], None], layer: Layer = "revalidated"
 ) -> BackendResponse | None:
-    """Send a request of the proxy itself, store the response, and report the exchange. Raises the request's error.
+    """Send a request that no client waits for, store the response, and report the exchange. Raises the request's error.
 
     If a client has an identical request in flight, share its response, and do not report the exchange.
     """

@@ -24,12 +24,12 @@ from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.shared_state import SharedState
 
 MAX_UNSENT_BYTES = 256 * 1024
-"""Maximum bytes that the proxy reads from the backend before the clients have received them."""
+"""Maximum bytes read from the backend that no client has received yet."""
 PARSE_STEP_BYTES = 4 * 1024
-"""Bytes that are parsed before other tasks may run: about 25 events, or half a millisecond."""
+"""Bytes to parse before other tasks may run: about 25 events, or half a millisecond."""
 
 _END_SECONDS = 0.25
-"""Maximum wait for the end of a stream after its final event. If more events follow, the response is not stored."""
+"""Maximum seconds from a stream's final event until its end. If more events follow, the response is not stored."""
 
 
 class SharedRequest:
@@ -63,7 +63,7 @@ class SharedRequest:
         return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
-        """Wait until the response is committed, and return True. Return False if it is not stored."""
+        """Wait until the response is committed; return False if it is not stored."""
         return self._pending_write is not None and await self._pending_write.wait_until_stored()
 
     async def _run(self) -> None:
@@ -149,7 +149,7 @@ class SharedRequest:
             self._dropped += read
 
     def release(self) -> None:
-        """Remove a client. If no client is left, cancel the request, unless the response has ended."""
+        """Remove a client. If no client is left before the response has ended, cancel the request."""
         self.num_clients -= 1
         self._client_moved.set()
         if self.num_clients == 0 and not self.ended:
@@ -166,7 +166,7 @@ class SharedRequest:
     async def wait_until_complete(self, seconds: float | None) -> bool:
         """Wait until the response ends, has `MAX_UNSENT_BYTES`, or `seconds` have passed. Return whether it is complete.
 
-        The timeout does not apply to a body that arrives in one chunk.
+        A body that arrives in one chunk has no timeout.
         """
         response = await self.wait_for_head()
         while response.single_chunk and not self.ended:
@@ -222,9 +222,9 @@ class SharedRequests:
         return len(self._in_flight)
 
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
-        """Return the request in flight with this key and True, or a request made by `make` and False.
+        """Return the request in flight with this key and True, or a new request made by `make` and False.
 
-        The caller must `release` the request.
+        The caller must `release` the returned request.
         """
         shared = self._joinable.get(key)
         # A request whose last client has just left is being cancelled.
@@ -254,7 +254,7 @@ class SharedRequests:
 class SingleFlight:
     """Sends identical requests in flight to the backend only once.
 
-    `shared` extends this to all proxies, by leases in PostgreSQL; None for a single proxy.
+    `shared` includes the requests of other proxies, by leases in PostgreSQL; None for a single proxy.
     """
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
@@ -265,7 +265,7 @@ class SingleFlight:
         self._releases: set[asyncio.Task[None]] = set()
 
     def requires_own_response(self, exchange: Exchange) -> bool:
-        """Whether the request must not share a response: it has `no-cache`, or its response is not stored."""
+        """Return whether the request must not join another: it has `no-cache`, or its response is not stored."""
         return exchange.api_request.control.no_cache or not self._allows_storing(exchange)
 
     def _allows_storing(self, exchange: Exchange) -> bool:
@@ -273,9 +273,9 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the TTL in seconds with which a response with these headers is stored.
+        """Return the TTL in seconds of a stored response with these headers, for a request that sets a TTL.
 
-        None if the request sets no TTL, or forbids storing the response.
+        Return None if the request sets no TTL, or forbids storing the response.
         """
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._allows_storing(exchange)
@@ -286,18 +286,17 @@ class SingleFlight:
 
         Tenants share no requests in flight, because they must not share errors and cookies.
         """
-        request, stores = exchange.api_request, self._allows_storing(exchange)
+        request, may_store = exchange.api_request, self._allows_storing(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
         unique = object() if self.requires_own_response(exchange) else None
         return self.requests.join(
             (exchange.cache_key.exact, request.tenant, form, unique),
             lambda: SharedRequest(
-                lambda: self._send_once(exchange), ResponseRecorder(self._writer, exchange, stores=stores)
+                lambda: self._send_once(exchange), ResponseRecorder(self._writer, exchange, stores=may_store)
             ),
         )
 
     async def _send_once(self, exchange: Exchange) -> BackendResponse:
-        """Send the request. If another proxy has it in flight, wait for its stored response instead."""
         shared = self._shared
         if shared is None or self.requires_own_response(exchange):
             return await self._send(exchange)
@@ -308,13 +307,13 @@ class SingleFlight:
         try:
             response = await self._find_stored(exchange) or await self._send(exchange)
         except BaseException:
-            self._start_release(shared, exchange)
+            self._release_lease_later(shared, exchange)
             raise
         close = response.close
 
         async def close_and_release() -> None:
             await close()
-            self._start_release(shared, exchange)
+            self._release_lease_later(shared, exchange)
 
         response.close = close_and_release
         return response
@@ -326,12 +325,12 @@ class SingleFlight:
             return None
         return None if entry is None else stored_response(exchange.api_request.api, entry)
 
-    def _start_release(self, shared: SharedState, exchange: Exchange) -> None:
-        task = asyncio.create_task(self._release_when_stored(shared, exchange.cache_key.exact))
+    def _release_lease_later(self, shared: SharedState, exchange: Exchange) -> None:
+        task = asyncio.create_task(self._release_lease(shared, exchange.cache_key.exact))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _release_when_stored(self, shared: SharedState, key: str) -> None:
+    async def _release_lease(self, shared: SharedState, key: str) -> None:
         await self._writer.wait_until_stored(key)
         with contextlib.suppress(CacheStoreError):
             await shared.release(key)

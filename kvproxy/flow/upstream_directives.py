@@ -15,7 +15,7 @@ _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 class ResponseDirectives:
     """Cache directives of an upstream's response, in seconds; None if missing.
 
-    If `must-revalidate` forbids stale hits, both `stale_*` are 0.
+    With `must-revalidate`, `stale_while_revalidate` and `stale_if_error` are 0.
     """
 
     max_age: float | None = None

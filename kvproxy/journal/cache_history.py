@@ -11,7 +11,7 @@ from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
 _MAX_CHANGES = 2
-"""An earlier request that differs in more regions (see `Regions`) belongs to another conversation."""
+"""Maximum number of differing regions (see `Regions`); with more, two requests belong to different conversations."""
 _MAX_TOMBSTONES = 100_000
 _MAX_CACHED_REGIONS = 4_096
 _FIND = (
@@ -19,17 +19,17 @@ _FIND = (
     " left join prompts p on p.key = k.key left join tombstones t on t.key = k.key"
 )
 Tombstone: TypeAlias = tuple[str, float]
-"""Reason and time of a removal."""
+"""Reason for the removal of a stored response, and its time in seconds since the epoch."""
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """An event: a response was stored.
+    """Event of a stored response.
 
     Attributes:
         time: time of the commit, in seconds since the epoch.
-        request: id of the request for which the response was computed.
+        request: id of the request that the response answered.
     """
 
     key: str
@@ -51,8 +51,8 @@ class PromptRecord:
     """A row of the table `prompts`, which stands for all requests with the same exact key.
 
     Attributes:
-        entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None without a stored response.
-        seconds: shortest time in which the backend computed a response; None without a computed response.
+        entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None if no response was stored.
+        seconds: shortest time in which the backend computed a response; None if it computed none.
     """
 
     number: int
@@ -63,11 +63,11 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A difference between two requests.
+    """The difference between a request and an earlier request.
 
     Attributes:
         regions: names of the regions that differ (see `Regions`).
-        against: `PromptRecord.number` of the earlier request.
+        against: number of the earlier request's prompt.
     """
 
     regions: tuple[str, ...]
@@ -104,12 +104,11 @@ class CacheHistory:
             self._regions.clear()
         self._regions[number] = regions
 
-    def forget(self) -> None:
-        """Drop cached regions, since a rollback may have removed their rows."""
+    def on_rollback(self) -> None:
         self._regions.clear()
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number; `text` and `contents` are the results of `stored_text`."""
+        """Insert a prompt, and return its number. `stored_text` returns `text` and `contents`."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
         digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
@@ -128,7 +127,7 @@ class CacheHistory:
         self._database.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the number of each prompt's last record; `records` maps prompt numbers to record numbers."""
+        """Set the number of each prompt's last record; `records` has it by prompt number."""
         sql = "update prompts set last = ? where number = ?"
         self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -140,27 +139,29 @@ class CacheHistory:
         self._database.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     @staticmethod
-    def removal(known: PromptRecord | None, tombstone: Tombstone | None, now: float) -> tuple[str, float | None] | None:
-        """Return why and when (None if unknown) a stored response was removed; None if it was not removed.
+    def removal(
+        prompt: PromptRecord | None, tombstone: Tombstone | None, now: float
+    ) -> tuple[str, float | None] | None:
+        """Return why and when a stored response was removed; None if it was not removed. An unknown time is None.
 
-        The first two arguments are the result of `find`.
+        `prompt` and `tombstone` are the result of `find`.
         """
         if tombstone is not None and tombstone[1] <= now + _SLACK:
             why, since = tombstone
-            if why == "expired" and known is not None and known.expires is not None:
+            if why == "expired" and prompt is not None and prompt.expires is not None:
                 # An entry that was expired by hand had a later time.
-                since = min(known.expires, since)
+                since = min(prompt.expires, since)
             return str(why), since
-        if known is None or known.entry is None:
+        if prompt is None or prompt.entry is None:
             return None
         # Housekeeping runs later, and other processes do not report removals.
-        is_expired = known.expires is not None and known.expires <= now + _SLACK
-        return ("expired", known.expires) if is_expired else ("removed", None)
+        is_expired = prompt.expires is not None and prompt.expires <= now + _SLACK
+        return ("expired", prompt.expires) if is_expired else ("removed", None)
 
     def closest_change(self, key: bytes, regions: Regions) -> Change | None:
         """Return the difference from the most similar earlier request with the same question.
 
-        None without such a request, or if more than two regions differ.
+        Return None if no such request exists, or if more than two regions differ.
         """
         if regions.question_digest is None:
             return None

@@ -12,7 +12,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 class EventQueue:
-    """A bounded, thread-safe queue of events that wait for the journal's thread."""
+    """A bounded, thread-safe queue of events for the journal's thread to write."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -34,7 +34,7 @@ class EventQueue:
         return True
 
     def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
-        """Add changes of the store, even if the queue is full."""
+        """Add changes of the response store, even if the queue is full."""
         with self._lock:
             self._events.extend(changes)
 

@@ -1,4 +1,4 @@
-"""The journal: one record per request, written by a thread of its own."""
+"""The journal: one record per request, written by a thread of the journal."""
 
 import contextlib
 import logging
@@ -30,9 +30,9 @@ from kvproxy.settings.journal import JournalSettings
 _INTERVAL = 0.5  # Seconds.
 _BATCH = 256
 _SHARED_BATCH = 64
-"""Maximum number of events in a transaction that other proxies must wait for."""
+"""Maximum number of events in a transaction in PostgreSQL, which blocks other proxies."""
 _PAUSE = 0.005
-"""Seconds between two transactions, so that the event loop is not starved of the GIL."""
+"""Seconds between two transactions, in which the event loop can take the GIL."""
 _PRUNE_INTERVAL = 10.0
 _FAILURE = "the journal %s failed (%s); until it can be written, no records are kept"
 _BUFFERING = "the journal %s failed (%s); until it can be written, records wait in memory"
@@ -41,11 +41,11 @@ T = TypeVar("T")
 
 
 class Journal:
-    """Receives finished requests and changes of the store. This base class stores nothing.
+    """Receives finished requests and changes of the response store. This base class stores nothing.
 
     Attributes:
         name: path, or URL without the password; None if the journal is disabled.
-        lost: records that could not be written.
+        lost: number of records that could not be written.
     """
 
     name: str | None = None
@@ -60,15 +60,18 @@ class Journal:
         raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def read(self, work: Callable[[JournalReader], T], default: T) -> T:
-        """Return the result of `work` with the open journal; `default` if the journal is disabled."""
+        """Call `work` with an open reader, and return its result; return `default` if the journal is disabled."""
         return default
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
-        """Return the estimated prefix reuse by pool size since the start, by URL of the upstream ("": embedded engine)."""
+        """Return curves of the estimated prefix reuse by pool size, from the prompts since the start.
+
+        Keys are URLs of upstreams; the embedded engine has an empty key.
+        """
         return {}
 
     def recent_question(self, number: int) -> str | None:
-        """Return the question of the record with this number; None if it is not among the recent questions in memory."""
+        """Return the question of the record with this number; None if it is not in memory."""
         return None
 
     def close(self) -> None: ...
@@ -78,7 +81,7 @@ class StoredJournal(Journal):
     """A journal in a database. Thread-safe.
 
     Args:
-        buffers: keep records in memory while the database fails, as many as the queue holds; otherwise they are lost.
+        buffers: while the database fails, keep records in memory, as many as the queue holds; otherwise they are lost.
         proxy: name of this proxy, if several proxies write the journal.
     """
 
@@ -135,7 +138,7 @@ class StoredJournal(Journal):
         return self._writer.questions.get(number)
 
     def flush(self, pause: float = 0.0) -> None:
-        """Write the queued events, with a pause in seconds between transactions."""
+        """Write the queued events in transactions, with `pause` seconds between them."""
         with self._writing:
             left = len(self._queue)
             while left > 0 or self._batch:
@@ -156,7 +159,7 @@ class StoredJournal(Journal):
         self.flush()
 
     def _write(self, events: Sequence[Event]) -> bool:
-        """Write events; return False if they must be written again."""
+        """Return False if the events must be written again."""
         try:
             self._writer.write(events)
             message = "the journal %s can be written again; %d records were lost"
@@ -240,11 +243,7 @@ class FileJournal(StoredJournal):
 
 
 class SharedJournal(StoredJournal):
-    """A journal in PostgreSQL, which several proxies write. Raises SettingsError if it cannot be used.
-
-    Args:
-        proxy: name of this proxy.
-    """
+    """A journal in PostgreSQL, which several proxies write. Raises SettingsError if it cannot be used."""
 
     def __init__(
         self,
@@ -286,11 +285,11 @@ def open_journal(
     redact: Redactor | None = None,
     proxy: str = "",
 ) -> Journal:
-    """Open the journal of a proxy; it also records removals from the store. Raises SettingsError.
+    """Open the journal of a proxy, and record removals from the store in it. Raises SettingsError.
 
     Args:
         where: a path or a URL of PostgreSQL, see `Settings.journal_location`.
-        proxy: name of the proxy in a journal in PostgreSQL.
+        proxy: name of this proxy, for a journal in PostgreSQL.
     """
     if not settings.enabled:
         return Journal()

@@ -13,18 +13,21 @@ _MAX_RECORDS = 3_000
 _MAX_COMPARED_TEXTS = 200
 _MAX_SHOWN = 60
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
-Texts = Callable[[int], Mapping[str, Json] | None]
-"""Returns the contents of a prompt's regions by name, for the prompt's number; None if they are not stored."""
+RegionLoader = Callable[[int], Mapping[str, Json] | None]
+"""Returns the content of each region of a prompt (see `Regions`) by its name, given the number of the prompt in the journal.
+
+Returns None if the contents are not stored.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A region of a request (see `Regions`) that differs from the same region of an earlier request.
+    """A region (see `Regions`) in which a request differs from an earlier request.
 
     Attributes:
         offset: number of equal characters before the difference; None if unknown.
-        before, after: text at the difference in the earlier and in this request; None if the text is not stored, or if the
-            request does not have the region.
+        before, after: text at the difference in the earlier request and in the later one. None if the text is not stored, or if
+            the request does not have the region.
     """
 
     region: str
@@ -39,7 +42,7 @@ class PromptDivergence:
 
     Attributes:
         earlier: request id of the earlier prompt.
-        shared: number of regions in the common prefix, such as the tools or a message.
+        shared: number of regions (see `Regions`) in the common prefix.
         region: name of the first region after the common prefix; None if the earlier prompt contains the whole prompt.
     """
 
@@ -53,9 +56,9 @@ class MissExplanation:
     """The cause of a cache miss.
 
     Attributes:
-        cause: the record's reason token without `miss-`, or the name of the first region that changed.
+        cause: the first changed region (see `Regions`), or else the record's reason token without `miss-`.
         earlier: record of the most similar earlier request; None if no earlier request is similar.
-        differences: regions that differ from that request.
+        differences: regions that differ from the most similar earlier request.
         turn: the request's turn in its session; None if the request did not reach the backend.
     """
 
@@ -67,7 +70,7 @@ class MissExplanation:
     turn: Turn | None
 
 
-def explain_record(reader: JournalReader, record: Record, texts: Texts) -> MissExplanation:
+def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoader) -> MissExplanation:
     turn = SessionReader(reader, {}).turn(record.number)
     own = None if record.prompt is None else reader.regions(record.prompt)
     if own is None or record.prompt is None:
@@ -75,13 +78,13 @@ def explain_record(reader: JournalReader, record: Record, texts: Texts) -> MissE
     earlier = reader.regions_before(record, _MAX_RECORDS)
     against = record.against if record.against is not None else _closest_prompt(own, earlier)
     if against is None:
-        against = _prompt_with_same_question(record.prompt, own, earlier, texts)
+        against = _prompt_with_same_question(record.prompt, own, earlier, load_regions)
     differences: tuple[Difference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
         names = own.differing_regions(known)
-        differences = _differences(names, texts(against), texts(record.prompt))
-    closest = None if against is None else reader.last_before(record.number, against)
+        differences = _differences(names, load_regions(against), load_regions(record.prompt))
+    closest = None if against is None else reader.last_record_before(record.number, against)
     divergence = _divergence(reader, record, own, earlier)
     return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn)
 
@@ -102,13 +105,14 @@ def _closest_prompt(own: Regions, earlier: list[tuple[int, Regions]]) -> int | N
 
 
 def _prompt_with_same_question(
-    prompt: int, own: Regions, earlier: list[tuple[int, Regions]], texts: Texts
+    prompt: int, own: Regions, earlier: list[tuple[int, Regions]], load_regions: RegionLoader
 ) -> int | None:
-    question = _question(own, texts(prompt))
+    question = _question(own, load_regions(prompt))
     if not question:
         return None
     return next(
-        (number for number, each in earlier[:_MAX_COMPARED_TEXTS] if _question(each, texts(number)) == question), None
+        (number for number, each in earlier[:_MAX_COMPARED_TEXTS] if _question(each, load_regions(number)) == question),
+        None,
     )
 
 
@@ -131,7 +135,7 @@ def _divergence(
     chain = _prompt_regions(own)
     prefixes = [(common_prefix_length(chain, _prompt_regions(regions)), number) for number, regions in earlier]
     shared, number = max(prefixes, key=lambda each: each[0], default=(0, 0))
-    found = reader.last_before(record.number, number) if shared else None
+    found = reader.last_record_before(record.number, number) if shared else None
     if found is None:
         return None
     return PromptDivergence(found.request_id, shared, chain[shared][0] if shared < len(chain) else None)
@@ -160,13 +164,13 @@ def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
-    """Return the lengths in characters of the common prefix, and of the common suffix of the remaining texts."""
+    """Return the length of the common prefix in characters, and of the common suffix of the rest."""
     start = common_prefix_length(old, new)
     return start, common_prefix_length(old[start:][::-1], new[start:][::-1])
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return the contents of two regions as texts; only `content` of messages that differ in nothing else."""
+    """Return two regions' contents as texts; of two messages that differ only in `content`, return the contents alone."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:

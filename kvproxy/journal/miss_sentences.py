@@ -8,7 +8,7 @@ from kvproxy.units import tenant_name
 
 
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
-    """Return an explanation as sentences. The caller must escape them, because they contain texts of requests."""
+    """Return the explanation as sentences. They quote requests, so the caller must escape them."""
     record = explanation.record
     sentences = [meaning_of(record.reason)]
     if record.removed_at is not None:
@@ -24,7 +24,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f"The earlier request most like it is {explanation.earlier.request_id[:32]},"
             f" of {format_time(explanation.earlier.time)}:"
         )
-        sentences += [f"- {_difference(each, explanation)}" for each in explanation.differences[:8]]
+        sentences += [f"- {_difference_sentence(each, explanation)}" for each in explanation.differences[:8]]
         if len(explanation.differences) > 8:
             sentences.append(f"- and {len(explanation.differences) - 8} more")
     if record.prompt_tokens and record.reused_tokens is not None:
@@ -34,7 +34,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
             f" {computed:,}, and its answer began after {(record.first_ms or 0) / 1000:.3f} s."
         )
     if explanation.turn is not None:
-        sentences += list(_ledger(explanation.turn))
+        sentences += list(_turn_sentences(explanation.turn))
     if (
         explanation.divergence is not None
         and explanation.divergence.region is not None
@@ -47,7 +47,7 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
     return sentences
 
 
-def _ledger(turn: Turn) -> Iterator[str]:
+def _turn_sentences(turn: Turn) -> Iterator[str]:
     pause = "" if turn.pause is None else f", {turn.pause:,.0f} s after the turn before it"
     yield f"It is turn {turn.turn} of session {turn.session}{pause}."
     for cause, tokens in turn.lost.items():
@@ -58,7 +58,7 @@ def _ledger(turn: Turn) -> Iterator[str]:
         yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
 
 
-def _difference(difference: Difference, explanation: MissExplanation) -> str:
+def _difference_sentence(difference: Difference, explanation: MissExplanation) -> str:
     name, earlier, record = difference.region, explanation.earlier, explanation.record
     if name == "tenant" and earlier is not None:
         return f"another tenant asked it: {tenant_name(earlier.tenant)} then, {tenant_name(record.tenant)} now"

@@ -1,4 +1,4 @@
-"""Forecasts the prefix cache's hit rates for other pool sizes and for a tier, from the prompts since the start."""
+"""Forecasts hit rates of a prefix cache for other pool sizes and for a tier, from the prompts since the start."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class ForecastPoint:
     Attributes:
         name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.
         pool_tokens: size in tokens; None for an unlimited pool.
-        hit_rate: share of the prompt tokens that the pool or the tier would contain.
-        ttft_ms: mean time to the first token minus the mean with the current pool; None if unknown.
+        hit_rate: share of the prompt tokens that would be found in the pool or in the tier, 0 to 1.
+        ttft_ms: change of the mean time to the first token from the current pool; None if unknown.
     """
 
     name: str
@@ -35,11 +35,11 @@ class PoolForecast:
 
     Attributes:
         engine: URL of the upstream; empty for the embedded engine.
-        requests, prompt_tokens: number of prompts since the start, and number of their tokens.
+        requests, prompt_tokens: number of prompts since the start, and of their tokens.
         measured_hit_rate: share of the prompt tokens that the engine reused; None if the engine does not report reuse.
         pool_tokens: size of the pool in tokens; None if the engine does not report it.
-        points: if the pool's size is unknown, for an unlimited pool and the tier only.
-        chart: pairs of a pool size in tokens and its hit rate.
+        points: forecasts for all sizes; only for an unlimited pool and the tier if the size of the pool is unknown.
+        chart: hit rates by pool size, as pairs of a size in tokens and a rate.
     """
 
     engine: str
@@ -64,10 +64,10 @@ def forecast(
 
     Args:
         curve: hit rates by pool size, from the prompts since the start.
-        num_blocks, block_tokens: size of the pool in blocks, with the null block, and of a block in tokens; None if the
-            engine does not report it.
-        token_seconds: prefill time of one token; None if unknown.
-        token_bytes, tier_bytes: KV bytes of one token, and size of a tier in host memory; None omits the tier.
+        num_blocks: size of the pool in blocks, with the null block; None if the engine does not report it.
+        block_tokens: tokens in a block; None if the engine does not report it.
+        token_seconds: prefill time of a token; None if unknown.
+        token_bytes, tier_bytes: KV bytes of a token, and size of a tier in host memory; None omits the tier.
     """
     pool_tokens = (num_blocks - 1) * block_tokens if num_blocks and block_tokens else None
     block_tokens = block_tokens or _BLOCK_TOKENS

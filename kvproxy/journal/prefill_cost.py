@@ -19,7 +19,7 @@ _Z = 1.645
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Estimated prefill time per computed token in seconds, and the ends of its plausible range."""
+    """Prefill seconds per computed token: the estimate, and the ends of its plausible range."""
 
     seconds: float
     least: float
@@ -29,7 +29,7 @@ class PrefillCost:
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
     """Return the Theil-Sen slope of seconds by tokens; None with too few requests, or too similar numbers of tokens.
 
-    `least` and `most` cover Sen's 90% interval, and the slope of each quarter of the requests, because the load changes.
+    The range is Sen's 90% interval, extended to the slope of each quarter of the requests, because the load changes.
 
     Args:
         tokens: computed tokens of each request, newest first.
@@ -58,7 +58,7 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def mean_cost(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
-    """Return the weighted mean of several costs; each pair is a cost and its weight."""
+    """Return the mean of costs, each paired with its weight."""
     total = sum(weight for _, weight in costs) or 1
     return PrefillCost(
         *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))

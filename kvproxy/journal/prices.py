@@ -7,8 +7,9 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
     """Return the price of a prompt in the prices' currency.
 
     Args:
-        prompt, reused: number of tokens in the prompt, and of the tokens among them that the provider reused.
-        written_5m, written_1h: tokens that the provider wrote to its cache for 5 minutes and for 1 hour.
+        prompt: number of tokens in the prompt.
+        reused: number of these tokens that the provider read from its cache.
+        written_5m, written_1h: number of tokens that the provider wrote to its cache, for five minutes and for one hour.
     """
     plain = max(0, prompt - reused - written_5m - written_1h)
     paid = (
@@ -21,12 +22,12 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
 
 
 def storage_price(price: PriceSettings, token_hours: float) -> float:
-    """Return the price of storing tokens in the provider's cache; `token_hours` is tokens times hours."""
+    """Return the price of storing tokens in the provider's cache. `token_hours` is the number of tokens times hours."""
     return token_hours * price.storage / MILLION
 
 
-def lost_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the mean price of a computed token minus the price of a reused token; arguments as in `input_price`."""
+def price_lost_per_token(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
+    """Return the mean amount that reuse of a computed token would have saved. Arguments are those of `input_price`."""
     computed = prompt - reused
     if computed <= 0:
         return 0.0

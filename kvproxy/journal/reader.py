@@ -21,11 +21,11 @@ Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "u
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 _MAX_SAMPLED = 5_000
 CACHES = ("exact", "semantic", "shared")
-"""Values of `Record.layer` for responses without a backend request of their own."""
+"""Values of `Record.layer` for responses that required no backend request."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Values of `Record.layer` for responses of the backend."""
 _PROXY = ("revalidated", "warming")
-"""Values of `Record.layer` for requests that the proxy sends itself."""
+"""Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
 _MOST_SPANS = 60
 
@@ -40,6 +40,7 @@ class Query:
         where: SQL condition over the view `requests`.
         after, before: exclusive bounds of `Record.number`.
         judged: only requests whose semantic lookup compared a stored question.
+        limit: maximum number of records, the newest.
     """
 
     since: float | None = None
@@ -66,7 +67,7 @@ class RequestGroup:
         computed: number of prompt and response tokens that the backend computed.
         seconds: total time of the requests to the backend.
         prompt: number of the prompt; None for other groups.
-        differs_in: regions that differ from the first prompt with the same name.
+        differs_in: for prompts of equal text, the regions (see `Regions`) that differ from the first of them.
     """
 
     name: str
@@ -90,7 +91,7 @@ class PromptCount:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Number of requests in each of consecutive time spans, by layer; `start` and `step` as in `Series`."""
+    """Number of requests by layer, in each of consecutive time spans of `step` seconds from `start` (seconds since the epoch)."""
 
     start: float
     step: float
@@ -99,7 +100,7 @@ class LayerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Statistics of the requests in each of consecutive time spans.
+    """Statistics of the requests in consecutive time spans.
 
     Attributes:
         start: start of the first time span, in seconds since the epoch.
@@ -107,8 +108,9 @@ class Series:
         counts: number of requests in each time span, by layer or reason.
         prompt_tokens, reused_tokens: tokens of the prompts for which the backend reported its reuse.
         first_ms: median time to the first byte over all time spans, by layer or reason.
-        cached_ms, backend_ms: median and 95th percentile of the time to the first byte in each time span, for responses of
-            caches and of the backend; None without a request.
+        cached_ms: median and 95th percentile of the time to the first byte in each time span, for responses of the caches; None
+            without a request.
+        backend_ms: the same for responses of the backend.
     """
 
     start: float
@@ -126,7 +128,7 @@ class TotalRow:
     """Sums over the requests of a group that have the same layer and model.
 
     Attributes:
-        saved_seconds: durations of the original responses that hits replaced, minus the durations of the hits.
+        saved_seconds: durations of the original responses, minus the durations of the hits that replayed them.
     """
 
     name: str
@@ -155,12 +157,15 @@ class JournalReader:
         self._database.close()
 
     def records(self, query: Query) -> list[Record]:
-        condition, values = _where(query)
+        condition, values = _where_sql(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         return self._select(f"{condition} order by number desc{limit}", values)
 
     def find(self, name: str) -> Record:
-        """Return the last record whose request id is or starts with `name`, or whose number is `name`. Raises NotFound."""
+        """Return the last record that `name` identifies. Raises NotFound.
+
+        `name` is a request id, the beginning of one, or a record number.
+        """
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
             tries.append(("number = ?", int(name)))
@@ -174,13 +179,13 @@ class JournalReader:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Return sums over the matching requests by group, the largest first."""
-        condition, values = _where(query)
+        """Return sums by group: the groups with the most requests first, or with the longest time of the backend."""
+        condition, values = _where_sql(query)
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0) + coalesce(completion_tokens, 0)"
-        source = self._database.unnested_tags() if by == "tag" else "requests"
+        source = self._database.tag_rows_sql() if by == "tag" else "requests"
         name = {"prompt": "coalesce(max(text), 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
@@ -197,8 +202,8 @@ class JournalReader:
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
     def layer_counts(self, query: Query) -> LayerCounts:
-        """Count the requests by layer in at most 60 equal spans of time."""
-        condition, values = _where(query)
+        """Count the requests by layer in at most 60 equal time spans."""
+        condition, values = _where_sql(query)
         condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
         if first is None:
@@ -206,13 +211,13 @@ class JournalReader:
         step = next((step for step in _SPANS if (last - first) / step < _MOST_SPANS - 1), _SPANS[-1])
         start = first // step
         counts: dict[str, list[int]] = {}
-        sql = f"select layer, {self._database.integer('time / ?')}, count(*) from requests{condition} group by 1, 2"
+        sql = f"select layer, {self._database.integer_part_sql('time / ?')}, count(*) from requests{condition} group by 1, 2"
         for layer, place, count in self.rows(sql, [step, *values]):
             counts.setdefault(layer, [0] * int(last // step - start + 1))[int(place - start)] += count
         return LayerCounts(start * step, step, counts)
 
     def prompt_counts(self) -> list[PromptCount]:
-        """Count the successful requests with each prompt, by tenant; the most frequent prompt is first."""
+        """Count the successful requests of clients with each prompt, the most frequent first."""
         sql = (
             "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
             f" and layer not in {_PROXY} group by prompt, tenant, api, model order by 5 desc, 1"
@@ -227,11 +232,10 @@ class JournalReader:
             start: seconds since the epoch.
         """
         end = start + step * spans
-        first, last = self.first_since(start), self.first_since(end)
-        condition = " where number >= ? and time >= ? and time < ?"
-        condition += f" and layer not in {_PROXY}"
+        first, last = self.first_number_since(start), self.first_number_since(end)
+        condition = f" where number >= ? and time >= ? and time < ? and layer not in {_PROXY}"
         values: list[object] = [start, step, first, start, end]
-        place_sql = self._database.integer("(time - ?) / ?")
+        place_sql = self._database.integer_part_sql("(time - ?) / ?")
         reported = f"layer in {BACKEND} and reused_tokens is not null"
         sql = (
             f"select {by}, {place_sql}, count(*), sum(case when {reported} then prompt_tokens else 0 end),"
@@ -244,8 +248,8 @@ class JournalReader:
             counts.setdefault(name, [0] * spans)[place] += count
             prompt_tokens[place] += prompt
             reused_tokens[place] += reused
+        condition += " and first_ms is not null and number % ? = 0"
         sql = f"select {by}, {place_sql}, layer, first_ms from requests{condition}"
-        sql += " and first_ms is not null and number % ? = 0"
         times: dict[str, list[float]] = {}
         cached: list[list[float]] = [[] for _ in range(spans)]
         backend: list[list[float]] = [[] for _ in range(spans)]
@@ -257,7 +261,7 @@ class JournalReader:
         cached_ms, backend_ms = list(map(_percentiles, cached)), list(map(_percentiles, backend))
         return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
-    def first_since(self, time: float) -> int:
+    def first_number_since(self, time: float) -> int:
         """Return the number of the first record whose request ended at `time` (seconds since the epoch) or later."""
         least, most = self.rows("select min(number), max(number) + 1 from records", [])[0]
         sql = "select time + coalesce(total_us, 0) / 1e6 from records where number >= ? order by number limit 1"
@@ -271,15 +275,14 @@ class JournalReader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Sum the requests by group, layer, and model from the day `since`, such as 2026-11-21; None counts all days."""
+        """Sum the requests by group, layer, and model from the day `since`, such as 2026-11-21; None sums all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ?"
-        sql += " group by 1, 2, 3"
+        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
 
     def last_uses(self) -> dict[str, float]:
-        """Return the time of the last request in seconds since the epoch, by name of the client."""
+        """Return the time of each client's last request in seconds since the epoch, by the client's name."""
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
         return dict(self.rows(sql, []))
 
@@ -302,7 +305,7 @@ class JournalReader:
     def backend_prompts(self) -> Iterator[tuple[float, str, int, int, int | None, Regions]]:
         """Yield the prompts that reached the backend, oldest first.
 
-        The items are: time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
+        An item is: time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
         """
         sql = (
             "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens,"
@@ -318,7 +321,7 @@ class JournalReader:
         return self._strings.regions(*rows[0]) if rows else None
 
     def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return the numbers and regions of the other prompts in the `limit` records before a record, newest first."""
+        """Return number and regions of each other prompt in the last `limit` records before a record, newest first."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"
@@ -327,23 +330,21 @@ class JournalReader:
         rows = self.rows(sql, [record.number, record.prompt, limit])
         return [(number, self._strings.regions(digests, shape)) for number, digests, shape in rows]
 
-    def last_before(self, number: int, prompt: int) -> Record | None:
-        """Return the last record with a number below `number` and with this prompt number; None without one."""
-        found = self._select(" where number < ? and prompt = ? order by number desc limit 1", [number, prompt])
-        return found[0] if found else None
+    def last_record_before(self, number: int, prompt: int) -> Record | None:
+        """Return the last record of a prompt whose number is below `number`."""
+        latest = self._select(" where number < ? and prompt = ? order by number desc limit 1", [number, prompt])
+        return next(iter(latest), None)
 
     def _select(self, clauses: str, values: Sequence[object]) -> list[Record]:
-        return [
-            Record(*row)
-            for row in self.rows(f"select {', '.join(self._database.columns)} from requests{clauses}", values)
-        ]
+        sql = f"select {', '.join(self._database.columns)} from requests{clauses}"
+        return [Record(*row) for row in self.rows(sql, values)]
 
     def entry_id(self, prompt: int) -> str | None:
         id: str | None = self._value("entry", prompt)
         return id
 
     def contents(self, prompt: int) -> JsonObject | None:
-        """Return the contents of a prompt's regions by name; None if they are not stored (`journal.text`)."""
+        """Return the content of each region of a prompt by name; None if the setting `journal.text` does not store it."""
         compressed = self._value("whole", prompt)
         return None if compressed is None else as_object(loads(zlib.decompress(compressed)))
 
@@ -370,7 +371,7 @@ def _percentiles(values: list[float]) -> tuple[float, float] | None:
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)
 
 
-def _where(query: Query) -> tuple[str, list[object]]:
+def _where_sql(query: Query) -> tuple[str, list[object]]:
     conditions: list[tuple[str, object]] = [
         ("time >= ?", query.since),
         ("time < ?", query.until),
@@ -391,6 +392,5 @@ def _where(query: Query) -> tuple[str, list[object]]:
 
 
 def _without_warming(condition: str, query: Query) -> str:
-    """Leave out the requests of `kvproxy warm` and keep-warm requests, unless the query selects them."""
     condition = condition or " where true"
     return condition if query.layer == "warming" else f"{condition} and layer <> 'warming'"

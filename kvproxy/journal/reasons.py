@@ -90,7 +90,7 @@ _STATUSES = {
     499: "disconnected-waiting",
 }
 _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
-"""Statuses of an upstream that mean an invalid request. Not 401 and 403, because the key may be the operator's."""
+"""Statuses with which an upstream rejects the client's request. 401 and 403 may concern the operator's key instead."""
 
 
 def reason_of_status(status: int) -> str:
@@ -107,7 +107,10 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange. The journal's writer replaces `miss-new` if it finds a cause."""
+    """Return the reason token of an exchange, as far as it does not depend on earlier requests.
+
+    `RecordWriter` replaces `miss-new` if an earlier request explains the miss.
+    """
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_disconnected:
@@ -137,7 +140,7 @@ def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
 
 
 def reason_of_neighbour(neighbour: Candidate) -> str | None:
-    """Return the reason token for a similar question whose response was not served; None if no token fits."""
+    """Return the reason token for a similar question whose response was not served; None if no token exists."""
     if neighbour.verdict == "vetoed":
         return f"veto-{neighbour.guard}"
     token = "shadow" if neighbour.verdict == "accepted" else neighbour.verdict.replace(" ", "-")
@@ -159,7 +162,7 @@ def meaning_of(token: str) -> str:
 
 
 def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
-    """Return the reason token of a miss that is not explained by an earlier request or a removed entry.
+    """Return the reason token of a miss that neither a similar request nor a removed response explains.
 
     Args:
         asked_before: an earlier equal request is in the journal.

@@ -17,8 +17,10 @@ Layer = Literal[
     "revalidated",
     "warming",
 ]
-"""Source of a response: as in `exchange.Layer`; or `shared`, the response to an identical request in flight; or
-`prefix`, a backend that reused a part of the prompt; or `warming`, any source, for a request that the proxy sends itself.
+"""Source of a response: a value of `exchange.Layer`, or one of three others.
+
+`shared`: the response to an identical request in flight. `prefix`: a backend that reused a part of the prompt. `warming`: any
+source, for a request that warms a cache.
 """
 MAX_REQUEST_ID = 128
 _CLIENT = "client:"
@@ -30,19 +32,19 @@ class Record:
 
     Attributes:
         time: arrival, in seconds since the epoch.
-        tenant: `client:NAME`, a digest of the headers that name a user, or `public`.
+        tenant: `client:NAME`, a digest of the headers that name a user, both, or `public`.
         upstream: URL of the server that responded.
         layer, reason: source of the response, and its reason token; see `reasons.py`.
         changed: names of regions (see `Regions`) that differ from an earlier request with the same question.
         removed_at: time when the stored response of an equal request was removed, in seconds since the epoch.
         entry: id of the stored response.
-        near: id of the similar entry that decided the semantic lookup.
-        similarity, score, error, guard: of that entry; see `Decision`.
-        predicted_tokens: reused prompt tokens as the upstream's mirror predicted.
-        reused_tokens: reused prompt tokens as the backend reported.
+        near: id of the stored response whose question decided the semantic lookup.
+        similarity, score, error, guard: scores of that question, and the guard that vetoed it; see `Decision`.
+        predicted_tokens: reused prompt tokens, as the mirror of the upstream's cache predicted them.
+        reused_tokens: reused prompt tokens, as the backend reported them.
         exact_ms, semantic_ms: duration of the exact and of the semantic lookup.
-        backend_ms: from the end of the lookups until the backend's response began.
-        first_ms, total_ms: from arrival until the response to the client began, and until it ended.
+        backend_ms: time from the end of the lookups until the backend's response began.
+        first_ms, total_ms: time from arrival until the response to the client began, and until it ended.
         prompt: number of the prompt; equal requests have the same number.
         against: prompt number of the earlier request to which `changed` refers.
         text: beginning of the question, if `journal.text` allows storing it.
@@ -87,7 +89,7 @@ class Record:
 
 
 def record_of(exchange: Exchange) -> Record:
-    """Return the record of an exchange; `RecordWriter` sets its number and what depends on earlier requests."""
+    """Return the record of an exchange. `RecordWriter` sets its number and the fields that depend on earlier requests."""
     request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
     reason = reason_of(exchange)
     prefix = exchange.prefix if hit is None else None
@@ -97,7 +99,7 @@ def record_of(exchange: Exchange) -> Record:
         time=exchange.arrived,
         request_id=exchange.request_id[:MAX_REQUEST_ID],
         tenant=exchange.tenant,
-        client=client_of(exchange.tenant),
+        client=client_name(exchange.tenant),
         api=exchange.api or "",
         model=request.model if request is not None else "",
         upstream=exchange.upstream,
@@ -131,13 +133,13 @@ def record_of(exchange: Exchange) -> Record:
 
 
 def is_computed_warming(exchange: Exchange) -> bool:
-    """Whether the exchange warmed a cache with a response that the backend computed."""
+    """Return whether a request warmed a cache with a response that the backend computed."""
     is_computed = exchange.layer == "forward" and not exchange.was_collapsed
     return exchange.is_warming and is_computed and exchange.status < 400
 
 
-def client_of(tenant: str) -> str | None:
-    """Return the client's name in a tenant `client:NAME`; None for another tenant."""
+def client_name(tenant: str) -> str | None:
+    """Return the client's name in a tenant `client:NAME`; None if the tenant names no client."""
     return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
 
 

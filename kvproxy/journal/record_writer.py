@@ -13,7 +13,7 @@ from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_without_history
 from kvproxy.journal.record import Record, is_computed_warming, record_of
 from kvproxy.journal.request_regions import Regions, regions_of
-from kvproxy.journal.schema import row_of, short_key
+from kvproxy.journal.schema import record_row, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
 from kvproxy.journal.stored_texts import RecentQuestions, stored_text
 from kvproxy.journal.string_ids import StringIds
@@ -35,19 +35,15 @@ _Totals = dict[tuple[str, str, str, str, str], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Storage:
-    """A stored response, and why its key had no response before (the result of `CacheHistory.removal`)."""
+class _StoredResponse:
+    """A stored response, and the earlier removal of its key's response (the result of `CacheHistory.removal`)."""
 
-    stored: ResponseStored
-    absence: tuple[str, float | None] | None
+    event: ResponseStored
+    earlier_removal: tuple[str, float | None] | None
 
 
 class RecordWriter:
-    """Writes records. If a method raises JournalFailed, its transaction is rolled back.
-
-    Args:
-        proxy: name of this proxy, if several proxies write the journal.
-    """
+    """Writes records. If a method raises JournalFailed, its transaction is rolled back."""
 
     def __init__(
         self,
@@ -70,13 +66,13 @@ class RecordWriter:
         self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
-        self._storages: dict[str, _Storage] = {}
+        self._stored_responses: dict[str, _StoredResponse] = {}
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
-        """Write events in one transaction: a record for each exchange, and changes of entries.
+        """Write a record for each exchange, and the changes of the response store, in one transaction.
 
-        After JournalFailed, the same events may be written again: each record is stored once.
+        After JournalFailed, write the same events again. No record is stored twice, even if the failed transaction was committed.
         """
         first = None
         try:
@@ -93,9 +89,9 @@ class RecordWriter:
         except BaseException as error:
             # The commit may have failed after the database stored it.
             self._unconfirmed = first if isinstance(error, JournalFailed) else None
-            self._strings.forget()
-            self._history.forget()
-            self._turns.forget()
+            self._strings.on_rollback()
+            self._history.on_rollback()
+            self._turns.on_rollback()
             self._prompts.clear()
             self._without_entry.clear()
             raise
@@ -121,7 +117,9 @@ class RecordWriter:
                 self._write_change(event, records)
         self._turns.end_batch()
         self._history.set_last_records({record.prompt: number for number, record in records.items()})
-        self._database.insert_records([row_of(record, self._database, self._strings) for record in records.values()])
+        self._database.insert_records(
+            [record_row(record, self._database, self._strings) for record in records.values()]
+        )
         self._database.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
 
     def _write_change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
@@ -131,10 +129,10 @@ class RecordWriter:
             return
         self._set_entry(change, records)
         # An entry is stored before its request ends, and the record requires the state before it.
-        absence = self._history.removal(*self._history.find(short_key(change.key)), change.time)
-        if len(self._storages) >= _MAX_CACHED_PROMPTS:
-            self._storages.clear()
-        self._storages[change.key] = _Storage(change, absence)
+        earlier_removal = self._history.removal(*self._history.find(short_key(change.key)), change.time)
+        if len(self._stored_responses) >= _MAX_CACHED_PROMPTS:
+            self._stored_responses.clear()
+        self._stored_responses[change.key] = _StoredResponse(change, earlier_removal)
         self._history.set_entry(change)
 
     def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
@@ -144,7 +142,7 @@ class RecordWriter:
             record.entry = stored.id
         elif number is not None:
             sql = "update records set entry = ? where number = ?"
-            self._database.execute(sql, [self._database.entry_value(stored.id), number])
+            self._database.execute(sql, [self._database.stored_id(stored.id), number])
 
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         key = cache_key.exact
@@ -160,8 +158,8 @@ class RecordWriter:
             text, whole = stored_text(exchange, self._settings.text, self._redact)
             number = self._history.add(short, regions, text, whole)
             prompt = PromptRecord(number)
-            if key in self._storages:
-                stored = self._storages[key].stored
+            if key in self._stored_responses:
+                stored = self._stored_responses[key].event
                 self._history.set_entry(stored)
                 prompt = PromptRecord(number, stored.id, stored.expires)
         is_computed = record.layer in ("forward", "prefix", "revalidated") or is_computed_warming(exchange)
@@ -176,7 +174,7 @@ class RecordWriter:
         record.prompt = prompt.number
         self._turns.add(exchange, record, regions)
         if record.entry is None:
-            self._expect_entry(key, exchange, record)
+            self._set_or_await_entry(key, exchange, record)
 
     def _explain_miss(
         self,
@@ -187,13 +185,13 @@ class RecordWriter:
         prompt: PromptRecord | None,
         tombstone: Tombstone | None,
     ) -> None:
-        storage = self._storages.get(key)
-        if storage is not None and storage.stored.time >= record.time:
-            absence = storage.absence
+        stored_response = self._stored_responses.get(key)
+        if stored_response is not None and stored_response.event.time >= record.time:
+            earlier_removal = stored_response.earlier_removal
         else:
-            absence = self._history.removal(prompt, tombstone, record.time)
-        if absence is not None:
-            record.reason, record.removed_at = f"miss-{absence[0]}", absence[1]
+            earlier_removal = self._history.removal(prompt, tombstone, record.time)
+        if earlier_removal is not None:
+            record.reason, record.removed_at = f"miss-{earlier_removal[0]}", earlier_removal[1]
             return
         change = self._history.closest_change(short_key(key), regions)
         if change is not None:
@@ -202,10 +200,10 @@ class RecordWriter:
         computed = prompt is not None and prompt.seconds is not None
         record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
 
-    def _expect_entry(self, key: str, exchange: Exchange, record: Record) -> None:
-        storage = self._storages.get(key)
-        if storage is not None and storage.stored.request == exchange.request_id:
-            record.entry = storage.stored.id
+    def _set_or_await_entry(self, key: str, exchange: Exchange, record: Record) -> None:
+        stored_response = self._stored_responses.get(key)
+        if stored_response is not None and stored_response.event.request == exchange.request_id:
+            record.entry = stored_response.event.id
             return
         if len(self._without_entry) >= _MAX_WITHOUT_ENTRY:
             self._without_entry.popitem(last=False)

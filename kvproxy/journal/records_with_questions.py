@@ -17,12 +17,17 @@ def entry_ids(records: Sequence[Record]) -> list[str]:
     return sorted({id for record in records for id in (record.entry, record.near) if id is not None})
 
 
-def with_questions(
+def add_questions(
     records: Sequence[Record],
     questions: Mapping[str, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
 ) -> list[RecordWithQuestions]:
-    """Add questions to records; `questions` maps entry ids to questions, `recent_text` record numbers to questions."""
+    """Add questions to records.
+
+    Args:
+        questions: questions of stored responses, by id.
+        recent_text: returns the question of a record, given its number.
+    """
 
     def join(record: Record) -> RecordWithQuestions:
         is_semantic = record.layer == "semantic"

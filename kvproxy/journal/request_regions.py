@@ -30,7 +30,7 @@ class Regions:
     sizes: tuple[int, ...] = ()
 
     def differing_regions(self, other: "Regions") -> list[str]:
-        """Return the names of the regions that differ or that only one of the requests has, in order."""
+        """Return the names of the regions that differ, or that only one of the requests has."""
         own, others = self.digests_by_name(), other.digests_by_name()
         return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
 
@@ -70,7 +70,7 @@ def _body_items(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:
-    """Restore a request body from the contents of its regions by name. Fields that an exact key ignores are missing."""
+    """Return the request body that has these contents of regions by name. It lacks fields that the exact key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():
@@ -85,7 +85,10 @@ def request_body_of(parts: JsonMap) -> JsonObject:
 def regions_of(
     key_parts: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None
 ) -> Regions:
-    """Return the regions of a request from its `CacheKey.parts`; `collect` receives the digest and JSON of each."""
+    """Return the regions of a request from its `CacheKey.parts`.
+
+    `collect` receives the digest and the JSON of each region.
+    """
     names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(region_items(key_parts)):
         content = _canonical(value)
@@ -107,5 +110,5 @@ def _canonical(value: Json) -> bytes:
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:
-    """Return a JSON object with the content of each region by name, from `CacheKey.parts`."""
+    """Return a JSON object with the content of each region by name."""
     return dumps(dict(region_items(key_parts)))

@@ -14,7 +14,7 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 @dataclass(frozen=True, slots=True)
 class WrongHitInterval:
-    """Bounds of the share of semantic hits that are wrong, 0 to 1, and a sentence that states their source."""
+    """Bounds of the share of semantic hits that are wrong, from 0 to 1, and a sentence about their source."""
 
     least: float
     most: float
@@ -27,13 +27,13 @@ class Saving:
 
     Attributes:
         answered: number of requests with a cached response.
-        prompt_tokens, completion_tokens: tokens of the cached responses and their prompts.
+        prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses.
         reused_tokens: prompt tokens that the backend reused.
         seconds: saved time: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
-        unmeasured_tokens: reused tokens whose prefill time is unknown, and not in `seconds`.
-        money: None if no model has a price.
-        least_money: `money` if as many semantic hits as `WrongHitInterval.most` states are wrong, and save nothing.
+        unmeasured_tokens: reused tokens of unknown prefill time, which `seconds` does not include.
+        money: saved money; None if no model has a price.
+        least_money: saved money if the share `WrongHitInterval.most` of the semantic hits saves nothing.
     """
 
     name: str
@@ -60,7 +60,7 @@ class SavingsReport:
 
     Attributes:
         total: None for tags, because a request may have several tags.
-        refused: requests that the proxy refused, which are not counted.
+        refused: number of requests that the proxy refused; no group counts them.
     """
 
     rows: list[Saving]
@@ -81,7 +81,7 @@ def savings_report(
     """Return the savings by group and their total.
 
     Args:
-        counts: result of `Observations.summary`; None without a store.
+        counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
         since: seconds before now; the UTC day of that time is the first to count. None counts all days.
     """
     wrong = _wrong_interval(counts, settings)
@@ -91,7 +91,7 @@ def savings_report(
 
 
 def first_day(since: float | None) -> str | None:
-    """Return the UTC day of the time `since` seconds ago, such as 2026-11-21; None if `since` is None."""
+    """Return the UTC day of the time `since` seconds ago, such as 2026-11-21."""
     return None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
 
 
@@ -104,8 +104,7 @@ def savings(
 ) -> list[Saving]:
     """Return the savings of each group, the largest first, or in order of time for days.
 
-    Args:
-        since: first day to count, such as 2026-11-21; None counts all days.
+    `since` is the first day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
     costs = reader.prefill_costs()

@@ -65,18 +65,15 @@ COLUMNS = tuple(field.name for field in fields(Record))
 
 
 def stored_fields(columns: Iterable[str]) -> list[str]:
-    """Return the fields of `Record` that the table `records` stores."""
     return [name for name in columns if name not in OF_PROMPT]
 
 
-def view() -> str:
-    """Return the SQL of the view `requests` in SQLite, where one proxy writes all records."""
+def view_sql() -> str:
     columns = ", ".join(_column_sql(name) for name in COLUMNS if name != "proxy")
     return f"create view requests as select {columns} from records r left join prompts p on p.number = r.prompt"
 
 
-def row_of(record: Record, database: JournalDatabase, strings: StringIds) -> list[object]:
-    """Return a row for `JournalDatabase.insert_records`."""
+def record_row(record: Record, database: JournalDatabase, strings: StringIds) -> list[object]:
     return [_stored_value(name, getattr(record, name), database, strings) for name in database.stored]
 
 
@@ -86,12 +83,12 @@ def _stored_value(name: str, value: Any, database: JournalDatabase, strings: Str
     if name in STRINGS:
         return strings.id_of(value)
     if name in _DIGESTS:
-        return database.entry_value(value)
+        return database.stored_id(value)
     return round(value * 1000) if name.endswith("_ms") else value
 
 
 def short_key(key: str) -> bytes:
-    """Return the first 16 bytes of an exact key; an imported key that is not hexadecimal is hashed first."""
+    """Return the first 16 bytes of an exact key. An imported key that is not hexadecimal is hashed first."""
     try:
         return bytes.fromhex(key[: 2 * _KEY_BYTES])
     except ValueError:
@@ -99,7 +96,7 @@ def short_key(key: str) -> bytes:
 
 
 def entry_blob(id: str) -> bytes | str:
-    """Return an entry id as bytes to save space; an imported id that is not hexadecimal stays text."""
+    """Return the id of a stored response as bytes to save space. An imported id that is not hexadecimal stays text."""
     try:
         return bytes.fromhex(id) if len(id) == _ID_DIGITS else id
     except ValueError:

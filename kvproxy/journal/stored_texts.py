@@ -1,4 +1,4 @@
-"""Texts of requests that the settings or a rule allow in the file, and recent questions in memory."""
+"""Texts of requests that the settings or a rule allow in the journal, and recent questions in memory."""
 
 import zlib
 from collections import OrderedDict
@@ -14,10 +14,9 @@ _MAX_QUESTION = 2_000
 
 
 def stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
-    """Return the beginning of the question, and the compressed contents of all regions; None if not to be stored.
+    """Return the beginning of the question, and the compressed contents of all regions; None for a text that must not be stored.
 
-    Args:
-        default_mode: the setting `journal.text`, which a rule may override.
+    `default_mode` is the setting `journal.text`, which a rule may override.
     """
     request, key = exchange.request, exchange.key
     if request is None or key is None or (mode := request.control.rule.journal_text or default_mode) == "none":
@@ -42,7 +41,7 @@ class RecentQuestions:
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def add(self, exchange: Exchange, record: Record) -> None:
-        """Store the question in memory if it was compared with a stored question, so that both can be shown."""
+        """Remember the question if it was compared with a stored question, so that both can be shown."""
         if record.near is None or exchange.request is None:
             return
         text = exchange.request.api.display_text(exchange.request.body)

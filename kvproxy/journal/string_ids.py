@@ -20,7 +20,7 @@ class StringIds:
         return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape_id(self, regions: Regions) -> int:
-        """Return the id of a request's shape: the names of its regions, and `Regions.question`."""
+        """Return the id of `Regions.names` and `Regions.question`, which many requests have in common."""
         return self._id(json.dumps([regions.question, *regions.names]))
 
     def _id(self, text: str) -> int:
@@ -31,8 +31,7 @@ class StringIds:
             self._numbers[text] = int(self._database.rows("select number from names where name = ?", [text])[0][0])
         return self._numbers[text]
 
-    def forget(self) -> None:
-        """Discard all cached ids, because a rollback may have removed their rows."""
+    def on_rollback(self) -> None:
         self._numbers.clear()
         self._shapes.clear()
 

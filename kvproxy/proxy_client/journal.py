@@ -13,7 +13,7 @@ from kvproxy.index.store.open_store import is_url
 from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
+from kvproxy.journal.records_with_questions import RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_day, savings_report
 from kvproxy.journal.sessions.session_reader import (
@@ -61,20 +61,20 @@ class DirectJournal:
 
     def records(self, query: Query) -> list[RecordWithQuestions]:
         records = self.reader.records(query)
-        return with_questions(records, self._prompts(entry_ids(records)))
+        return add_questions(records, self._prompts(entry_ids(records)))
 
     def record(self, request: str) -> Record:
         return self.reader.find(request)
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         # Slow to import.
-        from kvproxy.flow.explain import prompt_loader
-        from kvproxy.journal.miss_explanation import explain_record
+        from kvproxy.flow.explain import region_loader
+        from kvproxy.journal.miss_explanation import explain_miss
         from kvproxy.journal.miss_sentences import explain_in_sentences
 
         record = self.record(request)
         with self._open_store() as store:
-            found = explain_record(self.reader, record, prompt_loader(self.reader, store))
+            found = explain_miss(self.reader, record, region_loader(self.reader, store))
         return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(

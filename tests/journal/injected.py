@@ -21,7 +21,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.backends.protocol import Forwarder, RelayedResponse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.explain import prompt_loader
+from kvproxy.flow.explain import region_loader
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
@@ -29,7 +29,7 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
-from kvproxy.journal.miss_explanation import MissExplanation, explain_record
+from kvproxy.journal.miss_explanation import MissExplanation, explain_miss
 from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import JournalReader
 from kvproxy.settings import CacheSettings
@@ -132,7 +132,7 @@ class World:
         self.journal.flush()
         reader = JournalReader(self.journal.path)
         try:
-            return explain_record(reader, reader.find(id), prompt_loader(reader, self.store))
+            return explain_miss(reader, reader.find(id), region_loader(reader, self.store))
         finally:
             reader.close()
 

@@ -14,16 +14,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
-from kvproxy.flow.explain import prompt_loader
+from kvproxy.flow.explain import region_loader
 from kvproxy.http.admin.replies import fields_of, parse_duration, parse_number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.miss_explanation import explain_record
+from kvproxy.journal.miss_explanation import explain_miss
 from kvproxy.journal.miss_sentences import explain_in_sentences
 from kvproxy.journal.reader import JournalReader, Query, SavingsGroup
 from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.records_with_questions import RecordWithQuestions, entry_ids, with_questions
+from kvproxy.journal.records_with_questions import RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.savings import first_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 
@@ -75,7 +75,7 @@ def _add_questions(app: Services, records: list[Record]) -> list[RecordWithQuest
     # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
         prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
-    return with_questions(records, prompts, app.answerer.journal.recent_question)
+    return add_questions(records, prompts, app.answerer.journal.recent_question)
 
 
 def _row_fields(row: RecordWithQuestions) -> dict[str, object]:
@@ -147,7 +147,7 @@ async def explain(request: Request) -> Response:
 
     def read_explanation(reader: JournalReader) -> dict[str, object]:
         record = reader.find(name)
-        found = explain_record(reader, record, prompt_loader(reader, app.answerer.store))
+        found = explain_miss(reader, record, region_loader(reader, app.answerer.store))
         (row,) = _add_questions(app, [record])
         return {
             "explained": found,

@@ -10,7 +10,7 @@ from kvproxy.optional_packages import install_command
 
 
 def open_to_read(where: str | Path) -> JournalDatabase:
-    """Open a journal, given its path or its URL of PostgreSQL. Raises NotFound or KvproxyError."""
+    """Open a journal for reading, given its path or its URL of PostgreSQL. Raises NotFound or KvproxyError."""
     # Each database is imported when it is used: one of them needs an optional driver.
     if isinstance(where, Path) or not is_url(where):
         from kvproxy.journal.databases.sqlite import open_to_read as open_file

@@ -27,32 +27,35 @@ class JournalDatabase(Protocol):
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     def execute(self, sql: str, values: Sequence[object]) -> None:
-        """Run a statement without a result in the open transaction; it may be delayed until the next `rows` or the commit."""
+        """Run a statement without a result in the open transaction, at the latest before the next `rows` or the commit."""
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
-        """Insert rows with values for the fields in `stored`."""
+        """Insert rows into `records`, with a value for each field of `stored`."""
 
     def transaction(self) -> AbstractContextManager[int]:
-        """Open a transaction that excludes other writers.
+        """Open a transaction, and block other writers until its end.
 
-        Its value changes when another connection may have deleted prompts.
+        The context's value is a version. It changes if another connection may have deleted prompts.
         """
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
-        """Reserve consecutive numbers for records that arrived at these times, and return the first number."""
+        """Reserve consecutive numbers for records that arrived at these times in seconds since the epoch; return the first."""
 
     def delete_oldest(self, before: float, max_rows: int) -> int:
-        """Delete a batch of records before a time or beyond `max_rows`, with their prompts; return the number of records."""
+        """Delete a batch of records that are older than the time `before`, or exceed `max_rows`. Return how many were deleted.
 
-    def entry_value(self, id: str) -> object:
-        """Return the value for an entry id in a column of such ids."""
+        Prompts without a remaining record are deleted, too.
+        """
 
-    def integer(self, expression: str) -> str:
-        """Return an SQL expression for a positive number without its fraction."""
+    def stored_id(self, id: str) -> object:
+        """Return the id of a stored response in the form in which the database stores it."""
 
-    def unnested_tags(self) -> str:
-        """Return the SQL after `from` that has a row for each tag of each request; `value` is the tag."""
+    def integer_part_sql(self, expression: str) -> str:
+        """Return SQL for the integer part of a positive number."""
+
+    def tag_rows_sql(self) -> str:
+        """Return SQL for a `from` clause: the view `requests` with one row for each tag, which the column `value` contains."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A journal in PostgreSQL, which several proxies write. The records of each day (UTC) are a partition."""
+"""A journal in PostgreSQL, which several proxies write. Each day (UTC) has a partition of its records."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same t
 _DAY = 86_400
 _Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _RETRY_SECONDS = 2.0
-"""Seconds without another attempt after a failed connection."""
+"""Minimum seconds between a failed connection and the next attempt."""
 _MAX_READERS = 4
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
@@ -51,7 +51,7 @@ def _ddl(statement: str) -> str:
     return statement
 
 
-def _view() -> str:
+def _view_sql() -> str:
     joins = "".join(f" left join names n_{name} on n_{name}.number = r.{name}" for name in STRINGS)
     columns = ", ".join(map(_column_sql, COLUMNS))
     return f"create view requests as select {columns} from records r left join prompts p on p.number = r.prompt{joins}"
@@ -78,15 +78,14 @@ _SCHEMA = (
     "create sequence record_numbers",
     *map(_ddl, TABLES),
     "create index on records using brin (time)",
-    _view(),
+    _view_sql(),
 )
 
 
 class PostgresJournalDatabase:
     """A connection to the journal. After a failure, the next transaction opens a new connection.
 
-    Args:
-        writable: create the schema if it is missing, and allow writes.
+    With `writable`, a missing schema is created.
     """
 
     columns: Sequence[str] = COLUMNS
@@ -126,7 +125,7 @@ class PostgresJournalDatabase:
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._errors():
             connection = self._open()
-            parameters = [_storable(each) for each in values]
+            parameters = [_without_invalid_characters(each) for each in values]
             if self._pending:
                 # One round trip for all.
                 with connection.pipeline() as pipeline:
@@ -143,7 +142,7 @@ class PostgresJournalDatabase:
     def _send(self, connection: _Connection) -> None:
         pending, self._pending = self._pending, []
         for sql, values in pending:
-            connection.execute(_placeholders(sql), [_storable(each) for each in values])
+            connection.execute(_placeholders(sql), [_without_invalid_characters(each) for each in values])
 
     def _flush(self) -> None:
         if self._pending:
@@ -154,7 +153,9 @@ class PostgresJournalDatabase:
         if rows:
             self._flush()
             with self._errors(), self._open().cursor() as cursor:
-                cursor.executemany(_placeholders(sql), [[_storable(each) for each in row] for row in rows])
+                cursor.executemany(
+                    _placeholders(sql), [[_without_invalid_characters(each) for each in row] for row in rows]
+                )
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
         if not rows:
@@ -164,7 +165,7 @@ class PostgresJournalDatabase:
         sql = f"copy records ({', '.join(map(stored_name, self.stored))}) from stdin"
         with self._errors(), self._open().cursor() as cursor, cursor.copy(sql.encode()) as copy:
             for row in rows:
-                copy.write_row([_storable(each) for each in row])
+                copy.write_row([_without_invalid_characters(each) for each in row])
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:
@@ -220,13 +221,13 @@ class PostgresJournalDatabase:
         self.rows("update state set pruned = pruned + 1")
         return max(1, int(count))
 
-    def entry_value(self, id: str) -> str:
+    def stored_id(self, id: str) -> str:
         return id
 
-    def integer(self, expression: str) -> str:
+    def integer_part_sql(self, expression: str) -> str:
         return f"floor({expression})::bigint"
 
-    def unnested_tags(self) -> str:
+    def tag_rows_sql(self) -> str:
         return "requests, unnest(string_to_array(tags, ',')) as value"
 
     def close(self) -> None:
@@ -274,7 +275,7 @@ class PostgresJournalDatabase:
 
 
 class PostgresReaders:
-    """A pool of connections for reading the journal."""
+    """A pool of read-only connections."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -291,7 +292,7 @@ class PostgresReaders:
         )
 
     def open(self) -> PostgresJournalDatabase:
-        """Return a connection, which `close` returns to the pool. Raises JournalFailed."""
+        """Return a connection; its method `close` returns it to the pool. Raises JournalFailed."""
         database = PostgresJournalDatabase(self._url, writable=False)
         try:
             database.use(self._pool.getconn())
@@ -334,14 +335,12 @@ def _create_or_check_schema(connection: psycopg.Connection[Any], name: str, *, c
 
 
 class _NumberLoader(Loader):
-    """Loads exact numbers, such as sums of integers, as int or float."""
-
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)
         return float(text) if b"." in text else int(text)
 
 
-def _storable(value: object) -> object:
+def _without_invalid_characters(value: object) -> object:
     if not isinstance(value, str) or (value.isascii() and "\x00" not in value):
         return value
     return value.encode("utf-8", "replace").decode().replace("\x00", "")
@@ -349,6 +348,5 @@ def _storable(value: object) -> object:
 
 @functools.lru_cache(maxsize=1024)
 def _placeholders(sql: str) -> bytes:
-    """Replace `?` by psycopg's placeholders, except within strings."""
     parts = re.split(r"('(?:[^']|'')*')", sql.replace("%", "%%"))
     return "".join(part if part.startswith("'") else part.replace("?", "%s") for part in parts).encode()

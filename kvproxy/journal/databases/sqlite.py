@@ -10,7 +10,7 @@ from typing import Any
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_fields, stored_name, view
+from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_fields, stored_name, view_sql
 
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
@@ -43,13 +43,12 @@ class SqliteJournalDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:
-        self._check_file()
+        self._check_not_replaced()
         with _journal_errors(), self._connection:
             self._connection.execute("begin immediate")
             yield int(self._connection.execute("pragma data_version").fetchone()[0])
 
-    def _check_file(self) -> None:
-        """Raise JournalFailed if the file was deleted or replaced, because writes to it would be lost."""
+    def _check_not_replaced(self) -> None:
         if self._files is not None and self._files.were_replaced():
             self._files.checkpoint()
             raise JournalFailed("it was deleted or replaced: restart to use what is there now")
@@ -69,13 +68,13 @@ class SqliteJournalDatabase:
         self.executemany("delete from prompts where number = ? and last < ?", [(each, least) for each in prompts])
         return len(rows)
 
-    def entry_value(self, id: str) -> bytes | str:
+    def stored_id(self, id: str) -> bytes | str:
         return entry_blob(id)
 
-    def integer(self, expression: str) -> str:
+    def integer_part_sql(self, expression: str) -> str:
         return f"cast({expression} as integer)"
 
-    def unnested_tags(self) -> str:
+    def tag_rows_sql(self) -> str:
         return "requests join json_each('[\"' || replace(tags, ',', '\",\"') || '\"]')"
 
     def close(self) -> None:
@@ -104,7 +103,7 @@ def open_file(path: Path) -> SqliteJournalDatabase:
     # A killed process loses no commit. A power failure may lose the last ones.
     connection.execute("pragma synchronous=normal")
     try:
-        create_schema(connection, f"the journal {path}", VERSION, (*TABLES, view()))
+        create_schema(connection, f"the journal {path}", VERSION, (*TABLES, view_sql()))
         for table in ("records", "prompts", "totals", "turns"):
             connection.execute(f"select * from {table} limit 1").fetchone()
     except BaseException:
@@ -114,9 +113,9 @@ def open_file(path: Path) -> SqliteJournalDatabase:
 
 
 def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalDatabase:
-    """Open the file. A damaged file is renamed to `journal.db.damaged-TIME` and replaced with an empty one.
+    """Open the file for writing. A damaged file is renamed to `journal.db.damaged-TIME`, and replaced with an empty one.
 
-    SQLite's `.recover` may read the renamed file.
+    SQLite's command `.recover` may be able to read the damaged file.
     """
     try:
         return open_file(path)
@@ -134,7 +133,7 @@ def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalData
 
 
 def open_to_read(path: Path) -> SqliteJournalDatabase:
-    """Open the file for reading only; raises NotFound or KvproxyError."""
+    """Open the file for reading. Raises NotFound or KvproxyError."""
     allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
     if not path.is_file():
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")

@@ -14,30 +14,30 @@ CAUSES = {
     "unmarked": "The request had no `cache_control` to store the prefix.",
     "unreported": "The backend did not report its reuse.",
 }
-"""Why prompt tokens were not reused ("lost"): each cause with its meaning."""
+"""Causes why prompt tokens were not reused ("lost"), and their meanings."""
 STORED = "stored"
-"""Name of the sum of reused tokens times the hours for which the provider had stored them."""
+"""Result under which the ledger sums reused tokens times the hours for which the provider had stored them."""
 _BLOCK = 16
-"""Assumed number of tokens in a block if the backend does not report it. Incomplete blocks are not cached."""
+"""Tokens in a block, if the backend does not report it. Incomplete blocks are not cached."""
 _PROVIDER_BLOCK = 128
-"""OpenAI caches prefixes whose length is a multiple of this number of tokens."""
+"""Length in tokens of which OpenAI's cached prefixes are multiples."""
 _ESTIMATE_ERROR = 0.125
-"""Largest assumed error of an estimated prefix length, as a share of it."""
+"""Assumed maximum error of an estimated prefix length, as a fraction of the length."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierPrefix:
-    """The common prefix of a prompt with an earlier prompt, and facts that explain why it was not reused.
+    """The longest common prefix of a prompt with an earlier prompt, and facts that explain why it was not reused.
 
     Attributes:
-        tokens: length in tokens of the longest prefix that was sent before.
+        tokens: length of the prefix in tokens.
         is_exact: `tokens` is measured, not estimated.
         answer: tokens of the engine's answer to that prefix, which the prompt contains next; 0 if answers are not cached.
         answer_changed: the client sent the answer back with changes.
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
         moved: the prefix was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
-        diverges: the prompt changed before the next `cache_control` breakpoint, where the provider stores prefixes.
+        diverges: the prompt changed before the next `cache_control` breakpoint, up to which the provider had stored it.
         minimum: length in tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
         block: tokens in a block of the engine; 0 if unknown.
@@ -60,7 +60,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
     """Return the number of prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(earlier.tokens, prompt_tokens)
     if reused_tokens is None:
-        return _changed_or_new({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
+        return _add_changed_and_new({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
     reused = min(reused_tokens, prompt_tokens)
     lost: dict[str, int] = {}
     covered = reused
@@ -73,7 +73,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
         cause = "changed" if earlier.answer_changed else "retokenised"
         lost[cause] = lost.get(cause, 0) + end - covered
         covered = end
-    return _changed_or_new(lost, prompt_tokens - covered, earlier.repeated)
+    return _add_changed_and_new(lost, prompt_tokens - covered, earlier.repeated)
 
 
 def _tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
@@ -92,13 +92,13 @@ def _lost_prefix(reused: int, known: int, tolerance: int, earlier: EarlierPrefix
     return {name: tokens for name, tokens in found.items() if tokens}
 
 
-def _changed_or_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
+def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:
     changed = min(tokens, repeated)
     found = {"changed": changed + lost.pop("changed", 0), "new": tokens - changed}
     return lost | {name: count for name, count in found.items() if count}
 
 
 def main_cause(lost: Mapping[str, int]) -> str | None:
-    """Return the cause with the most lost tokens, except `new`; None if all are new."""
+    """Return the cause with the most lost tokens, except `new`; None if all tokens are new."""
     avoidable = {cause: tokens for cause, tokens in lost.items() if cause != "new"}
     return max(avoidable, key=lambda cause: avoidable[cause]) if avoidable else None

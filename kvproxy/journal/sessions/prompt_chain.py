@@ -14,13 +14,13 @@ _INSTRUCTIONS = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class PromptChain:
-    """The regions of a prompt in the order of a chat template.
+    """The regions of a prompt (see `Regions`) in the order of a chat template.
 
     Attributes:
         sizes: bytes of each region.
-        prefixes: hash of the prompt's prefix up to and including each region.
-        conversation: hashes as in `prefixes`, but from region `first` on; None for the regions before it.
-        first: index of the first region that is a message, but no system message.
+        prefixes: for each region, the hash of the prompt from its start to the end of the region.
+        conversation: for each region, the hash from region `first` to the end of the region; None for regions before `first`.
+        first: index of the first message that is not a system message.
     """
 
     names: tuple[str, ...]
@@ -33,20 +33,18 @@ class PromptChain:
     def estimate_tokens(self, num_regions: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
         """Estimate the number of tokens of the first `num_regions` regions, in proportion to their bytes.
 
-        Args:
-            known: a number n, and the known number of tokens of the first n regions.
+        `known` is a number of leading regions, and their known number of tokens.
         """
         regions, tokens = known
         before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
     def assistant_indexes(self) -> list[int]:
-        """Return the indexes in `names` of the messages with the role `assistant`."""
         return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
 
 
 def chain_of(regions: Regions, scope: str) -> PromptChain:
-    """Return the hash chain of a request's prompt. Chains with different `scope` have no hash in common."""
+    """Return the hash chain of a request's prompt. Chains of different `scope` have no hash in common."""
     by_name = {name: index for index, name in enumerate(regions.names)}
     order = [by_name[name] for name in _HEAD if name in by_name]
     order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]

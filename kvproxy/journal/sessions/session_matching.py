@@ -1,4 +1,4 @@
-"""Finds the earlier turn that a request continues, and the longest prefix that an earlier request sent."""
+"""Finds the earlier turn that a request continues, and its longest common prefix with an earlier request."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -46,11 +46,11 @@ class KnownTurn:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """The longest prefix that a prompt has in common with an earlier request.
+    """The longest common prefix of a prompt with an earlier request.
 
     Attributes:
         regions: its length in regions.
-        tokens: its length in tokens, measured if `is_exact`, else estimated.
+        tokens: its length in tokens, which is measured if `is_exact`, and otherwise estimated.
         turn: the last request that sent the prefix.
     """
 
@@ -69,7 +69,7 @@ class _RecentItems(OrderedDict[K, V], Generic[K, V]):
 
 
 class SessionIndex:
-    """The latest turns, in memory, by the hashes of their prompts."""
+    """The latest turns in memory, indexed by the hashes of their prompts."""
 
     def __init__(self) -> None:
         self._prefixes: _RecentItems[int, KnownTurn] = _RecentItems()
@@ -91,13 +91,12 @@ class SessionIndex:
         return KnownPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
 
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
-        """Return the turn that a request continues (None for a first turn), and its session (None for a new session).
+        """Return the turn that a request continues (None for a first turn), and the number of its session (None for a new one).
 
-        A request continues the turn with the longest equal conversation. If no conversation is equal, it continues the turn
-        of the last answer that is known.
+        A request continues the turn with the longest equal conversation, or else the turn after the latest known answer.
 
         Args:
-            name: the client's name for the session; a turn of another session is not continued.
+            name: the client's name for the session; the request continues no turn of another session.
         """
         named = None if name is None else self._names.get(f"{tenant} {name}")
         found = self._continued_turn(chain)
@@ -125,7 +124,7 @@ class SessionIndex:
         return None if first is None else self._latest.get(first)
 
     def latest_session_start(self, tenant: str) -> KnownTurn | None:
-        """Return the tenant's latest first turn of a session or of a sub-agent."""
+        """Return the first turn of the tenant's latest session or sub-agent."""
         return self._first_turns.get(tenant)
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:
@@ -147,7 +146,7 @@ class SessionIndex:
 
 
 class RegionContents:
-    """JSON of recent regions (see `Regions`) by digest, up to 32 MiB; needed to find a region's first changed character."""
+    """JSON of recent regions (see `Regions`) by digest, up to 32 MiB, to find the first changed character of a region."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[bytes, bytes] = OrderedDict()

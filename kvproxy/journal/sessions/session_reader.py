@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from kvproxy.errors import NotFound
-from kvproxy.journal.prices import MILLION, input_price, lost_price, storage_price
+from kvproxy.journal.prices import MILLION, input_price, price_lost_per_token, storage_price
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, STORED
 from kvproxy.settings.journal import PriceSettings, price_of
@@ -41,13 +41,13 @@ class Turn:
         turn: 1 for a turn without a parent, else 1 more than the parent's.
         parent: number of the turn that it continues, or that started the sub-agent.
         name: the client's name for the session.
-        pause: seconds since the end of the parent's response.
+        pause: seconds since the end of the parent's response; None without a parent.
         reused_tokens: None if the backend did not report them.
-        written_5m, written_1h: tokens written to the provider's cache for 5 minutes and for 1 hour.
+        written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
         region, place: the first changed region, such as `messages[0] system`, and the index of its first changed character;
             None if no tokens were lost to `changed`.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
-        cost: None without a price.
+        cost: price of prompt and response; None if the model has no price.
     """
 
     number: int
@@ -84,7 +84,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A turn in the tree of its session; `depth` is its indentation, see `turn_tree`."""
+    """A turn and its indentation in the tree of a session; see `turn_tree`."""
 
     depth: int
     turn: Turn
@@ -96,7 +96,7 @@ class Session:
 
     Attributes:
         id: number of its first record.
-        parent: number of the turn that started it, if it is a sub-agent's.
+        parent: for a session of a sub-agent, number of the turn that started it; None otherwise.
         first, last: arrival of the first and of the last request, in seconds since the epoch.
         longest_pause: longest time between two turns, in seconds.
         cost: None if no model has a price.
@@ -124,8 +124,8 @@ class LedgerRow:
     """Prompt tokens with one `result`: `reused`, or a cause from `CAUSES`.
 
     Attributes:
-        share: share of all prompt tokens.
-        cost: price that reuse of these tokens would have saved; None without a price, for reused tokens, and for new text.
+        share: fraction of all prompt tokens.
+        cost: amount that reuse of these tokens would have saved; None without a price, for reused tokens, and for new text.
     """
 
     result: str
@@ -136,7 +136,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Rows whose tokens add up to `prompt_tokens`. `storage` is the price of storage in the provider's cache."""
+    """Rows whose tokens add up to `prompt_tokens`, and `storage`, the price of storing reused tokens in the provider's cache."""
 
     prompt_tokens: int
     written_5m: int
@@ -152,12 +152,11 @@ class SessionReader:
         self._prices = prices
 
     def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
-        """Return the sessions with the latest requests, newest first, without those that only warmed a cache.
+        """Return the sessions with the latest requests, newest first. Sessions that only warmed a cache are omitted.
 
-        Args:
-            since: seconds since the epoch; sessions without a later request are omitted.
+        `since` also omits sessions without a request after this time (seconds since the epoch).
         """
-        first = 0 if since is None else self._reader.first_since(since)
+        first = 0 if since is None else self._reader.first_number_since(since)
         sql = (
             "select t.session from turns t join records r on r.number = t.number"
             " where t.session in (select session from turns where number >= ?) group by t.session having count(*) >= ?"
@@ -171,13 +170,9 @@ class SessionReader:
         return [summarize_session(found) for found in turns.values() if found]
 
     def turns(self, name: str) -> list[Turn]:
-        """Return the turns of a session and of its sub-agents, in order of arrival.
+        """Return the turns of a session and of its sub-agents, in order of arrival. Raises NotFound.
 
-        Args:
-            name: id of the session or of a request, or the client's name for the session.
-
-        Raises:
-            NotFound: there is no such session.
+        `name` is the id of the session or of one of its requests, or the client's name for the session.
         """
         sql = "select session from turns where name = (select number from names where name = ?)"
         values: list[object] = [name]
@@ -195,10 +190,10 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return the latest pauses between requests of a session to the Anthropic API.
+        """Return the latest pauses between two requests of a session to the Anthropic API.
 
-        Each item is: length in seconds, tenant, and start in seconds since the epoch. After an hour without a request, the
-        last pause of a session counts as infinite.
+        An item is: length in seconds, tenant, and start in seconds since the epoch. A session without a request for an hour ends
+        with an infinite pause.
         """
         rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
@@ -216,10 +211,8 @@ class SessionReader:
     def provider_writes(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
         """Return sums of the tokens in a provider's cache by group and model.
 
-        Each item is: group, model, tokens written for 5 minutes, tokens written for 1 hour, and stored tokens times hours.
-
-        Args:
-            by: SQL expression for the group.
+        An item is: group, model, tokens written for five minutes, tokens written for one hour, and reused tokens times the hours
+        for which they were stored. `by` is an SQL expression for the group.
         """
         results = ("written_5m", "written_1h", STORED)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
@@ -240,8 +233,8 @@ class SessionReader:
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
     """Order turns as a tree.
 
-    If several turns continue the same turn, the branch with the latest turn comes last and keeps the depth of their
-    parent. The other branches are one level deeper.
+    If several turns continue the same turn, the branch with the latest turn comes last, and is not indented. The other branches
+    are one level deeper.
     """
     numbers = {turn.number for turn in turns}
     children: dict[int | None, list[Turn]] = {}
@@ -266,10 +259,10 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
 def ledger_of(
     models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
 ) -> LedgerReport:
-    """Return a ledger from numbers of tokens by model and by result.
+    """Return a ledger from the number of tokens by model and by result.
 
-    `reused` and the `CAUSES` together are all prompt tokens. `written_5m` and `written_1h` count tokens written to a provider's
-    cache, and `stored` these tokens times hours.
+    The results `reused` and `CAUSES` together are all prompt tokens. Others are `written_5m` and `written_1h`, the tokens written
+    to a provider's cache, and `STORED`.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()
@@ -282,7 +275,7 @@ def ledger_of(
         counts = Counter(found)
         total = sum(counts[result] for result in ("reused", *CAUSES))
         storage += storage_price(price, counts[STORED])
-        above = lost_price(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
+        above = price_lost_per_token(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
         for cause in set(CAUSES) - {"new"}:
             costs[cause] = costs.get(cause, 0.0) + above * counts[cause]
     total = sum(tokens[result] for result in ("reused", *CAUSES))

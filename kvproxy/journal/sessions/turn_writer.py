@@ -25,7 +25,7 @@ from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import PriceSettings, price_of
 
 KEEP_WARM_TAG = "keep-warm"
-"""Tag of the requests that the proxy itself sends to keep a prefix in a provider's cache."""
+"""Tag of the requests with which the proxy keeps a prefix in a provider's cache."""
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
@@ -91,21 +91,20 @@ class TurnWriter:
         self._is_current = False
 
     def begin_batch(self) -> None:
-        """Before the next turn, read the turns that other proxies wrote since the last batch."""
+        """Make the next `add` read the turns that other proxies have written."""
         self._is_current = False
 
     def end_batch(self) -> None:
-        """Write the sums of the batch."""
+        """Write the sums of tokens of all turns since `begin_batch`."""
         self._database.executemany(_ADD_TOKENS, [(*key, count) for key, count in self._tokens.items() if count])
         self._tokens.clear()
 
-    def forget(self) -> None:
-        """Read all turns again, since a rollback may have removed their rows."""
+    def on_rollback(self) -> None:
         self._newest, self._is_current = None, False
         self._tokens.clear()
 
     def add(self, exchange: Exchange, record: Record, regions: Regions) -> None:
-        """Insert the turn of a request if it reached the backend. `number` and `prompt` of `record` must be set."""
+        """Insert the turn of a request if it reached the backend. `record` must have its number and its prompt."""
         if not _is_turn(exchange, record) or record.prompt is None or exchange.request is None:
             return
         self._read_turns()
@@ -137,7 +136,7 @@ class TurnWriter:
             prompt_tokens=prompt_tokens,
             completion_tokens=record.completion_tokens or 0,
             stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
-            ttl=_lifetime(use, known, price),
+            ttl=_prefix_ttl(use, known, price),
             answer=exchange.answer_digests,
         )
         pause = None if parent is None else record.time - parent.ended
@@ -279,7 +278,7 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
     return reached and record.status == 200 and bool(record.prompt_tokens)
 
 
-def _lifetime(use: PrefixReuse, known: KnownPrefix | None, price: PriceSettings) -> float:
+def _prefix_ttl(use: PrefixReuse, known: KnownPrefix | None, price: PriceSettings) -> float:
     if use.written_1h:
         return _HOUR
     return known.turn.ttl if known is not None and use.cached_tokens and not use.written_5m else price.ttl

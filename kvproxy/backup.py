@@ -83,11 +83,7 @@ def write_backup(
 
 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> BackupSummary:
-    """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored.
-
-    Args:
-        replace: overwrite existing files.
-    """
+    """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored."""
     places = _source_files(settings)
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (

@@ -41,52 +41,42 @@ class KvproxyError(Exception):
         return self.status in (408, 425, 429) or (self.status >= 500 and self.status != 501)
 
 
-class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exit_code=2):
-    pass
+class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exit_code=2): ...
 
 
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
     """The prompt, or prompt plus max_tokens, exceeds the model's context or the KV pool."""
 
 
-class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"):
-    pass
+class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"): ...
 
 
-class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limit="header_bytes"):
-    pass
+class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limit="header_bytes"): ...
 
 
-class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"):
-    pass
+class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"): ...
 
 
-class NotSupported(InvalidRequest, status=501, code="not_supported"):
-    pass
+class NotSupported(InvalidRequest, status=501, code="not_supported"): ...
 
 
-class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"):
-    pass
+class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"): ...
 
 
-class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"):
-    pass
+class Unauthorized(KvproxyError, status=401, type="authentication_error", code="invalid_api_key"): ...
 
 
-class MissingKey(Unauthorized, code="missing_api_key"):
-    pass
+class MissingKey(Unauthorized, code="missing_api_key"): ...
 
 
 class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
     """The request is not allowed, with any credentials."""
 
 
-class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3):
-    pass
+class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3): ...
 
 
-class ModelNotFound(NotFound, code="model_not_found"):
-    pass
+class ModelNotFound(NotFound, code="model_not_found"): ...
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
@@ -107,16 +97,13 @@ class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1
     """The proxy stops, and the time for requests in flight is over."""
 
 
-class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"):
-    pass
+class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"): ...
 
 
-class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
-    pass
+class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"): ...
 
 
-class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"):
-    pass
+class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"): ...
 
 
 class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
@@ -129,24 +116,21 @@ class UpstreamError(KvproxyError):
     unsent = False
 
 
-class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"):
-    pass
+class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"): ...
 
 
 class UpstreamProtocolError(UpstreamUnreachable):
     """The upstream's response ended early. The proxy ends the client's response at the same point."""
 
 
-class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
-    pass
+class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"): ...
 
 
 class ModelUnsupported(KvproxyError, code="model_unsupported"):
     """The model cannot share prefix blocks, or cannot be loaded."""
 
 
-class SettingsError(KvproxyError, exit_code=2):
-    pass
+class SettingsError(KvproxyError, exit_code=2): ...
 
 
 class ProxyUnreachable(KvproxyError, exit_code=4):

@@ -25,11 +25,7 @@ _ENDPOINT = "library"  # In all keys and namespaces: a proxy with the same store
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored answer.
-
-    Attributes:
-        similarity: cosine of the stored and the requested question; None if the questions are equal.
-    """
+    """A stored answer. `similarity` is the cosine of the stored and the requested question; None if they are equal."""
 
     answer: str
     question: str

@@ -53,8 +53,6 @@ _HEARTBEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW
 _CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
 _SET_CLIENT = f"""with client as (insert into clients (name, settings) values (:name, :settings)
     on conflict (name) do update set settings = excluded.settings) {_CHANGE}"""
-
-
 _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
     on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
     where not exists (select 1 from proxies p where p.id = l.owner and p.{_ALIVE})

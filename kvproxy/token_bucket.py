@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """A limit of units (requests or tokens) per minute. It starts full, and may be overdrawn.
+    """A rate limit in units (requests or tokens) per minute. The bucket starts full, and may be overdrawn.
 
     Attributes:
         share: fraction of the limit at which the bucket refills.

@@ -9,17 +9,12 @@ FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
 """States in which an entry may be served while the backend is available."""
 SERVABLE_AFTER_ERROR: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
 """States in which an entry may be served after the backend failed."""
-
 SkipReason = Literal["queue-full", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A stored question with the policy's decision on it; see `Decision`.
-
-    Attributes:
-        answer: its answer class (see `answer_classes`); empty if unknown.
-    """
+    """A stored question with its answer class (empty if unknown), and with the policy's decision on it; see `Decision`."""
 
     id: str
     prompt: str

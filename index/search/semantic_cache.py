@@ -197,11 +197,7 @@ class SemanticCache:
         await asyncio.gather(*map(self.insert, entries))
 
     def rebuild(self) -> int:
-        """Embed entries without a vector, load the indexes, and return the number of embedded entries.
-
-        Raises:
-            EmbedderError: the embedder fails even for a simple text.
-        """
+        """Embed entries without a vector, and load the indexes; return the number of embedded entries. Raises EmbedderError."""
         embedded = 0
         while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
             vectors = self._vectors_of(missing)

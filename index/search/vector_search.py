@@ -29,11 +29,7 @@ class VectorSearch:
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest entries and their cosines, nearest first.
-
-        Args:
-            floor: if the nearest entry's cosine is lower, only this entry is returned.
-        """
+        """Return the nearest entries and their cosines, nearest first; only the first entry if its cosine is below `floor`."""
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:

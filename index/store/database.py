@@ -8,8 +8,6 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.failure_log import FailureLog
 
 Operation = Literal["read", "write"]
-
-
 Row = dict[str, Any]
 
 
@@ -60,11 +58,7 @@ class Database(Protocol):
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Open a transaction, which is committed at the end of the `with` block. Only one can be open at a time.
-
-        Args:
-            durable: flush the commit to disk; otherwise, a power failure may lose it.
-        """
+        """Open the only transaction, which is committed after the `with` block. If not `durable`, a power failure may lose it."""
 
     def in_list(self, column: str, name: str) -> str:
         """Return the SQL condition that a column is in the list `:name`; `as_list_parameter` converts the list."""

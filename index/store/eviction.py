@@ -29,7 +29,6 @@ PIN = "update responses set priority = :pinned where id = :id"
 UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priority >= :pinned"
 _CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit 100"
 _MAX_EXPIRED = 2_000  # Expired entries per transaction.
-
 Remove = Callable[[Sequence[str], RemovalReason], list[RemovedEntry]]
 
 

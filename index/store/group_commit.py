@@ -10,11 +10,7 @@ _Pending = tuple[NewEntry, "asyncio.Future[bool]"]
 
 
 class WriteBatcher:
-    """Collects entries during a transaction, and writes them in the next one.
-
-    Args:
-        write: stores entries durably in one transaction; not called concurrently.
-    """
+    """Collects entries while `write` stores the previous ones in a transaction. `write` is not called concurrently."""
 
     def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
         self._write = write
@@ -22,11 +18,7 @@ class WriteBatcher:
         self._running: asyncio.Task[None] | None = None
 
     async def put(self, entry: NewEntry) -> bool:
-        """Write an entry durably; raises a CacheStoreError.
-
-        Returns:
-            False if the entry exceeds the capacity, or if a later entry of the same transaction evicted it.
-        """
+        """Write an entry durably; return False if it exceeds the capacity, or was evicted in the same transaction."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))
         if self._running is None:

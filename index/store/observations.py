@@ -72,8 +72,6 @@ class Observation:
 
 _COLUMNS = ("entry", "right", "source", "accepted", "created", "namespace")
 _DETAILS = ("answer", "features", "error", "chance", "vetoes", "joined", "checked", "repeat", "served", "risk")
-
-
 _SELECTED = 'number, entry, "right", source, accepted, created, namespace, details'
 _INSERT = (
     'insert into observations (entry, "right", source, accepted, created, namespace, details)'

@@ -33,11 +33,7 @@ class EntryCipher(Protocol):
 
 
 class RowCodec:
-    """Converts the values of an entry to a row of the table `responses`, and back.
-
-    Args:
-        cipher: None disables encryption.
-    """
+    """Converts the values of an entry to a row of the table `responses`, and back. Without a cipher, texts are not encrypted."""
 
     def __init__(self, cipher: EntryCipher | None) -> None:
         self.cipher = cipher

@@ -101,11 +101,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of a stored answer that equals an answer; None if no stored answer is equal.
-
-        Args:
-            text: `answer_classes.text_digest` of the answer.
-        """
+        """Return the class of the stored answers with an `answer_classes.text_digest`; None if there is no such answer."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None

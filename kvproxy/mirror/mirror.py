@@ -89,10 +89,9 @@ class Mirror:
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def confirm_reset(self, before: list[int]) -> None:
-        """Clear the pools of ranks that have not published their reset yet. vLLM publishes it after its response.
+        """Clear the pools of ranks that have not published a reset since `num_resets` was `before`.
 
-        Args:
-            before: result of `num_resets` before the reset was requested.
+        vLLM publishes a reset after its response.
         """
         for subscriber, num_resets in zip(self.subscribers, before, strict=True):
             if subscriber.state.num_resets == num_resets:

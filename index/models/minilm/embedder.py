@@ -30,11 +30,7 @@ _CACHED_TEXTS = 64
 
 
 class MiniLMEmbedder(ThreadedEmbedder):
-    """Embeds texts with all-MiniLM-L6-v2 in ONNX Runtime.
-
-    Args:
-        int8: compute in int8, not in float32; None selects int8 if `computes_int8_exactly` is true.
-    """
+    """Embeds texts with all-MiniLM-L6-v2 in ONNX Runtime: by default in int8 if `computes_int8_exactly`, or else in float32."""
 
     dim = WIDTH
 

@@ -26,11 +26,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class GraphFiles:
-    """Opens ONNX graphs, and builds missing ones.
-
-    Args:
-        folders: searched in this order; a new file is written to the first writable folder.
-    """
+    """Opens ONNX graphs in the first folder that has them. Missing graphs are built, and written to the first writable folder."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -124,11 +120,7 @@ def computes_int8_exactly(files: GraphFiles) -> bool:
 
 
 def open_session(model: bytes | str) -> Any:
-    """Open a thread-safe session, which computes on the calling thread.
-
-    Args:
-        model: the content of an ONNX file, or its path, which needs less memory.
-    """
+    """Open a thread-safe session of an ONNX file, given as a path or as bytes. It computes on the calling thread."""
     disable_usage_reports()
     import onnxruntime
 

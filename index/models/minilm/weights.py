@@ -23,16 +23,11 @@ FLOAT32_FILE = "model.safetensors"
 FLOAT16_FILE = "model-float16.safetensors"
 _XXH3_128 = {FLOAT32_FILE: "340d94e989ceea9234cb29e344fee166", FLOAT16_FILE: "73b20782506f2924972109f0c8132979"}
 _DTYPES = {"F32": np.float32, "F16": np.float16}
-
 PACKAGED = "340d94e989ceea9234cb29e344fee166 rounded to float16"
-
 BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; `training.bundle_model` creates it."""
-
 RANGES = Path(__file__).parent / "ranges.safetensors"
-
 Weights = dict[str, np.ndarray]
-
 _NAMES = {
     "attention.output.dense": "out",
     "attention.output.LayerNorm": "norm1",
@@ -172,10 +167,9 @@ def embed_tokens(weights: Weights, ids: Sequence[int], segments: Sequence[int]) 
 
 
 def averaging_matrix(segments: Sequence[int]) -> np.ndarray:
-    """Return the matrix `[1, 2, length]` float32 that averages the hidden states of each text of a pair.
+    """Return a matrix `[1, 2, length]` float32 that averages the hidden states of each text of a pair.
 
-    Args:
-        segments: 0 for each token of the first text, 1 for each token of the second.
+    The items of `segments` are 0 for tokens of the first text, and 1 for tokens of the second.
     """
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])

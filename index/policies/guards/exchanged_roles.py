@@ -39,7 +39,6 @@ _VERBS = frozenset(
 )
 _WEIGHTS = {"after": 2, "left": 1, "right": 1}
 _DECISIVE = 2
-
 Role = tuple[str, str]  # ("after", preposition), or ("left" or "right", adjacent word)
 
 

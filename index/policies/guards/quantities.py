@@ -5,7 +5,6 @@ from kvproxy.index.policies.guards import word_lists
 from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_text, words
 
 _MEASURE = re.compile(r"\d\s*-?\s*(%|[°$€£₹]?[^\W\d_]+)|([$€£₹]|\b(?:rs|inr|usd|eur|gbp)\b)\.?\s*\d")
-
 _PERCENT = re.compile(r"(\d[\d.,]*)\s*(?:%|per ?cent\b)")
 
 

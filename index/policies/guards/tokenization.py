@@ -3,7 +3,6 @@ from functools import lru_cache
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
-
 cached_by_text = lru_cache(maxsize=512)
 """Decorator that caches a function of one text. Callers must not modify the result."""
 

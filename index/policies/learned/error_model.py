@@ -15,8 +15,6 @@ COVARIANCE = (
     (-0.508, 0.554, 0.035, -0.299, -0.576, 0.714, -0.532),
     (-2.241, 0.194, -0.451, 0.501, -0.361, -0.532, 3.763),
 )
-
-
 NUM_NEIGHBOURS = 24
 FEATURES = ("constant", "cosine", "margin", "rivals", "density", "votes", "company")
 _WEIGHT_DISTANCE = 0.05
@@ -81,9 +79,7 @@ class ErrorModel:
         return 1 - (1 - self.num_slips / self.num_sure) * _sigmoid(float(features @ self.weights))
 
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
-        """Update the weights by one Newton step after a comparison.
-
-        A probably wrong answer has little influence, because it would not be served.
+        """Update the weights by one Newton step after a comparison. A probably wrong answer has little influence.
 
         Args:
             chance: probability with which this request was chosen for a comparison; its inverse is the observation's weight.

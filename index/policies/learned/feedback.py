@@ -14,7 +14,6 @@ from kvproxy.index.store.observations import Observation, Observations
 
 Compare = Callable[[str], Awaitable[bool | None]]
 """Returns whether the answer of the entry with this id equals the fresh answer; None if they cannot be compared."""
-
 _MAX_OBSERVATIONS = 10_000
 
 
@@ -107,10 +106,9 @@ class FeedbackRecorder:
         return assign_class(places, results, classes) if results else None
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
-        """Store a person's verdict on an entry. If the answer is wrong, the entry leaves its answer class.
+        """Store a person's verdict on an entry. After a rejection, the entry leaves its answer class.
 
-        Args:
-            lookup: lookup of the question to which the person got the answer; None if the question is unknown.
+        `lookup` is the result of the question that the person asked; None if it is unknown.
         """
         verdict = Observation.from_verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation

@@ -71,8 +71,7 @@ _CHECK_INTERVAL = 0.1  # Seconds between two checks before reads; each write is 
 class DatabaseFiles:
     """Detects that the files of an open database were deleted or replaced.
 
-    Args:
-        writer: a connection that has executed a statement, so that the write-ahead log exists.
+    `writer` must have executed a statement, so that the write-ahead log exists.
     """
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
@@ -83,11 +82,7 @@ class DatabaseFiles:
         self._next_check = 0.0
 
     def were_replaced(self, *, check_now: bool = True) -> bool:
-        """Whether the database or its write-ahead log was deleted or replaced.
-
-        Args:
-            check_now: False skips the check if the last one was less than 0.1 seconds ago.
-        """
+        """Whether a file was deleted or replaced. If not `check_now`, files are not checked again within 0.1 seconds."""
         if not check_now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:

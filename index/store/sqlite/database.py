@@ -107,11 +107,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def converting_errors(self, operation: Operation, *, check_now: bool = False) -> Iterator[None]:
-        """Raise SQLite's errors as CacheStoreError. Raise a CacheStoreError if the files were deleted or replaced.
-
-        Args:
-            check_now: see `DatabaseFiles.were_replaced`.
-        """
+        """Raise a CacheStoreError for an error of SQLite, or if the files were replaced (see `DatabaseFiles.were_replaced`)."""
         if self._is_closed:
             raise CacheStoreError(f"the store {self.path} is closed")
         with self.health.watch(operation):

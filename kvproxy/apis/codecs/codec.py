@@ -46,11 +46,7 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt at the beginning of the response to a request with `echo`.
-
-    Attributes:
-        first_token: text of the prompt's first token, which has no log-probability.
-    """
+    """The prompt that a response to a request with `echo` repeats. `first_token` has no log-probability."""
 
     text: str
     first_token: str

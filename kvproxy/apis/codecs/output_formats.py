@@ -26,12 +26,9 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of a JSON response, and the tools that the response may call; None for each that is not requested.
+    """Return the grammar of a JSON response, and the tools that the response may call; None if they are not requested.
 
-    Args:
-        json_format: value of the field with the name `param`.
-
-    Raises InvalidRequest for a JSON format with tools.
+    `json_format` is the value of the field `param`. Raises InvalidRequest if a JSON format and tools are requested.
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:

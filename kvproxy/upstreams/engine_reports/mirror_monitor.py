@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
-
 GRACE_SECONDS = 10.0
 """Seconds without a connection, or without events, before a problem is reported."""
 RESTART_REPORT_SECONDS = 600.0

@@ -19,11 +19,7 @@ _FILE_SECONDS = 60.0  # A slot may have gigabytes.
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A llama-server.
-
-    Attributes:
-        identity: digest of the model and the build. A file can be restored only by servers with the identity of its writer.
-    """
+    """A llama-server. `identity` is a digest of its model and build; only servers with equal identities can share slot files."""
 
     identity: str
     slots: int

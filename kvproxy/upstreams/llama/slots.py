@@ -78,11 +78,7 @@ class SlotsStatus:
 
 
 class SlotTable:
-    """All slots of one server.
-
-    Attributes:
-        clears_idle_slots: whether the server has ever cleared a slot that no request used.
-    """
+    """All slots of one server. `clears_idle_slots` is true once the server has cleared a slot that no request used."""
 
     def __init__(self, client: LlamaClient) -> None:
         self.slots: dict[int, Slot] = {}

@@ -84,7 +84,7 @@ def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]
 
 
 def likely_pause(survival: SurvivalFunction, share: float = _LIKELY) -> float:
-    """Return a duration in seconds. The fraction `share` of the pauses is at most as long, ignoring pauses over an hour."""
+    """Return a duration in seconds that the fraction `share` of all pauses up to one hour does not exceed."""
     returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
     places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)

@@ -58,10 +58,13 @@ class Database(Protocol):
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
-        """Open the only transaction, which is committed after the `with` block. If not `durable`, a power failure may lose it."""
+        """Open a transaction, which is committed after the `with` block. Only one can be open at a time.
+
+        If not `durable`, a power failure may lose the transaction.
+        """
 
     def in_list(self, column: str, name: str) -> str:
-        """Return the SQL condition that a column is in the list `:name`; `as_list_parameter` converts the list."""
+        """Return the SQL condition that a column is in the list `:name`, a parameter that `as_list_parameter` returns."""
 
     def as_list_parameter(self, values: Sequence[str]) -> Any: ...
 

@@ -13,7 +13,7 @@ class PrefixReuse(NamedTuple):
 
     Attributes:
         cached_tokens: prompt tokens from the cache.
-        written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if it does not report them.
+        written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if they are not reported.
         tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
     """
 

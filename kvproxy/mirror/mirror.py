@@ -91,7 +91,7 @@ class Mirror:
     def confirm_reset(self, before: list[int]) -> None:
         """Clear the pools of ranks that have not published a reset since `num_resets` was `before`.
 
-        vLLM publishes a reset after its response.
+        Call it after a successful reset, because vLLM publishes the reset only after its response.
         """
         for subscriber, num_resets in zip(self.subscribers, before, strict=True):
             if subscriber.state.num_resets == num_resets:

@@ -6,7 +6,7 @@ from kvproxy.settings.section import Section, compile_pattern
 
 
 class EditSettings(Section):
-    """An edit that makes prompts share a longer prefix; `kvproxy lint` suggests edits."""
+    """An edit of requests, after which their prompts share a longer prefix; `kvproxy lint` suggests edits."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the edit in headers and records."

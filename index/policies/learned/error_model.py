@@ -29,12 +29,12 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     - `margin`: difference to the cosine of the nearest neighbour of another class;
     - `rivals`: negative logarithm of the share of other classes among the neighbours, weighted by closeness;
     - `density`: mean cosine of the nearest five;
-    - `votes`: share of its class among the nearest five;
-    - `company`: whether another neighbour has its class.
+    - `votes`: share of the nearest neighbour's class among the nearest five;
+    - `company`: whether another neighbour has the nearest neighbour's class.
 
     Args:
-        cosines: of all neighbours, nearest first.
-        classes: of the neighbours' answers.
+        cosines: cosines of all neighbours, nearest first.
+        classes: answer classes of these neighbours.
     """
     near = np.asarray(cosines, dtype=np.float64)
     own = np.fromiter((name == classes[0] for name in classes), bool, len(classes))

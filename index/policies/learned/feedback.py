@@ -108,7 +108,7 @@ class FeedbackRecorder:
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
         """Store a person's verdict on an entry. After a rejection, the entry leaves its answer class.
 
-        `lookup` is the result of the question that the person asked; None if it is unknown.
+        `lookup` is the semantic lookup of the question that the entry answered; None if the question is unknown.
         """
         verdict = Observation.from_verdict(entry.id, right, entry.namespace)
         pending = None if lookup is None else lookup.observation

@@ -67,7 +67,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def bound_allows(self, error: float) -> bool:
-        """Whether `max_error` allows one more hit of the policy `checked` with this estimated error."""
+        """Whether `bound` stays within `max_error` after one more hit of the policy `checked` with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:

@@ -46,7 +46,7 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt that a response to a request with `echo` repeats. `first_token` has no log-probability."""
+    """The prompt that a response to a request with `echo` repeats. Its `first_token` has no log-probability."""
 
     text: str
     first_token: str

@@ -26,7 +26,7 @@ class ToolUse:
 def read_constraints(
     body: JsonMap, tools: tuple[JsonObject, ...], json_format: Json, param: str
 ) -> tuple[Grammar | None, ToolUse | None]:
-    """Return the grammar of a JSON response, and the tools that the response may call; None if they are not requested.
+    """Return the grammar of a JSON response, and the tools that the response may call; each is None if it is not requested.
 
     `json_format` is the value of the field `param`. Raises InvalidRequest if a JSON format and tools are requested.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
-from kvproxy.optional_packages import require
+from kvproxy.optional_packages import require_package
 
 if TYPE_CHECKING:
     from kvproxy.charts import Chart
@@ -86,7 +86,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
             f"cannot plot to {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}"
         )
     if suffixes == PLOT_SUFFIXES:
-        require("matplotlib")
+        require_package("matplotlib")
 
 
 def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:

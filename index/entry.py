@@ -98,7 +98,7 @@ class Entry:
                 raise ValueError(f"{name} is no object")
             values[name] = json.dumps(document[name], allow_nan=False).encode()
         for name, value in values.items():
-            _check(name, value)
+            _check_field(name, value)
         return cls(**values)
 
 
@@ -109,7 +109,7 @@ _NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, fl
 _MAX_NUMBER = 2**63 - 1
 
 
-def _check(name: str, value: Any) -> None:
+def _check_field(name: str, value: Any) -> None:
     is_valid = True
     if name in _TEXTS:
         is_required = name in ("id", "key", "namespace")

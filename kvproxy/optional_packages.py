@@ -39,6 +39,6 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
     return SettingsError(f"this needs the package {package}: {install_command(extra)}{other}")
 
 
-def require(package: str) -> None:
+def require_package(package: str) -> None:
     if find_spec(package) is None:
         raise missing_extra_error(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)

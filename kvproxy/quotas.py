@@ -88,19 +88,19 @@ class Quota:
         self.charge_cached = charge_cached
         self.on_spent = on_spent
         self._shared = shared
-        self._requests = self._bucket("requests", client.requests_per_minute)
-        self.tokens = self._bucket("tokens", client.tokens_per_minute)
+        self._requests = self._make_bucket("requests", client.requests_per_minute)
+        self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
         self._in_flight = 0
 
-    def _bucket(self, unit: str, per_minute: int | None) -> _Bucket | None:
+    def _make_bucket(self, unit: str, per_minute: int | None) -> _Bucket | None:
         return None if per_minute is None else _Bucket(self.client.name, unit, per_minute, self._shared)
 
     def update(self, client: ClientSettings) -> None:
         before, self.client = self.client, client
         if before.requests_per_minute != client.requests_per_minute:
-            self._requests = self._bucket("requests", client.requests_per_minute)
+            self._requests = self._make_bucket("requests", client.requests_per_minute)
         if before.tokens_per_minute != client.tokens_per_minute:
-            self.tokens = self._bucket("tokens", client.tokens_per_minute)
+            self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator["Account"]:

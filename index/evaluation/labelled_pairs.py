@@ -21,7 +21,7 @@ class LabelledPair:
 
 def read_pairs(path: Path) -> Iterator[LabelledPair]:
     """Read pairs from a file with lines such as `{"a": .., "b": .., "same": ..}`; see `read_json_lines`."""
-    return read_json_lines(path, _pair, '{"a": "..", "b": "..", "same": 1}')
+    return read_json_lines(path, _parse_pair, '{"a": "..", "b": "..", "same": 1}')
 
 
 def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], example: str) -> Iterator[Record]:
@@ -45,7 +45,7 @@ def read_json_lines(path: Path, parse: Callable[[dict[str, Any]], Record], examp
         raise ImportFailed(f"{path}, line {number}: expected JSON such as {example}") from None
 
 
-def _pair(record: dict[str, Any]) -> LabelledPair:
+def _parse_pair(record: dict[str, Any]) -> LabelledPair:
     a, b, same = record["a"], record["b"], record["same"]
     if not (isinstance(a, str) and isinstance(b, str) and same in (0, 1)):
         raise ValueError

@@ -48,7 +48,7 @@ def gpu_resources() -> Gpu | None:
     return Gpu(resources, threading.RLock())
 
 
-class _Segment:
+class _NumberedIndex:
     def __init__(self, dim: int, *, large: bool) -> None:
         self.large = large
         self.gpu = gpu_resources() if large else None
@@ -132,7 +132,7 @@ class VectorIndex:
         self._dim = dim
         self._flat_limit = flat_limit
         self._lock = threading.Lock()
-        self._segment = _Segment(dim, large=False)
+        self._segment = _NumberedIndex(dim, large=False)
         self._dead: set[int] = set()
         self._removed: list[int] | None = None
 
@@ -184,7 +184,7 @@ class VectorIndex:
         with self._lock:
             self._removed = []
             large = len(self._segment) - len(self._dead) > self._flat_limit
-        segment = _Segment(self._dim, large=large)
+        segment = _NumberedIndex(self._dim, large=large)
         try:
             while len((part := read(segment.last_number))[0]):
                 segment.add(*part)

@@ -42,7 +42,7 @@ def make_room(
 ) -> float:
     """Evict entries with `remove` until a new entry of `entry_bytes` fits; return the priority of the new entry."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
-        _shrink_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
+        _evict_from_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
     while True:
         totals = run("select entries, bytes, age from totals")[0]
         entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + entry_bytes, float(totals["age"])
@@ -65,7 +65,7 @@ def expired_ids(run: Transaction, now: float) -> list[str]:
     return [row["id"] for row in run(sql, {"now": now, "limit": _MAX_EXPIRED})]
 
 
-def _shrink_tenant(run: Transaction, remove: Remove, owner: str, limit: int, entry_bytes: int) -> None:
+def _evict_from_tenant(run: Transaction, remove: Remove, owner: str, limit: int, entry_bytes: int) -> None:
     of_owner = "select tenant, bytes from tenants where tenant = :owner or substr(tenant, 1, :length) = :prefix"
     while True:
         tenants = run(of_owner, {"owner": owner, "prefix": f"{owner}/", "length": len(owner) + 1})

@@ -41,7 +41,7 @@ def _setting(name: str, field: FieldInfo) -> Iterator[str]:
     yield ""
     yield from _comment(field.description or "")
     default = default_value(field)
-    yield f"#{name} =" if default is None else f"#{name} = {_toml(default)}"
+    yield f"#{name} =" if default is None else f"#{name} = {_to_toml(default)}"
 
 
 def default_value(field: FieldInfo) -> object:
@@ -58,11 +58,11 @@ def _comment(text: str) -> Iterator[str]:
         yield f"# {line}"
 
 
-def _toml(value: object) -> str:
+def _to_toml(value: object) -> str:
     if isinstance(value, Path):
         return json.dumps(str(value))
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{name} = {_to_toml(each)}" for name, each in value.items()) + " }" if value else "{}"
     if isinstance(value, tuple | list | set | frozenset):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_to_toml, value))}]"
     return json.dumps(value, ensure_ascii=False)

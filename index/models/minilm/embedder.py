@@ -39,21 +39,21 @@ class MiniLMEmbedder(ThreadedEmbedder):
         files = files or graph_files()
         int8 = computes_int8_exactly(files) if int8 is None else int8
         folder = packaged_model()
-        ranges = _ranges() if int8 else None
+        ranges = _load_ranges() if int8 else None
         self.name = INT8_NAME if int8 else FLOAT32_NAME
         source_digest = content_digest(ranges or {}, PACKAGED, code_digest())
         self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
         self._tables = embedding_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
-        self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._ids_of)
+        self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._token_ids)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def can_read(self, text: str) -> bool:
         ids = self._ids(text)
         return len(ids) <= _MAX_READ and self._unknown not in ids
 
-    def _ids_of(self, text: str) -> tuple[int, ...]:
+    def _token_ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text).ids)
 
     def _embed_one(self, text: str) -> np.ndarray:
@@ -63,7 +63,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
         return vector
 
 
-def _ranges() -> Weights:
+def _load_ranges() -> Weights:
     try:
         check_packaged_weights(RANGES)
     except (OSError, ValueError) as error:

@@ -40,7 +40,7 @@ class GraphFiles:
         """
         name = f"{kind}-{source_digest}"
         for folder in self._folders:
-            session = _from_file(folder, name)
+            session = _open_intact_file(folder, name)
             if session is not None:
                 return session
         graph = build()
@@ -70,7 +70,7 @@ def content_digest(parts: Mapping[str, np.ndarray], *texts: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _from_file(folder: Path, name: str) -> Any:
+def _open_intact_file(folder: Path, name: str) -> Any:
     for file in folder.glob(f"{name}-*.onnx"):
         try:
             if file_digest(file) == file.stem.rsplit("-", 1)[-1]:

@@ -1,5 +1,3 @@
-"""Quotas of clients: requests and tokens per minute, and concurrent requests."""
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
@@ -68,7 +66,7 @@ class _Bucket:
 
 
 class Quota:
-    """A client's limits and usage.
+    """A client's quota and usage: requests and tokens per minute, and concurrent requests.
 
     Args:
         on_spent: called with the client's name and the tokens of each response that a backend computes.

@@ -1,5 +1,3 @@
-"""Traces of requests (W3C Trace Context)."""
-
 import os
 import re
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Hexadecimal ids of a trace and of its spans.
+    """Hexadecimal ids of a trace and of its spans (W3C Trace Context).
 
     Attributes:
         parent: the client's span; None if the trace begins here.

@@ -1,5 +1,3 @@
-"""Group commit: writes concurrent entries in one transaction."""
-
 import asyncio
 from collections.abc import Callable, Sequence
 
@@ -10,7 +8,7 @@ _Pending = tuple[NewEntry, "asyncio.Future[bool]"]
 
 
 class WriteBatcher:
-    """Collects entries while `write` stores the previous ones in a transaction. `write` is not called concurrently."""
+    """Group commit: collects entries while `write` stores the previous ones in a transaction. Calls of `write` do not overlap."""
 
     def __init__(self, write: Callable[[Sequence[NewEntry]], WriteResult]) -> None:
         self._write = write

@@ -1,5 +1,3 @@
-"""The response store: reads here, writes in `writer.py`."""
-
 import itertools
 import logging
 import re
@@ -44,7 +42,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class Store(StoreWriter):
-    """The stored responses. Thread-safe. Every method may raise a CacheStoreError."""
+    """The stored responses; `StoreWriter` has the write operations. Thread-safe. Every method may raise a CacheStoreError."""
 
     def __init__(
         self,

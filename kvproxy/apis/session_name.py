@@ -1,5 +1,3 @@
-"""The session id that a client, such as a coding agent, sends with each request of a session."""
-
 import re
 
 from kvproxy.apis.api_request import ApiRequest
@@ -19,7 +17,7 @@ _LEGACY = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 
 
 def session_name(request: ApiRequest) -> str | None:
-    """Return the session id in a header, or else in `metadata.user_id`, where older versions of Claude Code put it."""
+    """Return the id of a coding agent's session in a header, or else in `metadata.user_id` (older versions of Claude Code)."""
     for header in SESSION_HEADERS:
         if name := request.headers.get(header):
             return name[:_LONGEST]

@@ -1,5 +1,3 @@
-"""Writes and reads server-sent events."""
-
 import re
 from typing import NamedTuple
 

@@ -1,5 +1,3 @@
-"""The prefix cache of one engine, rebuilt from the KV events of all its ranks."""
-
 import re
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
@@ -31,7 +29,7 @@ def expand_endpoint(endpoint: str) -> list[str]:
 
 
 class Mirror:
-    """Rebuilds an engine's pools from its KV events.
+    """The prefix cache of one engine, rebuilt from the KV events of all its ranks.
 
     Args:
         endpoint: PUB sockets of the ranks, see `expand_endpoint`.

@@ -1,5 +1,3 @@
-"""Status of an event stream, for `kvproxy upstreams` and `kvproxy blocks stats`."""
-
 from dataclasses import dataclass
 
 

@@ -1,5 +1,3 @@
-"""Secret settings, and credentials in the URL of an upstream."""
-
 import base64
 from typing import Annotated
 from urllib.parse import SplitResult, unquote, urlsplit

@@ -1,5 +1,3 @@
-"""One upstream of a fleet, with its mirror, load, and health."""
-
 import asyncio
 import logging
 import time
@@ -67,7 +65,7 @@ class EngineStatus:
 
 
 class FleetEngine:
-    """One upstream of a fleet. Raises SettingsError if the address of its KV events is invalid."""
+    """An upstream with its mirror, load, and health. Raises SettingsError if the address of its KV events is invalid."""
 
     def __init__(
         self,

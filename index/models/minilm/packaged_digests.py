@@ -1,5 +1,3 @@
-"""Checks files of weights: packaged files by their digests, users' files for pickles, which can execute code."""
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Detects words in exchanged roles: `from Oslo to Rome` and `from Rome to Oslo`."""
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

@@ -1,5 +1,3 @@
-"""Compares the letter case of units, codes, and names, which most embedders ignore."""
-
 import re
 from collections import defaultdict
 

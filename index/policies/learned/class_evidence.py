@@ -1,5 +1,3 @@
-"""Evidence about answer classes (see `answer_classes`): whether answers have changed, and which guards veto wrongly."""
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -13,7 +11,7 @@ _OBSOLETE_ODDS = 1000.0
 
 @dataclass(slots=True)
 class ClassEvidence:
-    """Evidence about the answer classes of one namespace.
+    """Evidence about the answer classes (see `answer_classes`) of one namespace.
 
     Attributes:
         odds: odds that the right answer has changed since it was stored, by class; a class without evidence has no item.

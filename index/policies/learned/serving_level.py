@@ -1,5 +1,3 @@
-"""Computes the maximum estimated error of a served answer, so that the share of wrong answers stays within its bound."""
-
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field

@@ -1,5 +1,3 @@
-"""Implements `Database` with an SQLite file: a connection for writes, and one for each concurrent read."""
-
 import contextlib
 import json
 import sqlite3
@@ -20,7 +18,10 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class SqliteDatabase:
-    """See `Database`. The constructor raises StoreDamaged if the file is not a readable store."""
+    """A `Database` in an SQLite file, with a connection for writes, and one for each concurrent read.
+
+    The constructor raises StoreDamaged if the file is not a readable store.
+    """
 
     remote = False
 

@@ -1,5 +1,3 @@
-"""Collects the parts of the engine's output."""
-
 from dataclasses import dataclass, field
 
 from kvproxy.generation import Delta, FinishReason, TokenLogprob, ToolCall

@@ -1,5 +1,3 @@
-"""Constraints on the output of the engine: JSON schemas and tool calls."""
-
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field

@@ -1,5 +1,3 @@
-"""Comparison of an engine's reported prefix reuse with the mirror's predictions."""
-
 from dataclasses import dataclass
 
 _MIN_PREDICTIONS = 20
@@ -8,7 +6,7 @@ _MAX_TOO_HIGH = 0.05  # Blocks may be evicted while a request waits in the engin
 
 @dataclass(slots=True)
 class ReuseStats:
-    """Prefix reuse of one engine and model.
+    """Prefix reuse of one engine and model, as the engine reports it and as its mirror predicts it.
 
     Attributes:
         reports: number of requests for which the engine reported its reuse.

@@ -1,5 +1,3 @@
-"""Typed client of llama-server's routes."""
-
 import hashlib
 from dataclasses import dataclass
 

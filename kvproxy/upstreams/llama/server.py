@@ -1,5 +1,3 @@
-"""Detects whether an upstream is llama.cpp, and chooses the slots of its requests."""
-
 import asyncio
 import logging
 import sqlite3
@@ -24,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class LlamaServer:
-    """An upstream that may be llama.cpp.
+    """An upstream that may be llama.cpp. If it is, this class chooses the slots of its requests.
 
     Attributes:
         is_identified: whether `identify` succeeded since the last failed health check.

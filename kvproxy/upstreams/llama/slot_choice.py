@@ -1,5 +1,3 @@
-"""Chooses the slot for a request, and the file to restore into it."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -1,5 +1,3 @@
-"""The slots of one server, their locks, and the queue of requests for a slot."""
-
 import asyncio
 import time
 from collections import deque

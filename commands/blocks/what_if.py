@@ -69,4 +69,3 @@ def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
         print_note("--tier sets the size of the host tier")
     if forecasts:
         print_note("forecasts compare whole messages: equal beginnings of different messages count as new")
-        print_note("a hit loses half a block on average; simulate rounds each hit down, so its rates differ slightly")

@@ -150,15 +150,18 @@ class HitCurve:
 
 
 class LiveHitCurve:
-    """Hit rates of LRU pools of all sizes in bounded memory, interpolated between the sizes of a grid."""
+    """Hit rates of LRU pools of all sizes in bounded memory, interpolated between the sizes of a grid.
 
-    def __init__(self) -> None:
+    A hit is a number of whole blocks of `block_tokens` tokens, without the last token of the prompt.
+    """
+
+    def __init__(self, block_tokens: int = 16) -> None:
+        self.block_tokens = block_tokens
         self.requests = self.tokens = self.units = self.max_prompt_tokens = 0
         self._stack = LRUStack(_MAX_LIVE_IDS)
-        # Units of a size alone, units of a size and all larger ones, and requests with hits of a size and all larger ones.
-        self._partial = [0.0] * (len(_GRID) + 1)
+        # Reused tokens of a size alone, and of a size and all larger ones.
+        self._partial = [0] * (len(_GRID) + 1)
         self._whole = [0] * (len(_GRID) + 1)
-        self._requests = [0] * (len(_GRID) + 1)
         self._reused = self._reported = 0
 
     @property
@@ -180,27 +183,23 @@ class LiveHitCurve:
         self.tokens += tokens
         self.units += ends[-1] if ends else 0
         self.max_prompt_tokens = max(self.max_prompt_tokens, tokens)
-        runs = self._stack.add(ids, ends)
-        if runs:
-            self._requests[bisect_left(_GRID, runs[0].distance)] += 1
-        for run in runs:
+        block, partial, before = self.block_tokens, self._partial, 0
+        blocks_per_unit = tokens / block / max(1, ends[-1]) if ends else 0.0
+        max_blocks = max(0, tokens - 1) // block
+        for run in self._stack.add(ids, ends):
             first, end = bisect_left(_GRID, run.distance), bisect_left(_GRID, run.distance + run.stop - run.start)
             for place in range(first, end):
-                self._partial[place] += _GRID[place] - run.distance
-            self._whole[end] += run.stop - run.start
+                stop = run.start + _GRID[place] - run.distance
+                partial[place] += block * min(max_blocks, int(stop * blocks_per_unit)) - before
+            after = block * min(max_blocks, int(run.stop * blocks_per_unit))
+            self._whole[end] += after - before
+            before = after
 
-    def hit_rate(self, pool_tokens: float, block_tokens: int = 1) -> float:
-        """Return the share of all prompt tokens that an LRU pool of `pool_tokens` tokens would reuse, 0 to 1.
-
-        Only full blocks of `block_tokens` tokens are reused, so a hit is half a block shorter on average.
-        """
-        scale = self.units / max(1, self.tokens)
-        size, lost = pool_tokens * scale, (block_tokens - 1) / 2 * scale
+    def hit_rate(self, pool_tokens: float) -> float:
+        """Return the share of all prompt tokens that an LRU pool of `pool_tokens` tokens would reuse, 0 to 1."""
+        size = pool_tokens * self.units / max(1, self.tokens)
         place = min(bisect_left(_GRID, size), len(_GRID) - 1)
         before = max(0, place - 1)
-        low, high = (
-            sum(self._whole[: at + 1]) + self._partial[at] - lost * sum(self._requests[: at + 1])
-            for at in (before, place)
-        )
+        low, high = (sum(self._whole[: at + 1]) + self._partial[at] for at in (before, place))
         share = (size - _GRID[before]) / (_GRID[place] - _GRID[before]) if place else 1.0
-        return max(0.0, low + (high - low) * min(1.0, max(0.0, share))) / max(1, self.units)
+        return (low + (high - low) * min(1.0, max(0.0, share))) / max(1, self.tokens)

@@ -7,7 +7,6 @@ from kvproxy.blocks.reuse_distance import LiveHitCurve
 _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
 _UNLIMITED_TOKENS = 1e12
 _CHART_STEPS = 16
-_BLOCK_TOKENS = 16
 _TIER_BYTES_PER_SECOND = 20 * 2**30
 """Bandwidth between host memory and GPU over PCIe 4.0."""
 
@@ -70,12 +69,11 @@ def forecast(
         token_bytes, tier_bytes: KV bytes of a token, and size of a tier in host memory; None omits the tier.
     """
     pool_tokens = (num_blocks - 1) * block_tokens if num_blocks and block_tokens else None
-    block_tokens = block_tokens or _BLOCK_TOKENS
     mean_tokens = curve.tokens / max(1, curve.requests)
-    current = None if pool_tokens is None else curve.hit_rate(pool_tokens, block_tokens)
+    current = None if pool_tokens is None else curve.hit_rate(pool_tokens)
 
     def point(name: str, size: float | None, transfer_seconds: float = 0.0) -> ForecastPoint:
-        rate = curve.hit_rate(_UNLIMITED_TOKENS if size is None else size, block_tokens)
+        rate = curve.hit_rate(_UNLIMITED_TOKENS if size is None else size)
         change = None
         if current is not None and token_seconds is not None:
             rate = max(rate, current) if name == "tier" else rate
@@ -87,7 +85,7 @@ def forecast(
     if token_bytes and tier_bytes:
         points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))
     chart = [
-        (size, curve.hit_rate(size, block_tokens))
+        (size, curve.hit_rate(size))
         for step in range(_CHART_STEPS)
         for size in (max(1, curve.max_prompt_tokens) * 2**step,)
     ]

@@ -3,9 +3,11 @@
 python -m tests.benchmarks.live_curve [--requests 2000]
 """
 
+import json
 import random
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.apis.json import JsonObject
@@ -30,14 +32,28 @@ class TimedCurve(LiveHitCurve):
         TimedCurve.seconds += time.thread_time() - start
 
 
-def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveHitCurve, dict[int, tuple[float, float]]]:
+@dataclass(frozen=True, slots=True)
+class TextLengths:
+    """Words of the system prompt, and ranges of the words of other messages."""
+
+    system: int
+    question: tuple[int, int]
+    answer: tuple[int, int]
+
+
+LONG = TextLengths(2000, (10, 600), (5, 60))
+
+
+def replay(
+    folder: Path, num_requests: int, lengths: TextLengths, seed: int = 0
+) -> tuple[LiveHitCurve, dict[int, tuple[float, float]]]:
     """Return the curve, and the live and the replayed hit rate of each pool size in tokens."""
     generator = random.Random(seed)
 
     def text(words: int) -> str:
         return " ".join(generator.choice(WORDS) + str(generator.randrange(1000)) for _ in range(words))
 
-    system: JsonObject = {"role": "system", "content": text(2000)}
+    system: JsonObject = {"role": "system", "content": text(lengths.system)}
     sessions = Sessions(str(folder / "journal.db"))
     active: list[list[JsonObject]] = []
     for number in range(num_requests):
@@ -46,15 +62,15 @@ def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveHitCurve
         if len(active) > 60:
             active.pop(0)
         messages = generator.choice(active)
-        messages.append(user(text(generator.randrange(10, 600))))
-        length = sum(len(str(message["content"])) for message in messages) // 4
+        messages.append(user(text(generator.randrange(*lengths.question))))
+        length = len(json.dumps(messages)) // 4
         # The journal would prune old records.
         exchange = request(list(messages), length, 0, time.time() - START)
         exchange.request_id = f"r{number}"
         sessions.journal.add(exchange)
         if number % 100 == 99:
             sessions.journal.flush()
-        messages.append(assistant(text(generator.randrange(5, 60))))
+        messages.append(assistant(text(generator.randrange(*lengths.answer))))
     sessions.journal.flush()
     curve = sessions.journal.reuse_curves()[""]
     sessions.close()
@@ -62,7 +78,7 @@ def replay(folder: Path, num_requests: int, seed: int = 0) -> tuple[LiveHitCurve
     hits = lru_hits(workload.chains, [size // workload.block_tokens for size in SIZES])
     tokens = sum(arrival.tokens for arrival in workload.arrivals)
     return curve, {
-        size: (curve.hit_rate(size, workload.block_tokens), hit * workload.block_tokens / tokens)
+        size: (curve.hit_rate(size), hit * workload.block_tokens / tokens)
         for size, hit in zip(SIZES, hits, strict=True)
     }
 
@@ -74,7 +90,7 @@ def main() -> None:
     turn_writer.LiveHitCurve = TimedCurve  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
-        curve, rates = replay(Path(folder), options.requests)
+        curve, rates = replay(Path(folder), options.requests, LONG)
         print(f"all CPU of the journal and the replay: {time.process_time() - start:.2f} s")
     print(f"curve: {1e6 * TimedCurve.seconds / curve.requests:.1f} us of CPU a request")
     for size, (live, offline) in rates.items():

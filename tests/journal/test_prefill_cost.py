@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.journal.pool_forecast import forecast
 from kvproxy.journal.prefill_cost import MIN_REQUESTS, PrefillCost, mean_cost, prefill_cost
-from tests.benchmarks.live_curve import replay
+from tests.benchmarks.live_curve import LONG, SIZES, TextLengths, replay
 
 
 def requests(
@@ -62,7 +62,7 @@ def test_upstreams_count_by_their_reused_tokens() -> None:
 
 
 def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
-    curve, rates = replay(tmp_path, 300)
+    curve, rates = replay(tmp_path, 300, LONG)
     assert curve.requests == 300
     assert max(live for live, _ in rates.values()) > 0.8
     # A smaller pool refuses requests in the replay.
@@ -70,8 +70,14 @@ def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
     assert all(abs(live - offline) < 0.005 for live, offline in accepted)
 
 
+def test_short_prompts_lose_what_whole_blocks_lose(tmp_path: Path) -> None:
+    _, rates = replay(tmp_path, 300, TextLengths(system=2, question=(1, 2), answer=(1, 2)))
+    live, offline = rates[SIZES[-1]]
+    assert live == pytest.approx(offline, abs=0.003)
+
+
 def test_a_forecast_states_changes_from_the_current_pool() -> None:
-    curve = LiveHitCurve()
+    curve = LiveHitCurve(block_tokens=1)
     for _ in range(10):
         for prompt in ("a", "b"):
             curve.add([prompt], [40_000], 10_000)

@@ -112,7 +112,7 @@ class TurnWriter:
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
-        self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens)
+        self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.block_size)
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
@@ -152,12 +152,15 @@ class TurnWriter:
         self._link_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
 
-    def _add_to_curve(self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None) -> None:
+    def _add_to_curve(
+        self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None, block_tokens: int = 0
+    ) -> None:
         name = upstream or ""
         if name not in self.reuse_curves and len(self.reuse_curves) < _MAX_CURVES:
             self.reuse_curves[name] = LiveHitCurve()
-        if name in self.reuse_curves:
-            self.reuse_curves[name].add(chain.prefixes, list(accumulate(chain.sizes)), tokens, reused)
+        if (curve := self.reuse_curves.get(name)) is not None:
+            curve.block_tokens = block_tokens or curve.block_tokens
+            curve.add(chain.prefixes, list(accumulate(chain.sizes)), tokens, reused)
 
     def _insert_turn(self, turn: KnownTurn, values: Sequence[object], lost: Mapping[str, int]) -> None:
         stored = [self._strings.id_of(value) if isinstance(value, str) else value for value in values]

@@ -1,6 +1,7 @@
 """Responses for errors, in the format of the API to which the path belongs."""
 
 import math
+import posixpath
 
 from starlette.responses import JSONResponse, Response
 
@@ -27,6 +28,9 @@ def error_event(error: KvproxyError, path: str) -> bytes:
 
 def error_body(error: KvproxyError, path: str) -> JsonObject:
     """Return an error in Anthropic's format for `/v1/messages` and the routes below it, otherwise in OpenAI's."""
-    if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
-        return anthropic_error(error)
-    return openai_error(error)
+    return anthropic_error(error) if f"{normalize(path)}/".startswith(f"{MESSAGES.path}/") else openai_error(error)
+
+
+def normalize(path: str) -> str:
+    """Return the path without repeated slashes and dot segments."""
+    return posixpath.normpath("/" + path.lstrip("/"))

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import posixpath
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,7 +18,7 @@ from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
 from kvproxy.http.connections.request_deadlines import Deadline
-from kvproxy.http.error_responses import error_event, error_response
+from kvproxy.http.error_responses import error_event, error_response, normalize
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
@@ -219,7 +218,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
 
 def _check_path(request: Request) -> None:
     path = request.url.path
-    normal = posixpath.normpath("/" + path.lstrip("/"))
+    normal = normalize(path)
     if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in _CACHED)):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")

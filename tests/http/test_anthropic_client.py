@@ -54,14 +54,15 @@ def test_errors_of_all_routes_below_messages_have_the_format_of_anthropic(demo: 
         httpx.post(f"{demo[0]}/v1/messages/count_tokens", content=b"{nonsense"),
         httpx.post(f"{demo[0]}/v1/messages/batches", json={}),
         httpx.get(f"{demo[0]}/v1/messages/batches"),
+        httpx.post(f"{demo[0]}//v1/messages", json={}),
         httpx.post(f"{demo[0]}/v1/messages", json={}, headers={"expect": "nothing"}),
         httpx.post(f"{demo[0]}/v1/messages", json={}, headers={"origin": "https://example.org"}),
     ]
-    assert [answer.status_code for answer in answers] == [400, 400, 404, 404, 417, 403]
+    assert [answer.status_code for answer in answers] == [400, 400, 404, 404, 404, 417, 403]
     kinds = [(answer.json()["type"], answer.json()["error"]["type"]) for answer in answers]
     assert kinds == [
         ("error", kind)
-        for kind in [*["invalid_request_error"] * 2, *["not_found_error"] * 2, "api_error", "permission_error"]
+        for kind in [*["invalid_request_error"] * 2, *["not_found_error"] * 3, "api_error", "permission_error"]
     ]
     assert "openapi.json" in answers[2].json()["error"]["message"]
     other = httpx.get(f"{demo[0]}/v1/messages_of_another_api").json()

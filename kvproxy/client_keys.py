@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from kvproxy.errors import InvalidRequest, NotFound, SettingsError
+from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.open_store import is_url, open_postgres
 from kvproxy.settings import Settings
@@ -32,7 +32,7 @@ def clients_file(data: Path) -> Path:
 
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
-    """Return the clients of the settings, then of `kvproxy keys`. Raises SettingsError, also for a duplicate name or key."""
+    """Return the clients of the settings, then of `kvproxy keys`. Raises SettingsError or StoreUnavailable."""
     found = (*settings.clients, *_read_file(settings.data), *_shared_clients(settings))
     for what, values in (
         ("name", [each.name for each in found]),
@@ -135,7 +135,7 @@ def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
         with closing(open_postgres(settings.store_location)) as database:
             yield SharedState(database)
     except CacheStoreError as error:
-        raise SettingsError(str(error)) from None
+        raise StoreUnavailable(str(error)) from None
 
 
 def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.client_keys import all_clients, clients_file, key_digest, requires_client_key
-from kvproxy.errors import MissingKey, SettingsError, TooManyRequests, Unauthorized
+from kvproxy.errors import MissingKey, SettingsError, StoreUnavailable, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
@@ -59,7 +59,7 @@ class Clients:
                     "there are no clients any more, so all requests are rejected: add one with kvproxy keys add NAME"
                 )
             self._closed = self._closed or requires_client_key(self._settings)
-        except SettingsError as error:
+        except (SettingsError, StoreUnavailable) as error:
             _log.error("the clients were not reloaded: %s", error)
 
     def _file_version(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Prints tables: fitted to a terminal, or with columns separated by tabs in a pipe."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -90,8 +90,7 @@ def print_table(
         typer.echo(title)
     console = Console(file=sys.stdout)
     if not console.is_terminal:
-        for row in [[column.name for column in chosen], *cells]:
-            typer.echo("\t".join(row))
+        _print_lines([[column.name for column in chosen], *cells])
         return
     hidden = [] if layout.wide or layout.columns else _columns_to_hide(chosen, cells, console.width)
     if hidden:
@@ -103,6 +102,16 @@ def print_table(
     console.print(table)
     if hidden:
         print_note(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)")
+
+
+def print_lines(rows: Iterable[Row], layout: Layout) -> None:
+    """Print rows without column names, separated by tabs."""
+    _print_lines(_select_columns(*_parse_rows(rows), layout)[1])
+
+
+def _print_lines(cells: Iterable[Sequence[str]]) -> None:
+    for row in cells:
+        typer.echo("\t".join(row))
 
 
 def table_output(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import local_time, milliseconds, one_line, table_time
+from kvproxy.commands.formatting import local_time, milliseconds, table_time
 from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
-from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, text_column
+from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_lines, print_table, text_column
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def log(
         return
     rows = journal.records(query)[::-1]
     if as_json:
-        _print_lines(rows)
+        _print_objects(rows)
     else:
         has_stored = any(_matched_question(row) for row in rows)
         print_table((_row(row, has_stored=has_stored, layout=layout) for row in rows), empty=EMPTY, layout=layout)
     if follow:
-        _follow(journal, query, rows, as_json)
+        _follow(journal, query, rows, None if as_json else layout)
 
 
 def _plot(journal: "JournalClient", query: "Query", file: Path) -> None:
@@ -131,7 +131,7 @@ def _decode_ms(record: "Record") -> float | None:
     return round(max(0.0, record.total_ms - before), 3)
 
 
-def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", as_json: bool) -> None:
+def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", layout: Layout | None) -> None:
     latest = rows[::-1] or journal.records(replace(query, limit=1))
     last = latest[0].record.number if latest else 0
     while True:
@@ -140,14 +140,13 @@ def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQues
         if not rows:
             continue
         last = rows[-1].record.number
-        if as_json:
-            _print_lines(rows)
+        if layout is None:
+            _print_objects(rows)
         else:
-            for row in rows:
-                typer.echo("\t".join(map(one_line, _row(row).values())))
+            print_lines((_row(row, layout=layout) for row in rows), layout)
 
 
-def _print_lines(rows: "list[RecordWithQuestions]") -> None:
+def _print_objects(rows: "list[RecordWithQuestions]") -> None:
     for row in rows:
         typer.echo(
             json.dumps({**asdict(row.record), "question": row.question, "stored_question": _matched_question(row)})

@@ -3,9 +3,11 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import typer
 
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
@@ -46,6 +48,22 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
     assert (first["question"], first["stored_question"]) == (STORED, None)
     assert (second["question"], second["stored_question"]) == (ASKED if text == "hits" else None, STORED)
     assert table[-1].endswith(f"\t{ASKED if text == 'hits' else '-'}\t{STORED}")
+
+
+def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        waits = iter(["a", "b"])
+
+        def sleep(seconds: float) -> None:
+            question = next(waits, None)
+            if question is None:
+                raise typer.Exit
+            client.post("/v1/chat/completions", json=said(question)).raise_for_status()
+            until(lambda: result("log", "-n", 1, url=url)["question"] == question)
+
+        monkeypatch.setattr("kvproxy.commands.log.requests.time", SimpleNamespace(sleep=sleep))
+        done = kvproxy("log", "-f", "--columns", "status,question", url=url)
+        assert done.stdout.splitlines() == ["200\ta", "200\tb"], done
 
 
 def test_equal_questions_of_different_requests_are_told_apart(tmp_path: Path) -> None:
@@ -117,7 +135,7 @@ def test_an_unreachable_store_is_one_line(tmp_path: Path) -> None:
     shared = kvproxy("savings", "--data", tmp_path)
     assert (shared.returncode, shared.stderr.count("\n")) == (1, 1), shared
     file.write_text('store = "postgresql://127.0.0.1:9/x"\njournal.store = "file"\n')
-    for arguments in (("savings",), ("cache", "stats"), ("cache", "ls")):
+    for arguments in (("savings",), ("cache", "stats"), ("cache", "ls"), ("keys", "ls"), ("keys", "add", "ann")):
         done = kvproxy(*arguments, "--data", tmp_path)
         assert (done.returncode, done.stdout) == (1, ""), arguments
         assert done.stderr.startswith("kvproxy: cannot reach the store postgresql://127.0.0.1:9/x"), done.stderr

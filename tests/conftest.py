@@ -1,20 +1,42 @@
 """Shared fixtures: an isolated environment, a proxy with the demo model, and servers of Redis and PostgreSQL."""
 
+import functools
 import gc
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import hypothesis
 import pytest
 
+import kvproxy.open_response_cache as response_cache
 from kvproxy.http.services import Services
+from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL, Embedder, load_embedder
+from kvproxy.index.models.verifier import BUILT_IN, Verifier, load_verifier
+from kvproxy.index.search.lookup_queue import model_threads
+from kvproxy.offline import calibration
 from kvproxy.settings import load_settings
 from tests.postgres_server import empty, run_postgres
 from tests.redis_server import RedisServer, run_redis
 from tests.servers import run_proxy
+
+_EXAMPLES = float(os.environ.get("KVPROXY_EXAMPLES", "0.4"))
+_LONGEST = (
+    "tests/ui/",
+    "tests/faults/test_harnesses",
+    "tests/fleet/",
+    "tests/commands/test_no_calls_home",
+    "tests/backends/test_reasoning",
+    "tests/structure/test_wheel",
+    "tests/supply/",
+    "tests/engine/",
+    "tests/index/",
+    "tests/commands/",
+    "tests/http/",
+)
 
 
 def pytest_configure() -> None:
@@ -37,6 +59,34 @@ def pytest_configure() -> None:
     # The default of five seconds is too short on a busy machine.
     waits = httpx._config.DEFAULT_TIMEOUT_CONFIG
     waits.connect = waits.read = waits.write = waits.pool = 60.0
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Reduce the examples of a property test to a share, which KVPROXY_EXAMPLES sets."""
+    test = getattr(item, "obj", None)
+    if hypothesis.is_hypothesis_test(test):
+        own = test._hypothesis_internal_use_settings
+        count = max(3, round(own.max_examples * _EXAMPLES))
+        test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=count)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole files, and all tests of the dashboard to one worker, which starts one browser."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "ui" if nodeid.startswith("tests/ui/") else super()._split_scope(nodeid)
+
+    # The order below is better than the number of tests.
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that all workers end at the same time."""
+    items.sort(key=lambda item: next((at for at, name in enumerate(_LONGEST) if item.nodeid.startswith(name)), 99))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,6 +128,25 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             "SSL_CERT_FILE",
         ):
             patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_models() -> Iterator[None]:
+    """Load each built-in model once in a process. A start of a proxy takes 0.4 seconds for them."""
+    embedder = functools.cache(lambda name: load_embedder(name, None, model_threads()))
+    verifier = functools.cache(load_verifier)
+
+    def embedder_of(name: str, *options: Any) -> Embedder:
+        return embedder(name) if name in (DEFAULT, MULTILINGUAL) else load_embedder(name, *options)
+
+    def verifier_of(name: str, *options: Any, data: Path | None = None) -> Verifier:
+        return verifier(name, *options) if name == BUILT_IN else load_verifier(name, *options, data=data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (response_cache, calibration):
+            patch.setattr(module, "load_embedder", embedder_of)
+            patch.setattr(module, "load_verifier", verifier_of)
         yield
 
 

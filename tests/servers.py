@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.http.routes import EVERY_METHOD
 from kvproxy.http.serve import make_server
@@ -91,13 +92,45 @@ def until_stored(services: Services) -> None:
     until(lambda: not len(services.answerer.cache.pending_writes), interval=0.001)
 
 
+def end_after_report(app: ASGIApp) -> ASGIApp:
+    """Delay the last part of each response until the exchange is reported.
+
+    A client that has the response then finds its record and its metrics; the proxy itself reports a moment later.
+    """
+
+    async def delayed(scope: Scope, receive: Receive, send: Send) -> None:
+        last: Message | None = None
+
+        async def send_all_but_last(message: Message) -> None:
+            nonlocal last
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                last = message
+            else:
+                await send(message)
+
+        try:
+            await app(scope, receive, send_all_but_last)
+        finally:
+            if last is not None:
+                await send(last)
+
+    return delayed
+
+
+def waiting_clients(services: Services) -> int:
+    """Return the number of clients that wait for a response of the backend."""
+    return sum(shared.num_clients for shared in tuple(services.answerer.shared_requests._in_flight))
+
+
 @contextlib.contextmanager
 def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services]]:
     """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
     services = build_services(settings)
-    with run_server(make_server(services), port) as url:
+    server = make_server(services)
+    server.config.app = end_after_report(server.config.app)
+    with run_server(server, port) as url:
         yield url, services
 
 

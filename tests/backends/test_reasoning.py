@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from kvproxy.settings import load_settings
@@ -16,6 +14,14 @@ from tests.thinking_model import make_reasoning_end_frequent, make_thinking_mode
 BLOCK = 16
 QUESTION = "What is a block?"
 SAMPLED = {"temperature": 1.0, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_clients() -> None:
+    """Import the packages for these tests only: they take seconds, and every worker imports all files."""
+    global anthropic, openai
+    import anthropic
+    import openai
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +117,7 @@ def _merged(events: list[Any]) -> list[dict[str, Any]]:
     return merged
 
 
-def converse(client: openai.OpenAI, model: Path, messages: list[Any]) -> Any:
+def converse(client: Any, model: Path, messages: list[Any]) -> Any:
     while True:
         whole = client.chat.completions.create(model=str(model), messages=messages, temperature=2, max_tokens=60)
         # This model may end its reasoning twice or never.

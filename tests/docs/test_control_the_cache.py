@@ -5,7 +5,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import BadRequestError, OpenAI
 
 from kvproxy.settings import load_settings
 from tests.commands.upstream import Upstream
@@ -30,6 +29,8 @@ def test_the_code_prints_what_its_comments_say(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_litellms_switches_are_neither_sent_on_nor_part_of_the_key(tmp_path: Path) -> None:
+    from openai import BadRequestError, OpenAI
+
     with run_recording_upstream() as (upstream, bodies):
         settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
         with run_proxy(settings) as (url, services), OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:

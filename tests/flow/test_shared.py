@@ -21,7 +21,7 @@ def shared(tmp_path: Path) -> Iterator[str]:
     """A proxy with `cache.shared` in front of a slow server that knows one key and sets a cookie for it."""
 
     async def answer(request: Request) -> Response:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         if request.headers.get("authorization") != "Bearer good":
             return JSONResponse({"error": {"message": "who are you?"}}, 401)
         return JSONResponse(WHOLE, headers={"set-cookie": "session=good"})

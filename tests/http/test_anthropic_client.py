@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 from starlette.requests import Request
@@ -17,12 +16,19 @@ HELLO: list[Any] = [{"role": "user", "content": "What is a block?"}]
 TOOL: Any = {"name": "look", "description": "Look up a term.", "input_schema": {"type": "object", "properties": {}}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def load_anthropic() -> None:
+    """Import the package for these tests only: it takes seconds, and every worker imports all files."""
+    global anthropic
+    import anthropic
+
+
 @pytest.fixture(scope="module")
-def client(demo: Demo) -> anthropic.Anthropic:
+def client(demo: Demo) -> Any:
     return anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0)
 
 
-def test_a_forbidden_computation_raises_the_documented_class(client: anthropic.Anthropic) -> None:
+def test_a_forbidden_computation_raises_the_documented_class(client: Any) -> None:
     headers, new = {"cache-control": "only-if-cached"}, [{"role": "user", "content": "Never asked before?"}]
     with pytest.raises(anthropic.GatewayTimeoutError):
         client.messages.create(model="demo", max_tokens=5, messages=new, extra_headers=headers)  # type: ignore[arg-type]
@@ -31,7 +37,7 @@ def test_a_forbidden_computation_raises_the_documented_class(client: anthropic.A
 @pytest.mark.parametrize(
     "more", [{}, {"system": "Be brief. " * 40}, {"system": [{"type": "text", "text": "Be kind."}]}]
 )
-def test_it_counts_the_tokens_that_a_generation_reports(client: anthropic.Anthropic, more: dict[str, Any]) -> None:
+def test_it_counts_the_tokens_that_a_generation_reports(client: Any, more: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"model": "demo", "messages": HELLO, **more}
     counted = client.messages.count_tokens(**asked).input_tokens
     usage = client.messages.create(**asked, max_tokens=5).usage
@@ -39,7 +45,7 @@ def test_it_counts_the_tokens_that_a_generation_reports(client: anthropic.Anthro
     assert client.messages.count_tokens(**asked).input_tokens == counted
 
 
-def test_a_count_that_fails_has_the_error_of_the_generation(client: anthropic.Anthropic) -> None:
+def test_a_count_that_fails_has_the_error_of_the_generation(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="'missing' is not served here"):
         client.messages.count_tokens(model="missing", messages=HELLO)
     with pytest.raises(anthropic.BadRequestError, match="messages is required"):

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from kvproxy.http.services import Services
@@ -34,7 +33,7 @@ def url(request: pytest.FixtureRequest, demo: tuple[str, Services], front: str) 
 
 @pytest.fixture
 def claude(url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    # Importing it takes three seconds, and every process of a run imports all files.
+    # It takes seconds, and every worker imports all files.
     import anthropic
 
     with anthropic.Anthropic(base_url=url, api_key=request.node.name, max_retries=0) as client:
@@ -42,7 +41,9 @@ def claude(url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def gpt(url: str, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+def gpt(url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    import openai
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key=request.node.name, max_retries=0) as client:
         yield client
 
@@ -122,7 +123,9 @@ def test_anthropic_conversations_tools_and_errors(claude: Any) -> None:
         claude.messages.create(model="demo", max_tokens=2, messages=[{"role": "user", "content": [image]}])
 
 
-def test_openai_responses(gpt: openai.OpenAI) -> None:
+def test_openai_responses(gpt: Any) -> None:
+    import openai
+
     def ask(question: Any) -> Any:
         return gpt.responses.with_raw_response.create(
             model="demo", instructions="You know kvproxy.", input=question, temperature=0, max_output_tokens=80
@@ -141,7 +144,7 @@ def test_openai_responses(gpt: openai.OpenAI) -> None:
         gpt.responses.create(model="demo", input="x", previous_response_id="resp_1")
 
 
-def test_openai_responses_stream_live_and_replayed(gpt: openai.OpenAI) -> None:
+def test_openai_responses_stream_live_and_replayed(gpt: Any) -> None:
     def stream() -> tuple[str, list[str], Any]:
         with gpt.responses.stream(model="demo", input=QUESTION, temperature=0) as events:
             seen = list(events)

@@ -137,16 +137,17 @@ def test_a_request_beyond_a_limit_ends_its_connection(quick: Proxy, sent: bytes,
     assert healthy(port)
 
 
-def test_a_request_within_the_limits_is_taken_in_any_parts(quick: Proxy) -> None:
+def test_a_request_within_the_limits_is_taken_in_any_parts(upstream: tuple[str, Upstream], tmp_path: Path) -> None:
     head = GET + b"".join(b"x-%d: %s\r\n" % (number, b"y" * 150) for number in range(18)) + b"\r\n"
     body = WHOLE_CHAT % (b"x" * 20_000)
     chunks = [b"%x\r\n%s\r\n" % (len(body[at : at + 50]), body[at : at + 50]) for at in range(0, len(body), 50)]
     chunked = CHUNKED + b"".join(chunks) + b"0\r\nx-trailer: 1\r\n\r\n"
-    for sent, size in ((head, 1), (head, 700), (head, 100_000), (chunked, 56)):
-        with connected(quick[0]) as client:
-            for start in range(0, len(sent), size):
-                client.send(sent[start : start + size])
-            assert client.recv(12) == b"HTTP/1.1 200"
+    with proxy(tmp_path, upstream[0], header_bytes=4096, headers=20) as (port, _):
+        for sent, size in ((head, 1), (head, 700), (head, 100_000), (chunked, 56)):
+            with connected(port) as client:
+                for start in range(0, len(sent), size):
+                    client.sendall(sent[start : start + size])
+                assert client.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_head_that_trickles_is_given_up(quick: Proxy) -> None:

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from kvproxy.http.services import Services
@@ -17,17 +16,24 @@ Demo = tuple[str, Services]
 LONG = "You are the support agent of a company. " * 40
 
 
+@pytest.fixture(scope="module", autouse=True)
+def load_openai() -> None:
+    """Import the package for these tests only: it takes a second, and every worker imports all files."""
+    global openai
+    import openai
+
+
 @pytest.fixture(scope="module")
-def client(demo: Demo) -> openai.OpenAI:
+def client(demo: Demo) -> Any:
     return openai.OpenAI(base_url=f"{demo[0]}/v1", api_key="k", max_retries=0)
 
 
-def ask(client: openai.OpenAI, question: str, **options: object):  # type: ignore[no-untyped-def]
+def ask(client: Any, question: str, **options: object):  # type: ignore[no-untyped-def]
     messages = [{"role": "user", "content": question}]
     return client.chat.completions.with_raw_response.create(model="demo", messages=messages, **options)  # type: ignore[call-overload]
 
 
-def test_miss_exact_semantic_and_prefix(client: openai.OpenAI) -> None:
+def test_miss_exact_semantic_and_prefix(client: Any) -> None:
     miss = ask(client, "What is a block?")
     assert makes_entry(miss.headers["cache-status"])
     answer = miss.parse().choices[0].message.content
@@ -54,7 +60,7 @@ def test_miss_exact_semantic_and_prefix(client: openai.OpenAI) -> None:
     assert "least recently used" in (second.choices[0].message.content or "")
 
 
-def test_streams_carry_the_same_answer_live_and_replayed(client: openai.OpenAI) -> None:
+def test_streams_carry_the_same_answer_live_and_replayed(client: Any) -> None:
     def stream(**options: object) -> tuple[str, list[object], object]:
         chunks = list(
             client.chat.completions.create(
@@ -84,7 +90,7 @@ def test_streams_carry_the_same_answer_live_and_replayed(client: openai.OpenAI) 
     assert whole.usage == usage
 
 
-def test_completions_logprobs_n_and_stop(client: openai.OpenAI) -> None:
+def test_completions_logprobs_n_and_stop(client: Any) -> None:
     raw = "<|user|>What is LRU?<|end|><|assistant|>"
     text = client.completions.create(model="demo", prompt=raw, max_tokens=40, temperature=0).choices[0].text
     assert text.startswith("LRU means least recently used")
@@ -103,7 +109,7 @@ def test_completions_logprobs_n_and_stop(client: openai.OpenAI) -> None:
     assert len((first.content or [])[0].top_logprobs) == 2
 
 
-def test_models_malformed_json_and_unknown_routes(demo: Demo, client: openai.OpenAI) -> None:
+def test_models_malformed_json_and_unknown_routes(demo: Demo, client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     bad = httpx.post(f"{demo[0]}/v1/chat/completions", content=b"{nonsense")
     assert bad.status_code == 400
@@ -111,7 +117,7 @@ def test_models_malformed_json_and_unknown_routes(demo: Demo, client: openai.Ope
     assert httpx.get(f"{demo[0]}/v1/nothing").json()["error"]["code"] == "not_found"
 
 
-def test_json_by_a_schema(client: openai.OpenAI) -> None:
+def test_json_by_a_schema(client: Any) -> None:
     schema = {
         "type": "object",
         "properties": {"kind": {"enum": ["prefix", "semantic"]}, "sure": {"type": "boolean"}},

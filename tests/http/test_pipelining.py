@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kvproxy.http.connections.client_connection import MAX_PIPELINED
-from tests.http.test_request_heads import HOST, PROBES, UPGRADES, connected, post, responses, statuses, until_closed
+from tests.http.test_request_heads import HOST, LAST, PROBES, UPGRADES, connected, post, statuses, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream
 
@@ -21,10 +22,11 @@ SLOW = post(b"/v1/slow", b"abc")
 
 @dataclass
 class Upstream:
-    """Answers /v1/slow after a moment, streams forever at /v1/endless, and answers any other path at once."""
+    """Answers /v1/slow when the gate is open, streams forever at /v1/endless, and answers any other path at once."""
 
     paths: list[str] = field(default_factory=list)
     streams: int = 0
+    gate: threading.Event = field(default_factory=threading.Event)
 
     async def answer(self, request: Request) -> Response:
         await request.body()
@@ -32,7 +34,7 @@ class Upstream:
             return Response()
         self.paths.append(request.url.path)
         if request.url.path == "/v1/slow":
-            await asyncio.sleep(0.3)
+            await asyncio.to_thread(self.gate.wait)
         if request.url.path == "/v1/endless":
             return StreamingResponse(self.endless(), media_type="text/event-stream")
         return Response(b"ok")
@@ -65,14 +67,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def stack(running: Stack) -> Stack:
     running.upstream.paths.clear()
+    running.upstream.gate.clear()
     return running
 
 
 def test_many_offers_of_h2c_in_one_segment_are_answered(stack: Stack) -> None:
     offer = b"GET /v1/offer HTTP/1.1\r\n" + HOST + UPGRADES + b"\r\n"
     with connected(stack.port) as client:
-        client.sendall(offer * (MAX_PIPELINED + 1))
-        assert statuses(responses(client)) == [b"200"] * (MAX_PIPELINED + 1)
+        client.sendall(offer * MAX_PIPELINED + LAST)
+        assert statuses(until_closed(client)) == [b"200"] * (MAX_PIPELINED + 1)
 
 
 @pytest.mark.parametrize("offer", [b"", UPGRADES], ids=["plain", "h2c"])
@@ -82,11 +85,12 @@ def test_pipelined_requests_are_bounded(stack: Stack, offer: bytes, pause: float
     request = b"GET /v1/many HTTP/1.1\r\n" + HOST + offer + b"\r\n"
     with connected(stack.port) as client:
         client.sendall(SLOW)
-        time.sleep(0.1)
+        until(lambda: stack.upstream.paths)
         with contextlib.suppress(ConnectionError):
             for _ in range(40):
                 client.sendall(request * 50)
                 time.sleep(pause)
+        stack.upstream.gate.set()
         answer = until_closed(client)
     assert statuses(answer) == [b"200"] * (1 + MAX_PIPELINED)
     assert stack.upstream.paths == ["/v1/slow", *["/v1/many"] * MAX_PIPELINED]
@@ -106,6 +110,7 @@ def test_a_client_that_leaves_ends_its_request_in_spite_of_a_successor(stack: St
 def test_requests_before_a_bad_one_are_answered(stack: Stack) -> None:
     with connected(stack.port) as client:
         client.sendall(SLOW + post(b"/v1/next", b"abc") + b"GET / HTTP/9.9\r\n\r\n" + post(b"/v1/last", b"abc"))
+        stack.upstream.gate.set()
         assert statuses(until_closed(client)) == [b"200"] * 2
     assert stack.upstream.paths == ["/v1/slow", "/v1/next"]
 
@@ -114,5 +119,6 @@ def test_a_body_that_breaks_in_a_queued_request_is_not_forwarded(stack: Stack) -
     chunked = b"POST /v1/next HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n"
     with connected(stack.port) as client:
         client.sendall(SLOW + chunked)
+        stack.upstream.gate.set()
         assert statuses(until_closed(client)) == [b"200"]
     assert stack.upstream.paths == ["/v1/slow"]

@@ -24,7 +24,7 @@ from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
 from tests.polling import until
-from tests.servers import run_app, run_proxy, until_stored
+from tests.servers import run_app, run_proxy, until_stored, waiting_clients
 
 USAGE = {"prompt_tokens": 40, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 30}}
 CHAT = "/v1/chat/completions"
@@ -36,6 +36,9 @@ def answer(**more: Any) -> dict[str, Any]:
     return {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **more}
 
 
+GATE = threading.Event()
+
+
 async def chat(request: Request) -> Response:
     """End the answer in the way that the question names."""
     body = orjson.loads(await request.body())
@@ -45,7 +48,9 @@ async def chat(request: Request) -> Response:
     if "fail" in asked:
         return JSONResponse({"error": {"message": "no"}}, 500)
     if "wait" in asked:
-        await asyncio.sleep(0.3 if "short" in asked else 30)
+        await asyncio.sleep(30)
+    if "gate" in asked:
+        await asyncio.to_thread(GATE.wait)
     if body.get("stream"):
         return StreamingResponse(
             _stream("break" in asked, "slow" in asked, "late" in asked), media_type="text/event-stream"
@@ -203,9 +208,12 @@ def test_an_answer_that_breaks_off_and_a_client_that_leaves(running: tuple[str, 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:
     url, services = running
-    threads = [threading.Thread(target=post, args=(url, f"join{n}", ask("short wait"))) for n in range(2)]
+    GATE.clear()
+    threads = [threading.Thread(target=post, args=(url, f"join{n}", ask("gate"))) for n in range(2)]
     for thread in threads:
         thread.start()
+    until(lambda: waiting_clients(services) == 2)
+    GATE.set()
     for thread in threads:
         thread.join()
     both = [last(services, f"join{n}") for n in range(2)]

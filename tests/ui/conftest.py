@@ -9,7 +9,7 @@ import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.servers import run_proxy
+from tests.servers import run_proxy, until_stored
 from tests.ui.page import Page, browse
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script> 'a' & \"b\" ${1+1}"
@@ -69,7 +69,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
 
 @pytest.fixture
 def url(running: tuple[str, Services]) -> str:
-    return running[0]
+    """URL of a proxy that has stored all responses and written all records."""
+    url, services = running
+    until_stored(services)
+    services.answerer.journal.latest(1)
+    return url
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> Non
     assert "backend, 95%" in told(CHARTS[2])
     assert "prefix" in told(CHARTS[0])
     # All charts have the same cursor.
-    assert len({told(label).split(": ")[0] for label in CHARTS}) == 1
+    page.until(lambda: len({told(label).split(": ")[0] for label in CHARTS}) == 1)
 
 
 def test_the_docs_show_each_view_in_both_widths_and_themes() -> None:
@@ -143,7 +143,7 @@ def saved(page: Page, folder: Path, name: str) -> list[dict[str, str]]:
     """Press the button that saves a file, and read the file."""
     page.click(f"button[aria-label='Save {name} as CSV']")
     path = folder / f"kvproxy-{name}.csv"
-    page.until(path.exists)
+    page.until(lambda: path.stat().st_size)
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -174,13 +174,15 @@ def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
     page.until(lambda: page.text("#tip") == REASONS["veto-numbers"])
     assert link.get_attribute("aria-describedby") == "tip"
     page.press(ESCAPE)
-    assert not page.find("body").find_element("id", "tip").is_displayed()
-    for view, place in (("journal", ".row [data-reason=hit-exact]"), ("matches", ".match [data-reason=veto-numbers]")):
+    page.until(lambda: not page.find("body").find_element("id", "tip").is_displayed())
+    for view, place, reason in (("journal", ".row", "hit-exact"), ("matches", ".match", "veto-numbers")):
         page.open(url, view)
-        node = page.find(place)
-        page.hover(node, 5, 5)
-        wanted = REASONS[str(node.get_attribute("data-reason"))]
-        page.until(lambda wanted=wanted: page.text("#tip") == wanted)
+
+        def explains(place: str = f"{place} [data-reason={reason}]", reason: str = reason) -> bool:
+            page.hover(page.find(place), 5, 5)
+            return page.text("#tip") == REASONS[reason]
+
+        page.until(explains)
 
 
 def test_matches_mark_the_words_that_differ(page: Page, url: str) -> None:
@@ -220,10 +222,8 @@ def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: s
     page.until(lambda: page.text("[data-figure=requests]") == "0")
     page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Stored", "Upstreams", "Sessions"])
     page.until(lambda: page.text("[data-figure=entries]") == "0")
-    tiles = page.run(
-        "return [...document.querySelectorAll('.tile')].filter((n) => !n.hidden).map((n) => n.children[1].textContent)"
-    )
-    assert tiles == ["0", "0"]
+    tiles = "return [...document.querySelectorAll('.tile')].filter(n => !n.hidden).map(n => n.children[1].textContent)"
+    page.until(lambda: page.run(tiles) == ["0", "0"])
     page.driver.get("about:blank")
     page.open(url)
     page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Pool", "Matches", "Stored", "Sessions"])
@@ -236,8 +236,8 @@ def test_cards_do_not_touch_and_nothing_overflows(page: Page, url: str, width: i
         for view, ready in READY.items():
             page.switch(view)
             page.until(lambda ready=ready: page.all(ready))
-            assert min(page.run(GAPS), default=10) >= 8, view
-            assert page.run("return document.documentElement.scrollWidth - innerWidth") <= 0, view
+            page.until(lambda: min(page.run(GAPS), default=10) >= 8)
+            page.until(lambda: page.run("return document.documentElement.scrollWidth <= innerWidth"))
 
 
 def test_lists_show_the_question_on_a_phone(page: Page, url: str) -> None:
@@ -245,13 +245,14 @@ def test_lists_show_the_question_on_a_phone(page: Page, url: str) -> None:
     with page.wide(390):
         for view in ("journal", "stored"):
             page.switch(view)
-            page.until(lambda: "What is a block?" in page.texts(".row[id] .question"))
-            node = next(each for each in page.all(".row[id] .question") if each.text == "What is a block?")
-            # It is wholly in sight.
-            assert page.run("return arguments[0].scrollWidth <= arguments[0].clientWidth", node)
-            assert node.location["x"] >= 0
-            assert node.location["x"] + node.size["width"] <= 390
-            node.click()
+
+            def is_wholly_in_sight() -> bool:
+                node = next(each for each in page.all(".row[id] .question") if each.text == "What is a block?")
+                fits = bool(page.run("return arguments[0].scrollWidth <= arguments[0].clientWidth", node))
+                return fits and 0 <= node.location["x"] <= 390 - node.size["width"]
+
+            page.until(is_wholly_in_sight)
+            page.click(".row[id] .question", "What is a block?")
             page.until(lambda: page.all(".beside dl.facts"))
     # With more room, the columns come back.
     page.until(lambda: len(page.all(".row[id]:first-of-type > span")) != 1)

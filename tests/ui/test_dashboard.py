@@ -36,19 +36,22 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     assert wanted["semantic"]
     assert wanted["refused"]
     page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
-    assert {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted
+    page.until(lambda: {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted)
     total = httpx.get(f"{url}/admin/savings").json()["total"]
     page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f} USD")
     tokens = total["prompt_tokens"] + total["completion_tokens"] + total["reused_tokens"]
-    assert figure(page.text("[data-figure=tokens]")) == tokens
+    page.until(lambda: figure(page.text("[data-figure=tokens]")) == tokens)
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
     page.until(lambda: figure(page.text("[data-figure=entries]")) == entries)
     # The reasons are those of the same time.
     by_reason = httpx.get(f"{url}/admin/log/series?since=3600&step=60&by=reason").json()["counts"]
-    told = dict(zip(page.texts(".bars li a"), page.texts(".bars li a ~ .number:nth-child(3)"), strict=True))
-    assert {name: figure(count) for name, count in told.items()} == {
-        name: sum(each) for name, each in by_reason.items()
-    }
+    reasons = {name: sum(each) for name, each in by_reason.items()}
+
+    def shown() -> dict[str, int]:
+        counts = map(figure, page.texts(".bars li a ~ .number:nth-child(3)"))
+        return dict(zip(page.texts(".bars li a"), counts, strict=True))
+
+    page.until(lambda: shown() == reasons)
     # The chart tells each of its bars to the keyboard.
     canvas = page.find(".chart")
     canvas.send_keys("\ue010")
@@ -64,9 +67,7 @@ def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> 
     page.open(url, "journal")
     rows = ".grid .row[id]"
     every = httpx.get(f"{url}/admin/log").json()
-    page.until(lambda: len(page.texts(rows)) >= len(every))
-    reasons = page.texts(f"{rows} > :nth-child(3)")
-    assert reasons == [each["reason"] for each in every]
+    page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == [each["reason"] for each in every])
     # A new request comes by itself.
     ask(url, "carol", "Is this seen at once?")
     page.until(lambda: page.texts(f"{rows} > :last-child")[0] == "Is this seen at once?")
@@ -100,9 +101,9 @@ def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> 
 
 
 def test_a_question_appears_when_its_response_is_committed(
-    page: Page, running: tuple[str, Services], monkeypatch: pytest.MonkeyPatch
+    page: Page, url: str, running: tuple[str, Services], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, services = running
+    services = running[1]
     go, put = threading.Event(), services.answerer.store.put_many
 
     def late(entries: Sequence[NewEntry]) -> WriteResult:
@@ -116,7 +117,7 @@ def test_a_question_appears_when_its_response_is_committed(
     count = page.find("[aria-rowcount]").get_attribute("aria-rowcount")
     ask(url, "dora", "Is it committed late?")
     page.until(lambda: page.find("[aria-rowcount]").get_attribute("aria-rowcount") != count)
-    assert page.texts(rows)[0] == "–"
+    page.until(lambda: page.texts(rows)[0] == "–")
     go.set()
     page.until(lambda: page.texts(rows)[0] == "Is it committed late?")
 
@@ -126,14 +127,13 @@ def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
     page.until(lambda: "of their tokens." in page.text("main"))
     rows = httpx.get(f"{url}/admin/blocks").json()
     states = [row["state"] for row in rows]
-    page.until(lambda: page.text("[data-state=cached] .number"))
     for state in ("cached", "free", "null"):
-        assert figure(page.text(f"[data-state={state}] .number")) == states.count(state)
+        page.until(lambda state=state: figure(page.text(f"[data-state={state}] .number")) == states.count(state))
     page.until(lambda: page.all("canvas.map"))
     page.hover(page.find(".mapbox"), 9 + 18, 9)
     block = httpx.get(f"{url}/admin/blocks/1").json()
     page.until(lambda: block["hash"][:12] in page.text(".panes .hint"))
-    assert block["text"].strip()[:20] in page.text(".panes .hint")
+    page.until(lambda: block["text"].strip()[:20] in page.text(".panes .hint"))
     page.click("button", "tenant")
     page.until(lambda: any(count.startswith("none") for count in page.texts(".legend li")))
     pool = httpx.get(f"{url}/admin/blocks/map").json()
@@ -143,17 +143,20 @@ def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
     page.until(lambda: {text.replace(",", "") for text in page.texts(".legend li")} == shown)
     page.click("button", "Eviction order")
     queue = httpx.get(f"{url}/admin/blocks/queue").json()
-    page.until(lambda: page.texts(".panes .grid .row[id]"))
-    order = [figure(text) for text in page.texts(".panes .grid .row[id] > :nth-child(2)")]
-    assert order == [row["id"] for row in queue[: len(order)]]
-    assert page.find(".panes .grid").get_attribute("aria-rowcount") == str(len(queue) + 1)
+
+    def follows_the_queue() -> bool:
+        order = [figure(text) for text in page.texts(".panes .grid .row[id] > :nth-child(2)")]
+        return bool(order) and order == [row["id"] for row in queue[: len(order)]]
+
+    page.until(follows_the_queue)
+    page.until(lambda: page.find(".panes .grid").get_attribute("aria-rowcount") == str(len(queue) + 1))
 
 
 def test_chains_unfold_by_the_keys(page: Page, url: str) -> None:
     page.open(url, "pool?part=chains")
     branches = httpx.get(f"{url}/admin/blocks/tree").json()
-    page.until(lambda: len(page.texts(".branch .text")) == len(branches))
-    assert [text.split() for text in page.texts(".branch .text")] == [each["text"].split() for each in branches]
+    texts = [each["text"].split() for each in branches]
+    page.until(lambda: [text.split() for text in page.texts(".branch .text")] == texts)
     place = next(place for place, each in enumerate(branches) if each["below"])
     first = branches[place]
     page.find(".tree").send_keys("\ue015" * place + "\ue007")
@@ -162,7 +165,7 @@ def test_chains_unfold_by_the_keys(page: Page, url: str) -> None:
     page.press("\ue014")
     ways = httpx.get(f"{url}/admin/blocks/tree", params={"parent": first["end"]}).json()
     page.until(lambda: len(page.texts("[aria-level='2']")) == len(ways))
-    assert page.all("[aria-level='1'][aria-expanded=true]")
+    page.until(lambda: page.all("[aria-level='1'][aria-expanded=true]"))
 
 
 def card(page: Page, words: str) -> str:
@@ -200,9 +203,10 @@ def test_matches_can_be_judged_pinned_and_removed(page: Page, url: str, store) -
 
 def test_stored_responses_are_searched_opened_and_removed(page: Page, url: str, store) -> None:  # type: ignore[no-untyped-def]
     ask(url, "dora", "Shall this be dropped?")
+    # The admin route waits for the response above.
+    entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
     page.open(url, "stored")
-    every = store.list_entries()
-    page.until(lambda: f"{len(every)} responses" in page.text(".filters"))
+    page.until(lambda: f"{entries} responses" in page.text(".filters"))
     page.find("input.first").send_keys("dropped?")
     page.until(lambda: page.texts(".grid .row[id] > :last-child") == ["Shall this be dropped?"])
     page.click(".grid .row[id]")
@@ -284,7 +288,6 @@ def test_sessions_show_their_turns(page: Page, url: str) -> None:
     page.click("tbody button", str(session["id"]))
     page.until(lambda: page.text("main h2 ~ dl") and len(page.texts("[aria-label=Turns] tbody tr")) == 2)
     turns = httpx.get(f"{url}/admin/sessions/{session['id']}").json()
-    assert page.texts("[aria-label=Turns] tbody tr > :nth-child(5)") == [
-        str(row["turn"]["reused_tokens"]) for row in turns
-    ]
+    reused = [str(row["turn"]["reused_tokens"]) for row in turns]
+    page.until(lambda: page.texts("[aria-label=Turns] tbody tr > :nth-child(5)") == reused)
     assert f"session={session['id']}" in page.driver.current_url

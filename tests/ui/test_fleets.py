@@ -38,14 +38,14 @@ def shown(value: Any) -> str:
 
 def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mixed) -> None:
     page.open(mixed.url, "upstreams")
-    engines = mixed.get("/upstreams")
-    wanted = [
-        [each["url"], each["state"], *(shown(each[name]) for name in ("requests", "load", "sent", "ejections"))]
-        for each in engines
-    ]
-    assert [row[1] for row in wanted] == ["up", "up"]
-    assert sum(each["sent"] for each in engines) == 2
-    page.until(lambda: [row[:6] for row in cells(page, "Servers")] == wanted)
+
+    def servers() -> list[list[str]]:
+        names = ("url", "state", "requests", "load", "sent", "ejections")
+        return [[shown(each[name]) for name in names] for each in mixed.get("/upstreams")]
+
+    assert [row[1] for row in servers()] == ["up", "up"]
+    assert sum(each["sent"] for each in mixed.get("/upstreams")) == 2
+    page.until(lambda: [row[:6] for row in cells(page, "Servers")] == servers())
 
     def mirrors() -> list[list[str]]:
         return [
@@ -103,12 +103,15 @@ def test_slots_and_files_are_listed_and_no_mirrored_block(page: Page, mixed: Mix
 
 def test_the_pool_shows_what_both_hold(page: Page, mixed: Mixed) -> None:
     page.open(mixed.url, "pool")
-    states = [row["state"] for row in mixed.get("/blocks")]
-    legend = {f"{state}{states.count(state):,}" for state in set(states)}
-    page.until(lambda: set(page.texts(".legend li")) == legend)
+
+    def legend() -> set[str]:
+        states = [row["state"] for row in mixed.get("/blocks")]
+        return {f"{state}{states.count(state):,}" for state in set(states)}
+
+    page.until(lambda: set(page.texts(".legend li")) == legend())
     figures = mixed.get("/blocks/stats")
-    assert page.text("[data-figure=cached]") == f"{figures['cached']:,}"
-    assert page.text("[data-figure=evictions]") == f"{figures['evictions']:,}"
+    for name in ("cached", "evictions"):
+        page.until(lambda name=name: page.text(f"[data-figure={name}]") == f"{figures[name]:,}")
     page.click("button", "Chains")
     branches = mixed.get("/blocks/tree")
     page.until(

@@ -15,23 +15,23 @@ from kvproxy.engine.models.layer_groups import LayerGroup
 from tests.gpu.paged import CPU, TOLERANCE, Heads, decode_error, poisoned_pool
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
-    ("heads", "block_size", "lengths"),
+    ("heads", "block_size", "lengths", "dtype"),
     [
-        (Heads(4, 4, 32), 16, [1, 16, 17]),
-        (Heads(8, 2, 64), 16, [33, 5]),
-        (Heads(4, 1, 80), 8, [70]),
-        (Heads(6, 2, 96), 5, [40, 3]),
-        (Heads(16, 2, 128), 32, [31]),
-        (Heads(32, 1, 16), 16, [130]),
+        (Heads(4, 4, 32), 16, [1, 16, 17], torch.float32),
+        (Heads(8, 2, 64), 16, [33, 5], torch.bfloat16),
+        (Heads(4, 1, 80), 8, [70], torch.float16),
+        (Heads(6, 2, 96), 5, [40, 3], torch.bfloat16),
+        (Heads(16, 2, 128), 32, [31], torch.float32),
+        (Heads(32, 1, 16), 16, [130], torch.float16),
     ],
+    ids=str,
 )
 def test_kernels_equal_plain_attention(heads: Heads, block_size: int, lengths: list[int], dtype: torch.dtype) -> None:
     assert decode_error(TritonDecode(), heads, lengths, block_size, dtype) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("lengths", [[127], [128], [129], [1023, 1], [1024, 300], [1025], [2000]])
+@pytest.mark.parametrize("lengths", [[127], [128, 129], [1024, 300], [1025]])
 def test_stretches_are_merged(lengths: list[int]) -> None:
     for most in (1, 8):
         assert decode_error(TritonDecode(most), Heads(2, 1, 16), lengths) < TOLERANCE[torch.float32]

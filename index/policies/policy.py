@@ -16,6 +16,7 @@ Verdict = Literal[
     "explored",
     "expired",
     "rejected",
+    "refusal limit",
     "not compared",
 ]
 
@@ -52,6 +53,7 @@ _MEANINGS: dict[Verdict, str] = {
     "explored": "forwarded in order to learn",
     "expired": "its response expired",
     "rejected": "a person rejected it",
+    "refusal limit": "too many similar questions were refused, so it has exact hits only for some hours",
     "not compared": "a nearer one decided",
 }
 _DIFFERENCES = {guard.name: guard.difference for guard in (*GUARDS, ADDITIONS)}

@@ -5,14 +5,16 @@ import numpy as np
 
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult
+from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult, Verdict
 from kvproxy.index.search.conversations import EarlierTurns, last_turn
 from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
+from kvproxy.index.search.refusal_budget import RefusalBudget
 from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
 _WIDER_SEARCH_FACTOR = 4
+_REFUSALS: tuple[Verdict, ...] = ("vetoed", "low probability")
 
 
 class Decider:
@@ -42,6 +44,7 @@ class Decider:
         self._make_policy = make_policy
         self.random_number = random_number
         self._embed = embed
+        self.refusal_budget = RefusalBudget()
 
     def decide(self, request: LookupRequest, vector: np.ndarray) -> Lookup:
         policy = self.policy_by_name(request.policy)
@@ -90,6 +93,9 @@ class Decider:
             for place, (head, _) in enumerate(found)
             if head.id in rejected or head.freshness not in request.allowed_freshness
         }
+        for place, (head, cosine) in enumerate(found):
+            if place not in decisions and cosine >= policy.floor and self.refusal_budget.is_spent(head.id):
+                decisions[place] = Decision("refusal limit")
         judge = policy.checked if isinstance(policy, LearnedPolicy) else policy
         earlier = EarlierTurns(request.question, judge, request.limits, self._embed)
         neighbours: dict[int, Neighbour] = {}
@@ -108,6 +114,9 @@ class Decider:
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         explored = chosen_place is not None and request.explore and self.random_number() < result.exploration_share
         decisions |= zip(eligible, result.decisions, strict=True)
+        if request.explore:
+            refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)
+            self.refusal_budget.add(found[place][0].id for place in refused)
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
         candidates = []

@@ -109,7 +109,8 @@ class SemanticCache:
 
         Args:
             text: the prompt, see `Entry`.
-            explore: the policy may forward a request that it could serve, in order to compare the answers.
+            explore: the policy may forward a request that it could serve, in order to compare the answers, and a refusal
+                counts in the `RefusalBudget`.
             seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
             policy: None uses the configured policy.
         """

@@ -40,6 +40,7 @@ REASONS: dict[str, str] = {
     "uncertain": "The policy has too few observations to serve the nearest response.",
     "explored": "The policy forwarded the request in order to learn; a stored response would have been served.",
     "rejected": "An operator rejected the nearest response.",
+    "refusal-limit": "Too many similar questions were refused near the nearest response; it has exact hits only for some hours.",
     "shadow": "A stored response would have been served without shadow mode.",
     "skipped-timeout": "The semantic lookup exceeded its timeout (`cache.lookup_timeout`).",
     "skipped-queue-full": "Too many semantic lookups were waiting.",

@@ -1,12 +1,13 @@
 """The result of a lookup from the result of a policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, PolicyResult
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
+from kvproxy.index.search.refusal_budget import MAX_REFUSALS, RefusalBudget
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
@@ -110,3 +111,55 @@ def test_an_entry_removed_during_the_lookup_is_not_served(store: SqliteStore) ->
 
     found = looked_up(store, Removing(ACCEPTED), None)
     assert (found.entry, found.similarity) == (None, None)
+
+
+VETOED = PolicyResult([Decision("vetoed", "numbers"), Decision("low similarity")], None)
+
+
+def decider_with(store: SqliteStore, policy: FixedPolicy) -> tuple[Decider, Callable[..., Lookup]]:
+    decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: 0.5)
+    heads = store.questions(["a", "b"])
+
+    def ask(explore: bool = True) -> Lookup:
+        request = LookupRequest("n", "what is it", explore=explore)
+        return decider.decide_candidates(request, [(heads["a"], 0.9), (heads["b"], 0.8)], policy)
+
+    return decider, ask
+
+
+def test_an_entry_near_which_too_many_questions_were_refused_has_exact_hits_only(store: SqliteStore) -> None:
+    policy = FixedPolicy(VETOED)
+    decider, ask = decider_with(store, policy)
+    now = 0.0
+    decider.refusal_budget = RefusalBudget(lambda: now)
+    for _ in range(MAX_REFUSALS):
+        assert ask().candidates[0].verdict == "vetoed"
+    policy.result = PolicyResult([Decision("accepted")], 0)
+    found = ask()
+    assert [each.verdict for each in found.candidates] == ["refusal limit", "accepted"]
+    assert policy.prompts == ["what is b"]
+    now = 3600.0
+    policy.result = PolicyResult([Decision("accepted"), Decision("not compared")], 0)
+    found = ask()
+    assert found.entry is not None
+    assert found.entry.id == "a"
+
+
+def test_explain_and_far_neighbours_use_up_no_refusals(store: SqliteStore) -> None:
+    policy = FixedPolicy(VETOED)
+    decider, ask = decider_with(store, policy)
+    for _ in range(MAX_REFUSALS + 1):
+        assert ask(explore=False).candidates[0].verdict == "vetoed"
+    for _ in range(MAX_REFUSALS):
+        assert ask().candidates[0].verdict == "vetoed"
+    assert decider.refusal_budget.is_spent("a")
+    assert not decider.refusal_budget.is_spent("b")
+
+
+def test_the_refusal_budget_forgets_the_entry_with_the_oldest_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.index.search.refusal_budget._MAX_ENTRIES", 2)
+    budget = RefusalBudget(lambda: 0.0)
+    for _ in range(MAX_REFUSALS):
+        budget.add(["a", "b"])
+    budget.add(["a", "c"])
+    assert (budget.is_spent("a"), budget.is_spent("b")) == (True, False)

@@ -8,7 +8,7 @@ import { layerName, reason as reasonName } from "./layers.js";
 import { match } from "./match.js";
 
 const STEP = 25; // Matches that one page shows.
-const DECISIONS = [["", "all"], ["hit-semantic", "served"], ["veto", "vetoed by a guard"], ["below", "not alike enough"], ["uncertain", "uncertain"], ["rejected", "rejected by a person"], ["shadow", "shadow"]];
+const DECISIONS = [["", "all"], ["hit-semantic", "served"], ["veto", "vetoed by a guard"], ["below", "not alike enough"], ["uncertain", "uncertain"], ["rejected", "rejected by a person"], ["refusal-limit", "refused too often"], ["shadow", "shadow"]];
 
 /** The view. */
 export function matches(root, params, { api, signal, remember }) {

@@ -1,6 +1,8 @@
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import Redactor, redact_entry
@@ -10,6 +12,50 @@ from kvproxy.index.store import NewEntry, Store
 from kvproxy.index.store.group_commit import WriteBatcher
 
 _WRITE_OVERHEAD = 12_288  # Bytes of a pending write without its texts; measured.
+_RECENT_SECONDS = 1.0
+_RECENT_ENTRIES = 1024
+_RECENT_BYTES = 2**16  # Larger entries are always read from the store.
+
+
+class RecentEntries:
+    """Entries that were read in the last second, so that frequent exact hits do not query the store.
+
+    `remove` applies changes by this process; a change by another process takes effect after a second. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, tuple[float, Entry]] = OrderedDict()
+        self._changes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Entry | None:
+        began, entry = self._entries.get(key, (0.0, None))
+        return entry if time.monotonic() - began < _RECENT_SECONDS else None
+
+    def begin_read(self) -> tuple[float, int]:
+        """Return the time and the number of changes so far, for `add`."""
+        return time.monotonic(), self._changes
+
+    def add(self, entry: Entry, read: tuple[float, int]) -> None:
+        began, changes = read
+        if len(entry.request) + len(entry.response) > _RECENT_BYTES:
+            return
+        with self._lock:
+            if changes == self._changes:  # Otherwise, the entry may be older than a change.
+                self._entries[entry.key] = began, entry
+                if len(self._entries) > _RECENT_ENTRIES:
+                    self._entries.popitem(last=False)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            self._changes += 1
+            for key in keys:
+                self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._changes += 1
+            self._entries.clear()
 
 
 class ResponseCache:
@@ -32,6 +78,8 @@ class ResponseCache:
         self.semantic = semantic
         self._clock = clock
         self._redact = redact
+        self._recent = RecentEntries()
+        store.removal_listeners.append(lambda removed: self._recent.remove(each.key for each in removed))
         self._writes = WriteBatcher(store.put_many)
         self.pending_writes = semantic.pending_writes if semantic is not None else PendingWrites()
 
@@ -41,13 +89,23 @@ class ResponseCache:
     async def is_unchanged_by_redaction(self, question: str) -> bool:
         return self._redact is None or await self.redact_text(question) == question
 
-    async def find(self, key: str) -> Entry | None:
-        """Return the stored or pending entry with a key; None without an entry, or if it is `expired` (see `Freshness`)."""
+    async def find(self, key: str, *, latest: bool = False) -> Entry | None:
+        """Return the stored or pending entry with a key; None without an entry, or if it is `expired` (see `Freshness`).
+
+        Args:
+            latest: do not accept an entry that another process may have changed in the last second.
+        """
         pending = self.pending_writes.get(key)
         entry = await pending.wait_for_entry() if pending is not None else None
+        if entry is None and not latest:
+            entry = self._recent.get(key)
         if entry is not None:
             return entry if entry.freshness(self._clock()) != "expired" else None
-        return await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
+        read = self._recent.begin_read()
+        entry = await asyncio.to_thread(self.store.find, key) if self.store.remote else self.store.find(key)
+        if entry is not None:
+            self._recent.add(entry, read)
+        return entry
 
     def start_write(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
         """Start to store an entry, which `find` returns from now on.
@@ -99,7 +157,9 @@ class ResponseCache:
         return len(await asyncio.to_thread(self.store.delete, ids))
 
     async def expire_now(self, ids: Sequence[str]) -> int:
-        return await asyncio.to_thread(self.store.expire_now, ids)
+        changed = await asyncio.to_thread(self.store.expire_now, ids)
+        self._recent.clear()
+        return changed
 
     def maintain(self) -> None:
         """Write the hits that were counted in memory, and remove expired entries; called periodically."""

@@ -59,7 +59,7 @@ class ResponseWriter:
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
         """Return the stored fresh response that the request's `max-age` permits, or None. Raises a CacheStoreError."""
-        entry, now = await self._cache.find(exchange.cache_key.exact), self._clock()
+        entry, now = await self._cache.find(exchange.cache_key.exact, latest=True), self._clock()
         max_age = exchange.api_request.control.max_age
         if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
             return None

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -219,3 +220,47 @@ async def test_pending_writes_are_found_by_namespace() -> None:
     assert (writes.in_namespace("n"), writes.in_namespace("another")) == ((write,), ())
     await writes.wait()
     assert writes.in_namespace("n") == ()
+
+
+async def test_a_hit_is_not_read_again_for_a_second_unless_this_process_changes_it(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ResponseCache(store, None)
+    entry = make_entry("a question", key="k")
+    await cache.insert(entry)
+    assert await cache.find("k") == entry
+    store.database.query("delete from responses")  # As another process would.
+    assert await cache.find("k") == entry
+    assert await cache.find("k", latest=True) is None
+    now = time.monotonic()
+    monkeypatch.setattr("kvproxy.index.response_cache.time.monotonic", lambda: now + 1)
+    assert await cache.find("k") is None
+
+
+@pytest.mark.parametrize("change", ["replace", "remove", "expire"])
+async def test_a_change_during_a_read_is_effective_at_once(store: SqliteStore, change: str) -> None:
+    cache, entry = ResponseCache(store, None), make_entry("a question", key="k")
+    await cache.insert(entry)
+    read, began, changed = store.find, threading.Event(), threading.Event()
+
+    def slow(key: str) -> Entry | None:
+        found = read(key)
+        began.set()
+        assert changed.wait(10)
+        return found
+
+    store.remote, store.find = True, slow  # type: ignore[method-assign]
+    reading = asyncio.create_task(cache.find("k"))
+    assert await asyncio.to_thread(began.wait, 10)
+    store.find = read  # type: ignore[method-assign]
+    new = replace(entry, id="2" * 32, response=b'{"new": 1}')
+    if change == "replace":
+        await cache.insert(new)
+    elif change == "remove":
+        await cache.remove([entry.id])
+    else:
+        await cache.expire_now([entry.id])
+    changed.set()
+    assert await reading == entry
+    found = await cache.find("k")
+    assert found == new if change == "replace" else found is None

@@ -119,7 +119,8 @@ def calibrate(
     scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
-        left = _pass_guards(pairs, passed & (cosine >= levels.floor), [ADDITIONS] if guards else [])
+        readable = np.array([verifier.can_read(pair.a) for pair in pairs])
+        left = _pass_guards(pairs, passed & readable & (cosine >= levels.floor), [ADDITIONS] if guards else [])
         scores["checked"] = _verifier_scores(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
         default["checked"] = levels.checked
         tested["checked"] = sorted({*PROBABILITIES, levels.checked})

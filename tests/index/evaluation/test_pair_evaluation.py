@@ -74,6 +74,16 @@ def test_questions_with_exact_hits_only_are_never_served() -> None:
         assert every.curves[name][0].served == 3
 
 
+def test_checked_never_serves_a_question_that_the_verifier_cannot_read() -> None:
+    class English(OverlapVerifier):
+        def can_read(self, text: str) -> bool:
+            return text.startswith("what")
+
+    pairs = [Pair("what is a block", "what is a block here", True), Pair("is a block here", "is a block", True)]
+    found = calibrate(pairs, HashEmbedder(), English(), ConfiguredLevels(0.1, 0.01, 0.1), guards=())
+    assert (found.curves["checked"][0].served, found.curves["guards"][0].served) == (1, 2)
+
+
 def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:
     asked: list[tuple[str, str]] = []
 

@@ -3,10 +3,8 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import one_line, percent
-from kvproxy.units import format_bytes, format_seconds, plural
+from kvproxy.units import format_bytes, format_seconds
 
-BOUND_VALID_FROM = 500
-"""Minimum semantic hits for a bound on the fraction of wrong hits. With fewer hits, only their number is bounded."""
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",
@@ -36,7 +34,7 @@ _LABELS: dict[str, str] = {
     "cache.semantic.learning.served": "Learned policy: responses served",
     "cache.semantic.learning.expected_wrong": "Learned policy: wrong responses, expected",
     "cache.semantic.learning.would_serve": "Learned policy: requests it would serve",
-    "cache.semantic.learning.bound": "Learned policy: wrong responses, at most",
+    "cache.semantic.learning.most_wrong": "Learned policy: wrong responses, at most",
     "cache.semantic.learning.max_error": "Learned policy: configured bound",
     "blocks.num_blocks": "Blocks",
     "blocks.block_size": "Tokens per block",
@@ -60,7 +58,7 @@ _LABELS: dict[str, str] = {
     "blocks.residency.never_hit": "Share evicted without a hit",
     "blocks.residency.reuse_gap": "Median time between uses",
 }
-_SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "bound", "max_error")
+_SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "max_error")
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
@@ -104,16 +102,15 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
             if compared
             else []
         ),
-        *_served_sentences(served, learned["bound"]),
+        *_served_sentences(served, learned["expected_wrong"], learned["most_wrong"]),
     ]
 
 
-def _served_sentences(served: int, bound: float) -> list[str]:
+def _served_sentences(served: int, expected: float, most: float) -> list[str]:
     if not served:
         return ["No similar question was answered from the cache yet."]
     sentence = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
-    if served < BOUND_VALID_FROM:
-        limit = f"{plural(round(bound * BOUND_VALID_FROM), 'wrong response')} among the first {BOUND_VALID_FROM}"
-    else:
-        limit = f"{percent(bound)} wrong responses"
-    return [f"{sentence} answered from the cache.", f"Upper bound (90% confidence): {limit}."]
+    return [
+        f"{sentence} answered from the cache.",
+        f"Wrong among these: {expected:,.2f} expected, at most {most:,.0f} (90% confidence; hits of checked: estimated).",
+    ]

@@ -148,7 +148,8 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
     ]
     print_table(rows, title=plural(report.requests, "request"))
     print_text(
-        f"learned has the bound {percent(report.max_error)} and guarantees {percent(report.bound)}; threshold is the best"
+        f"learned has the bound {percent(report.max_error)}: at most {report.most_wrong:,} of its"
+        f" {int(report.outcomes['learned'].served.sum()):,} hits are wrong (90% confidence); threshold is the best"
         f" fixed threshold in hindsight; best has the highest hit rate within the"
         f" bound; worst is the largest share of wrong hits after 500 hits. "
         + _AREA.format("questions", _areas({name: found.p_chr_auc for name, found in report.outcomes.items()}))

@@ -36,7 +36,7 @@ class StreamReport:
     Attributes:
         outcomes: results by policy; the policy `threshold` uses `level`.
         level: the best threshold for this stream; None if every threshold has too many wrong answers.
-        bound: upper bound of the share of wrong answers that `learned` reports after the stream.
+        most_wrong: upper bound of the number of wrong answers that `learned` reports after the stream.
         orders: results of `learned` on the stream in random orders.
     """
 
@@ -44,12 +44,12 @@ class StreamReport:
     max_error: float
     outcomes: dict[str, ReplayOutcome]
     level: float | None
-    bound: float
+    most_wrong: int
     orders: Sequence[ReplayOutcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
         policies: dict[str, dict[str, Any]] = {name: _outcome_document(found) for name, found in self.outcomes.items()}
-        policies["learned"]["bound"] = self.bound
+        policies["learned"]["most_wrong"] = self.most_wrong
         policies["threshold"]["level"] = self.level
         document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
         if self.orders:
@@ -182,7 +182,7 @@ def replay_policies(
 
     policy = learned()
     outcomes = {"learned": ask(stream, policy, 0, "learned")}
-    bound = policy.status("").bound
+    most_wrong = policy.status("").most_wrong
     if checked is not None:
         outcomes["checked"] = replay(stream, checked, progress=lambda share: progress("checked", share))
     level, outcomes["threshold"] = best_threshold(stream, max_error, lambda share: progress("threshold", share))
@@ -191,4 +191,4 @@ def replay_policies(
         order = list(range(len(stream.texts)))
         random.Random(seed).shuffle(order)
         others.append(ask(stream.reordered(order), learned(), seed, f"order {seed}"))
-    return StreamReport(len(stream.texts), max_error, outcomes, level, bound, others)
+    return StreamReport(len(stream.texts), max_error, outcomes, level, most_wrong, others)

@@ -123,7 +123,8 @@ class LearningStatus:
         serves: the policy decides without `checked`.
         level: maximum estimated error of a served answer.
         expected_wrong: expected number of wrong answers among the `served` answers.
-        bound: upper bound of the share of wrong answers.
+        most_wrong: upper bound of the number of wrong answers among these, with 90% probability. The answers that `checked`
+            accepted count with an estimated error, which has no bound.
         would_serve: share of recent requests whose estimated error is within the level.
         doubted: number of answer classes that may have changed.
     """
@@ -133,7 +134,7 @@ class LearningStatus:
     level: float
     served: int
     expected_wrong: float
-    bound: float
+    most_wrong: int
     max_error: float
     would_serve: float
     doubted: int
@@ -141,7 +142,7 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """Sums of the status of all namespaces in memory; `would_serve` is a mean, and `bound` and `max_error` are maximums."""
+    """Sums of the status of all namespaces in memory; `would_serve` is a mean, and `max_error` is a maximum."""
 
     namespaces: int
     serving: int
@@ -149,7 +150,7 @@ class LearningSummary:
     served: int
     expected_wrong: float
     would_serve: float
-    bound: float
+    most_wrong: int
     max_error: float
 
     @classmethod
@@ -163,7 +164,7 @@ class LearningSummary:
             sum(status.served for status in statuses),
             sum(status.expected_wrong for status in statuses),
             would_serve / observations if observations else 0.0,
-            max((status.bound for status in statuses), default=0.0),
+            sum(status.most_wrong for status in statuses),
             max((status.max_error for status in statuses), default=0.0),
         )
 

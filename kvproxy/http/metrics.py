@@ -124,8 +124,8 @@ class Metrics:
             observations="Observations.",
             served="Served responses.",
             expected_wrong="Expected number of wrong ones among the served responses.",
+            most_wrong="Bound of this number with 90% confidence; responses that checked accepted count with an estimated error.",
             would_serve="Share of the similar questions that it would answer.",
-            bound="Bound on the share of wrong responses.",
             max_error="The setting cache.max_error; 0 without namespaces.",
         )
         self._upstreams = self._group(

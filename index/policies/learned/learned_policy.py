@@ -234,7 +234,7 @@ class LearnedPolicy:
             level.limit,
             level.served,
             level.risk,
-            level.bound,
+            level.most_wrong,
             self.max_error,
             level.share_within_limit,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),

@@ -51,13 +51,12 @@ class ServingLevel:
         return min(_MAX_TESTED_ERROR, _TESTED * self.max_error)
 
     @property
-    def bound(self) -> float:
-        """The upper bound, with 90% probability, of the share of wrong answers among the served answers."""
+    def most_wrong(self) -> int:
+        """An upper bound, with 90% probability, of the number of wrong answers among the served answers."""
         risk = self.risk / (1 - self.judge_error)
-        wrong = bisect_left(
+        return bisect_left(
             range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
         )
-        return min(1.0, wrong / max(self.served, MIN_SERVED))
 
     @property
     def share_within_limit(self) -> float:
@@ -65,7 +64,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def bound_allows(self, error: float) -> bool:
-        """Whether `bound` stays within `max_error` after one more hit of the policy `checked` with this estimated error."""
+        """Whether `max_error` allows one more hit of the policy `checked` with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -97,7 +96,7 @@ class ServingLevel:
         self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.judge_error)
 
     def planned_risk(self) -> float:
-        """Return the mean estimated error that the next 500 served answers may have, so that `bound` stays within `max_error`."""
+        """Return the mean estimated error that the next 500 served answers may have, so that `max_error` allows them."""
         if not self.expected:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.wrong, self.expected)

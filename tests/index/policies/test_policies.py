@@ -134,10 +134,10 @@ def test_checked_decides_in_a_new_namespace() -> None:
 
 
 def test_a_summary_adds_up_the_namespaces() -> None:
-    assert LearningSummary.from_statuses([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-    one = LearningStatus(10, True, 0.5, 4, 0.2, 0.01, 0.02, 0.3, 1)
-    other = LearningStatus(30, False, 0.1, 0, 0.0, 0.03, 0.02, 0.1, 0)
+    assert LearningSummary.from_statuses([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0, 0.0)
+    one = LearningStatus(10, True, 0.5, 4, 0.2, 1, 0.02, 0.3, 1)
+    other = LearningStatus(30, False, 0.1, 9, 0.1, 2, 0.02, 0.1, 0)
     both = LearningSummary.from_statuses([one, other])
-    assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 4)
-    assert (both.expected_wrong, both.bound, both.max_error) == (0.2, 0.03, 0.02)
+    assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 13)
+    assert (both.expected_wrong, both.most_wrong, both.max_error) == (pytest.approx(0.3), 3, 0.02)
     assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

@@ -131,13 +131,13 @@ def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
 def test_the_level_uses_most_of_its_allowance() -> None:
     level = ServingLevel(0.05)
     assert serve(level, 5000, 0)[0] > 2000
-    assert 0.0 < level.bound <= 0.05
+    assert 0 < level.most_wrong <= 0.05 * level.served
     assert 0.3 < level.share_within_limit < 0.9
 
 
 def test_wrong_comparisons_lower_the_level() -> None:
     level = ServingLevel(0.02)
-    assert (level.limit, level.bound) == (0.0, 0.0)
+    assert (level.limit, level.most_wrong) == (0.0, 0)
     serve(level, 3000, 0)
     before = level.limit
     for _ in range(30):

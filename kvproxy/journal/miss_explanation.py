@@ -82,8 +82,7 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     differences: tuple[Difference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
-        names = own.differing_regions(known)
-        differences = _differences(names, load_regions(against), load_regions(record.prompt))
+        differences = _differences(own.changes_since(known), load_regions(against), load_regions(record.prompt))
     closest = None if against is None else reader.last_record_before(record.number, against)
     divergence = _divergence(reader, record, own, earlier)
     return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn)
@@ -142,18 +141,21 @@ def _divergence(
 
 
 def _differences(
-    names: list[str], before: Mapping[str, Json] | None, after: Mapping[str, Json] | None
+    changes: list[tuple[str, str]], before: Mapping[str, Json] | None, after: Mapping[str, Json] | None
 ) -> tuple[Difference, ...]:
     if before is None or after is None:
-        return tuple(Difference(name) for name in names)
-    return tuple(_difference(name, before, after) for name in names)
+        return tuple(Difference(name or old_name) for old_name, name in changes)
+    return tuple(_difference(old_name, name, before, after) for old_name, name in changes)
 
 
-def _difference(name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
-    if name not in before or name not in after:
-        old_text, new_text = (_text(each[name]) if name in each else None for each in (before, after))
-        return Difference(name, None, old_text and _shorten(old_text), new_text and _shorten(new_text))
-    old, new = comparable_texts(before[name], after[name])
+def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
+    if old_name not in before or name not in after:
+        old_text, new_text = (
+            _shorten(_text(texts[each])) if each in texts else None
+            for texts, each in ((before, old_name), (after, name))
+        )
+        return Difference(name or old_name, None, old_text, new_text)
+    old, new = comparable_texts(before[old_name], after[name])
     start, end = common_prefix_and_suffix(old, new)
     place = start
     while start and not new[start - 1].isspace() and place - start < _MAX_SHOWN // 2:

@@ -1,6 +1,8 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
 
 import orjson
 
@@ -30,12 +32,33 @@ class Regions:
     sizes: tuple[int, ...] = ()
 
     def differing_regions(self, other: "Regions") -> list[str]:
-        """Return the names of the regions that differ, or that only one of the requests has."""
-        own, others = self.digests_by_name(), other.digests_by_name()
-        return [name for name in [*own, *(others.keys() - own)] if own.get(name) != others.get(name)]
+        """Return the names of the regions that differ or that only one of the requests has, in order."""
+        return [own or before for before, own in self.changes_since(other)]
 
-    def digests_by_name(self) -> dict[str, bytes]:
-        return dict(zip(self.names, self.digests, strict=True))
+    def changes_since(self, earlier: "Regions") -> list[tuple[str, str]]:
+        """Return the names of each differing region in the earlier and in this request, "" if only the other has it.
+
+        Messages are aligned as in a diff: if one was inserted, the messages after it do not differ.
+        """
+        old, new = earlier._regions_by_field(), self._regions_by_field()
+        changes: list[tuple[str, str]] = []
+        for name in dict.fromkeys([*new, *old]):
+            before, after = old.get(name, []), new.get(name, [])
+            if before == after:
+                continue
+            matcher = SequenceMatcher(None, [digest for _, digest in before], [digest for _, digest in after], False)
+            for tag, start, end, own_start, own_end in matcher.get_opcodes():
+                if tag != "equal":
+                    old_names = [each for each, _ in before[start:end]]
+                    changes += zip_longest(old_names, [each for each, _ in after[own_start:own_end]], fillvalue="")
+        return changes
+
+    def _regions_by_field(self) -> dict[str, list[tuple[str, bytes]]]:
+        found: dict[str, list[tuple[str, bytes]]] = {}
+        for name, digest in zip(self.names, self.digests, strict=True):
+            field_name = name.partition("[")[0]
+            found.setdefault(field_name if field_name in _LISTS else name, []).append((name, digest))
+        return found
 
     @property
     def question_digest(self) -> bytes | None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis.json import dumps
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
+from kvproxy.journal.request_regions import Regions, regions_of
 from tests.journal.injected import INJECT, inject
 
 
@@ -34,6 +35,23 @@ def test_every_injected_cause_is_named(tmp_path: Path, text: str, count: int, se
 def test_contents_are_compared_if_nothing_else_differs(before: Any, after: Any, is_text: bool) -> None:
     expected = ("a", "b") if is_text else (dumps(before).decode(), dumps(after).decode())
     assert comparable_texts(before, after) == expected
+
+
+def test_messages_are_compared_as_a_diff() -> None:
+    def regions(*messages: str, **fields: Any) -> Regions:
+        turns = [{"role": "user", "content": message} for message in messages]
+        return regions_of({"tenant": "public", "body": {"messages": turns, **fields}})
+
+    first = regions("a", "b", "c")
+    assert regions("a", "x", "b", "c").changes_since(first) == [("", "messages[1] user")]
+    assert first.differing_regions(regions("a", "x", "b", "c")) == ["messages[1] user"]
+    assert regions("a", "b", "x", "c", seed=1).changes_since(first) == [("", "seed"), ("", "messages[2] user")]
+    assert regions("b", "y", "z").changes_since(first) == [
+        ("messages[0] user", ""),
+        ("messages[2] user", "messages[1] user"),
+        ("", "messages[2] user"),
+    ]
+    assert first.changes_since(first) == []
 
 
 TEXT = st.text("ab", max_size=6)

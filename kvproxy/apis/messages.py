@@ -25,6 +25,7 @@ from kvproxy.apis.json import (
     text_of,
 )
 from kvproxy.apis.message_parts import REASONING_BLOCKS
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.apis.sse import Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
@@ -144,7 +145,9 @@ class Messages(Api):
         return text_of([block for block in content if block.get("type") not in REASONING_BLOCKS])
 
     def usage(self, response: JsonMap) -> tuple[int, int]:
-        return token_counts(response, "input_tokens", "output_tokens")
+        prompt, completion = token_counts(response, "input_tokens", "output_tokens")
+        reuse = reported_reuse(response)
+        return prompt if reuse is None else reuse.prompt_tokens, completion
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
         usage = as_object(response.get("usage") or {})

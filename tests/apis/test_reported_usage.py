@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import Event
@@ -80,3 +81,9 @@ ODD = st.recursive(
 def test_any_json_response_can_be_read(whole: JsonObject) -> None:
     told = reported_reuse(whole)
     assert told is None or 0 <= told[1] <= told[0]
+
+
+def test_the_prompt_of_a_message_contains_its_cached_tokens() -> None:
+    usage = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7, "output_tokens": 3}
+    assert APIS["messages"].usage({"usage": usage}) == (102, 3)
+    assert APIS["messages"].usage({"usage": {"input_tokens": 5, "output_tokens": 3}}) == (5, 3)

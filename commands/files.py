@@ -1,10 +1,12 @@
 """Reads and writes the files that options name; `-` is standard input."""
 
 import contextlib
+import gzip
 import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +38,13 @@ def input_path(file: Path) -> Path:
 
 
 def read_text(file: Path) -> str:
+    """Read a UTF-8 file, which may be gzipped. Raises NotFound or InvalidRequest."""
     content = read_bytes(file)
+    if content.startswith(b"\x1f\x8b"):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InvalidRequest(f"cannot decompress {file}: {error}") from None
     # A small database may be valid UTF-8.
     if content.startswith(b"SQLite format 3"):
         raise InvalidRequest(f"{file} is a database: simulate and log read a journal, cache export a store")

@@ -36,7 +36,8 @@ def estimate(
     price: Annotated[
         str | None,
         typer.Option(
-            help="Price of a million input and output tokens, such as 2.5,10.", show_default="[journal.prices]"
+            help="Price of a million input, output and cached tokens, such as 2.5,10,1.25.",
+            show_default="[journal.prices]",
         ),
     ] = None,
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
@@ -54,7 +55,7 @@ def estimate(
     For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports the cost of the input:
     as sent, without each cause of lost reuse, and with other ways to keep prefixes cached during pauses.
 
-    Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10 --plot estimate.svg
+    Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10,1.25 --plot estimate.svg
 
     Example: kvproxy estimate ~/.claude/projects
     """
@@ -94,14 +95,20 @@ def _price_settings(price: str | None) -> dict[str, Any] | None:
     if price is None:
         return None
     try:
-        given, computed = (float(each) for each in price.split(","))
+        given, computed, *cached = (float(each) for each in price.split(","))
+        (found,) = cached or (None,)
     except ValueError:
-        raise typer.BadParameter(f"--price takes two numbers, such as 2.5,10, not {price!r}") from None
-    return {"prices": {"*": {"input": given, "output": computed}}}
+        raise typer.BadParameter(f"--price takes two or three numbers, such as 2.5,10,1.25, not {price!r}") from None
+    return {"prices": {"*": {"input": given, "output": computed, "cached": found}}}
 
 
 def _saved_seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
-    return hits.prompt_tokens / rates[0] + hits.response_tokens / rates[1]
+    return (hits.prompt_tokens - hits.cached_tokens) / rates[0] + hits.response_tokens / rates[1]
+
+
+def _hit_money(hits: "HitSavings", discount: float | None) -> str | None:
+    is_bound = discount is None and hits.cached_tokens and hits.money is not None
+    return f"at most {money(hits.money)}" if is_bound else money(hits.money)
 
 
 def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None:
@@ -116,8 +123,9 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
                 "Requests#": requests,
                 "Share#": percent(requests / total),
                 "Saved tokens#": None if hits is None else hits.prompt_tokens + hits.response_tokens,
+                "Cached anyway#": None if hits is None else hits.cached_tokens,
                 "Saved seconds#": None if hits is None else f"{_saved_seconds(hits, rates):,.1f}",
-                f"Saved {currency}#": None if hits is None else money(hits.money),
+                f"Saved {currency}#": None if hits is None else _hit_money(hits, found.reuse_discount),
             }
         )
     print_table(rows, title=plural(total, "request"))
@@ -135,6 +143,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
             "Saved seconds#": f"{reused / rates[0]:,.1f}",
+            f"Saved {currency}#": None if found.reuse_discount is None else money(reused * found.reuse_discount),
             "Without response cache#": percent(alone.share(other)),
         }
         for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
@@ -144,8 +153,20 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
         f"seconds: {rates[0]:,g} prompt tokens per second and {rates[1]:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
     )
-    if found.exact_savings.money is None and found.semantic_savings.money is None:
-        print_text("no price is known: give --price INPUT,OUTPUT for a million tokens")
+    savings = (found.exact_savings, found.semantic_savings)
+    if any(each.cached_tokens for each in savings):
+        print_text(
+            "cached anyway: prompt tokens of hits that a prefix cache would have reused without kvproxy, as the log reports or an"
+            " unlimited pool simulates; saved seconds exclude them, and saved money has their price as cached tokens"
+        )
+    if without := sum(each.without_response for each in savings):
+        print_text(
+            f"{plural(without, 'hit')} without a logged response: its response tokens are not in tokens, seconds, and money"
+        )
+    if found.exact_savings.money is None:
+        print_text("no price is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
+    elif found.reuse_discount is None:
+        print_text("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
     if found.untokenized:
         print_text(f"{found.untokenized:,} prompts contain more than text and are not counted")
 
@@ -172,6 +193,7 @@ def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
         for point in document[name]["points"]:
             point["share"] = prefix.share(point["reused"])
             point["seconds"] = point["reused"] / rates[0]
+            point["money"] = None if found.reuse_discount is None else point["reused"] * found.reuse_discount
     for name, hits in (("exact_savings", found.exact_savings), ("semantic_savings", found.semantic_savings)):
         document[name]["seconds"] = _saved_seconds(hits, rates)
     return document

@@ -4,16 +4,24 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import MatchScores
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.prices import MILLION
+from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
-from kvproxy.offline.prefix_estimate import PrefixEstimate, TokenizedRequest, estimate_prefix_reuse, tokenize_request
+from kvproxy.offline.prefix_estimate import (
+    PrefixEstimate,
+    TokenizedRequest,
+    block_chains,
+    estimate_prefix_reuse,
+    reused_blocks,
+    tokenize_request,
+)
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
-from kvproxy.settings.journal import price_of
+from kvproxy.settings.journal import PriceSettings, price_of
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 
@@ -38,12 +46,17 @@ class HitSavings:
     Attributes:
         prompt_tokens: as the log reports them in the response's usage, or else as the tokenizer counts them.
         response_tokens: likewise; only of hits whose response is in the log.
-        money: None if no model has a price.
+        without_response: number of hits without response tokens in the log.
+        cached_tokens: prompt tokens that the backend would have reused: as the log reports them, or else by a simulated
+            unlimited pool.
+        money: price of these tokens at the backend; None if no model has a price.
     """
 
     requests: int
     prompt_tokens: int
     response_tokens: int
+    without_response: int
+    cached_tokens: int
     money: float | None
 
 
@@ -59,6 +72,7 @@ class Estimate:
         prefix: prefix reuse in the engine by the forwarded requests.
         prefix_alone: prefix reuse in the engine by all requests, without a response cache.
         untokenized: number of forwarded requests whose prompt cannot be tokenized.
+        reuse_discount: mean price of an input token minus the price of a cached one; None without a price of cached tokens.
     """
 
     requests: int
@@ -74,6 +88,7 @@ class Estimate:
     untokenized: int
     exact_savings: HitSavings
     semantic_savings: HitSavings
+    reuse_discount: float | None
 
 
 async def estimate(
@@ -109,9 +124,22 @@ async def estimate(
     ]
     readable = [tokens for tokens in forwarded if tokens is not None]
     prefix = estimate_prefix_reuse(readable, block_size, sizes)
-    alone = estimate_prefix_reuse(
-        [tokens for tokens in tokenized if tokens is not None], block_size, [point.blocks for point in prefix.points]
-    )
+    every = [tokens for tokens in tokenized if tokens is not None]
+    alone = estimate_prefix_reuse(every, block_size, [point.blocks for point in prefix.points])
+    reused = iter(reused_blocks(block_chains(every, block_size), None))
+    shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
+    prices = [price_of(each.request.model, settings.journal.prices) for each in replayed]
+    hits = {
+        layer: _sum_savings(
+            [
+                _hit_savings(each, tokens, share, price)
+                for each, tokens, share, price in zip(replayed, tokenized, shares, prices, strict=True)
+                if each.layer == layer
+            ],
+            has_price=any(prices),
+        )
+        for layer in ("exact", "semantic")
+    }
     layers = Counter(each.layer for each in replayed)
     return Estimate(
         requests=len(replayed),
@@ -125,8 +153,9 @@ async def estimate(
         prefix=prefix,
         prefix_alone=alone,
         untokenized=len(forwarded) - len(readable),
-        exact_savings=_savings(replayed, tokenized, "exact", settings),
-        semantic_savings=_savings(replayed, tokenized, "semantic", settings),
+        exact_savings=hits["exact"],
+        semantic_savings=hits["semantic"],
+        reuse_discount=_mean_discount(prices, tokenized),
     )
 
 
@@ -159,30 +188,42 @@ def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
     return sum(each.layer == "semantic" for each in replayed)
 
 
-def _savings(
-    replayed: Sequence[ReplayedRequest], tokenized: Sequence[TokenizedRequest | None], layer: str, settings: Settings
+def _hit_savings(
+    each: ReplayedRequest, tokens: TokenizedRequest | None, reusable_share: float, price: PriceSettings | None
 ) -> HitSavings:
-    hits = [
-        (each.request.model, *_token_counts(each, tokens))
-        for each, tokens in zip(replayed, tokenized, strict=True)
-        if each.layer == layer
-    ]
-    money = [
-        (prompt * price.input + response * price.output) / MILLION
-        for model, prompt, response in hits
-        if (price := price_of(model, settings.journal.prices)) is not None
-    ]
-    prompt, response = sum(hit[1] for hit in hits), sum(hit[2] for hit in hits)
-    has_price = any(price_of(each.request.model, settings.journal.prices) for each in replayed)
-    return HitSavings(len(hits), prompt, response, sum(money) if has_price else None)
-
-
-def _token_counts(each: ReplayedRequest, tokens: TokenizedRequest | None) -> tuple[int, int]:
     logged = each.logged.response
     prompt, response = each.request.api.usage(logged) if isinstance(logged, dict) else (0, 0)
-    if prompt:
-        return prompt, response
-    return (0, 0) if tokens is None else (len(tokens.prompt), len(tokens.response))
+    if not prompt and tokens is not None:
+        prompt, response = len(tokens.prompt), len(tokens.response)
+    reuse = reported_reuse(logged) if isinstance(logged, dict) else None
+    cached = round(reusable_share * prompt) if reuse is None else reuse.cached_tokens
+    money = None
+    if price is not None:
+        money = input_price(price, prompt, cached, 0, 0) + response * price.output / MILLION
+    return HitSavings(1, prompt, response, int(response == 0), cached, money)
+
+
+def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
+    return HitSavings(
+        len(hits),
+        sum(each.prompt_tokens for each in hits),
+        sum(each.response_tokens for each in hits),
+        sum(each.without_response for each in hits),
+        sum(each.cached_tokens for each in hits),
+        sum(each.money or 0.0 for each in hits) if has_price else None,
+    )
+
+
+def _mean_discount(
+    prices: Sequence[PriceSettings | None], tokenized: Sequence[TokenizedRequest | None]
+) -> float | None:
+    known = [
+        (price.input - price.price_of_reuse, len(tokens.prompt))
+        for price, tokens in zip(prices, tokenized, strict=True)
+        if price is not None and price.cached is not None and tokens is not None
+    ]
+    total = sum(count for _, count in known)
+    return sum(discount * count for discount, count in known) / total / MILLION if total else None
 
 
 def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:

@@ -1,6 +1,7 @@
 """Estimates equal the results of a live proxy."""
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from random import Random
@@ -88,32 +89,51 @@ def test_entries_age_by_the_times_of_the_log(tmp_path: Path) -> None:
 
 
 def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
-    same = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
+    same = logs.line([{"role": "user", "content": logs.words("question", 40)}], "In the data folder.")
     file = logs.write(tmp_path / "log.jsonl", [same, same, same])
     given = ("estimate", file, "--data", tmp_path, "--draws", "1")
-    rates = ("--prefill-rate", "100", "--decode-rate", "10", "--price", "2,20")
-    found = json.loads(kvproxy(*given, *rates, "--json").stdout)
+    rates = ("--prefill-rate", "100", "--decode-rate", "10")
+    found = json.loads(kvproxy(*given, *rates, "--price", "2,20,0.5", "--json").stdout)
     hits = found["exact_savings"]
     assert (hits["requests"], found["currency"]) == (2, "USD")
-    prompt, response = hits["prompt_tokens"], hits["response_tokens"]
+    prompt, response, cached = hits["prompt_tokens"], hits["response_tokens"], hits["cached_tokens"]
     assert prompt == 2 * found["prefix"]["prompt_tokens"]
     assert response > 0
-    assert hits["seconds"] == pytest.approx(prompt / 100 + response / 10)
-    assert hits["money"] == pytest.approx((2 * prompt + 20 * response) / 1e6)
-    shown = kvproxy(*given, *rates).stdout.splitlines()
-    row = ["Exact hits", "2", "66.7%", f"{prompt + response}", f"{hits['seconds']:.1f}", f"{hits['money']:.4f}"]
-    assert shown[2].split("\t") == row
+    # An equal prompt is in the pool, apart from its last block.
+    assert 0 < prompt - cached <= 2 * 16
+    assert hits["seconds"] == pytest.approx((prompt - cached) / 100 + response / 10)
+    assert hits["money"] == pytest.approx((2 * (prompt - cached) + 0.5 * cached + 20 * response) / 1e6)
+    shown = kvproxy(*given, *rates, "--price", "2,20,0.5").stdout.splitlines()
+    row = ["Exact hits", "2", "66.7%", f"{prompt + response}", f"{cached}", f"{hits['seconds']:.1f}"]
+    assert shown[2].split("\t") == [*row, f"{hits['money']:.4f}"]
+    assert any(line.startswith("cached anyway: prompt tokens of hits") for line in shown)
+    bound = kvproxy(*given, "--price", "2,20").stdout
+    assert f"at most {(2 * prompt + 20 * response) / 1e6:.4f}" in bound
+    assert "no price of cached tokens is known" in bound
     assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
-    assert "--price takes two numbers" in kvproxy(*given, "--price", "2").stderr
+    assert "--price takes two or three numbers" in kvproxy(*given, "--price", "2").stderr
+
+
+def test_prefix_reuse_saves_money_too(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl.gz"
+    lines = [{**each, "response": None} for each in logs.agents(3, 3)]
+    file.write_bytes(gzip.compress("".join(json.dumps(each) + "\n" for each in lines).encode()))
+    given = ("estimate", file, "--data", tmp_path, "--blocks", "200", "--price", "2,20,0.5")
+    (point,) = json.loads(kvproxy(*given, "--json").stdout)["prefix"]["points"]
+    assert point["reused"] > 0
+    assert point["money"] == pytest.approx(point["reused"] * 1.5 / 1e6)
+    shown = kvproxy(*given).stdout
+    assert f"\t{point['money']:.4f}\t" in shown
+    assert "without a logged response: its response tokens are not in tokens, seconds, and money" in shown
 
 
 def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
-    usage = {"prompt_tokens": 1000, "completion_tokens": 200}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 896}}
     choice = {"message": {"role": "assistant", "content": "In the data folder."}}
     asked = logs.line([{"role": "user", "content": "Where is the log?"}])
     with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
     found = estimated([asked, with_usage, with_usage], tmp_path, [16]).exact_savings
-    assert (found.requests, found.prompt_tokens, found.response_tokens) == (2, 2000, 400)
+    assert (found.requests, found.prompt_tokens, found.response_tokens, found.cached_tokens) == (2, 2000, 400, 1792)
 
 
 def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import LedgerReport
 
 _MOST_BARS = 10
-
+_NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
 
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 
@@ -39,8 +39,9 @@ def savings(
     """Sum the tokens, seconds and money that both caches saved.
 
     Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
-    tokens. Some semantic hits may be wrong: the column At least excludes the largest possible number of them. Removed
-    responses stay in the sums. With --ledger, each prompt token that reached the backend is reused, or lost to one cause.
+    tokens. A hit saves the price with the provider's own prefix cache. The column At least excludes the largest plausible
+    number of wrong semantic hits. Removed responses stay in the sums. With --ledger, each prompt token that reached the backend
+    is reused, or lost to one cause.
 
     Example: kvproxy savings --by tenant
 
@@ -99,6 +100,8 @@ def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
         )
         stored = f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
         print_text(f"{report.prompt_tokens:,} prompt tokens{written}{stored}")
+        if all(row.cost is None for row in report.rows):
+            print_text(_NO_PRICE)
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
@@ -113,14 +116,19 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
             "Response tokens#?": row.completion_tokens,
             "Reused tokens#": row.reused_tokens,
             "Seconds#": _seconds(row),
-            **({f"{report.currency}#": money(row.money)} if has_price else {}),
+            **({f"{report.currency}#": _money(row)} if has_price else {}),
             **({f"At least {report.currency}#?": money(row.least_money)} if has_price else {}),
         }
         for row in [*report.rows, *total]
     ]
-    print_table(rows, empty="no requests yet", layout=layout)
+    empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else "no requests yet"
+    print_table(rows, empty=empty, layout=layout)
     if report.rows:
         _print_notes(report)
+
+
+def _money(row: "Saving") -> str | None:
+    return f"at most {money(row.money)}" if row.uncertain_tokens else money(row.money)
 
 
 def _has_seconds(row: "Saving") -> bool:
@@ -146,11 +154,22 @@ def _print_notes(report: "SavingsReport") -> None:
             f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} measured requests"
             " per model, with different lengths."
         )
-    if all(row.money is None for row in report.rows):
-        print_text('No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].')
-    wrong = report.wrong
-    if wrong is not None:
-        share = (
-            f"at most {percent(wrong.most)}" if wrong.least == 0 else f"{percent(wrong.least)} to {percent(wrong.most)}"
+    hits = sum(row.prompt_tokens for row in report.rows)
+    cached = sum(row.cached_tokens for row in report.rows)
+    if cached:
+        print_text(
+            f"Money: {percent(cached / hits)} of the prompt tokens of hits are priced as cached, because the backend reused this"
+            " share of the other prompts of the same tenant and model."
         )
-        print_text(f"Wrong semantic hits: {share} ({wrong.source}).")
+    if any(row.uncertain_tokens for row in report.rows):
+        print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
+    if all(row.money is None for row in report.rows):
+        print_text(_NO_PRICE)
+    if report.semantic and report.wrong is None:
+        print_text(
+            "Wrong semantic hits: unknown, because none was compared with a fresh response. At least counts none."
+        )
+    elif report.semantic and report.wrong is not None:
+        print_text(
+            f"Wrong semantic hits: {percent(report.wrong.least)} to {percent(report.wrong.most)} ({report.wrong.source})."
+        )

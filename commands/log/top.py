@@ -43,6 +43,7 @@ def top(
             # The column of the order stays in a narrow terminal.
             f"Computed tokens#{'?' if backend else ''}": row.computed,
             f"Backend seconds#{'' if backend else '?'}": f"{row.seconds:,.2f}",
+            "Response tokens#?": row.generated,
             **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }

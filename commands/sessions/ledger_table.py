@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
     from kvproxy.journal.sessions.ledger import CAUSES
 
+    has_price = any(row.cost is not None for row in report.rows)
     for row in report.rows:
         yield {
             text_column("Result"): row.result,
             "Tokens#": row.tokens,
             "Share#": percent(row.share),
-            f"{report.currency}#?": money(row.cost),
+            **({f"Lost {report.currency}#": money(row.cost)} if has_price else {}),
             text_column("Meaning"): CAUSES.get(row.result, "The backend had them."),
         }

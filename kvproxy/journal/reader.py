@@ -64,7 +64,7 @@ class RequestGroup:
         name: the value that the requests have in common; for a prompt, the beginning of its text or its number.
         entry: id of the stored response, if the group is a prompt.
         cached: number of requests with a cached response.
-        computed: number of prompt and response tokens that the backend computed.
+        computed, generated: number of prompt tokens and of response tokens that the backend computed.
         seconds: total time of the requests to the backend.
         prompt: number of the prompt; None for other groups.
         differs_in: for prompts of equal text, the regions (see `Regions`) that differ from the first of them.
@@ -75,6 +75,7 @@ class RequestGroup:
     requests: int
     cached: int
     computed: int
+    generated: int
     seconds: float
     prompt: int | None = None
     differs_in: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """Sums over the requests of a group that have the same layer and model.
+    """Sums over the requests of a group that have the same layer, model, and tenant.
 
     Attributes:
         saved_seconds: durations of the original responses, minus the durations of the hits that replayed them.
@@ -134,6 +135,7 @@ class TotalRow:
     name: str
     layer: str
     model: str
+    tenant: str
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -184,7 +186,7 @@ class JournalReader:
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
-        computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0) + coalesce(completion_tokens, 0)"
+        computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0)"
         source = self._database.tag_rows_sql() if by == "tag" else "requests"
         name = {"prompt": "coalesce(max(text), 'prompt ' || prompt)", "tag": "value"}.get(by, by)
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
@@ -195,7 +197,9 @@ class JournalReader:
         requests = "count(*)" if by in ("layer", "reason") else "count(*) filter (where layer <> 'revalidated')"
         sql = (
             f"select {name}, {entry}, {requests}, count(*) filter (where {cached}),"
-            f" sum(case when {backend} then {computed} else 0 end), {spent} / 1000.0, {'prompt' if by == 'prompt' else 'null'}"
+            f" sum(case when {backend} then {computed} else 0 end),"
+            f" sum(case when {backend} then coalesce(completion_tokens, 0) else 0 end),"
+            f" {spent} / 1000.0, {'prompt' if by == 'prompt' else 'null'}"
             f" from {source}{condition} and {group} is not null group by {group}"
             f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
         )
@@ -275,11 +279,17 @@ class JournalReader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Sum the requests by group, layer, and model from the day `since`, such as 2026-11-21; None sums all days."""
-        sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[3:])
+        """Sum the requests by group, layer, model, and tenant from the day `since`, such as 2026-11-21; None sums all days."""
+        sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[4:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, {sums} from totals where {counted} and day >= ? group by 1, 2, 3"
+        sql = f"select {by}, layer, model, tenant, {sums} from totals where {counted} and day >= ?"
+        sql += " group by 1, 2, 3, 4"
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
+
+    def unreported_tokens(self) -> dict[tuple[str, str], int]:
+        """Return the prompt tokens lost to `unreported` (see `CAUSES`), by tenant and model."""
+        sql = "select tenant, model, sum(tokens) from prompt_tokens where result = 'unreported' group by 1, 2"
+        return {(tenant, model): int(tokens) for tenant, model, tokens in self.rows(sql, [])}
 
     def last_uses(self) -> dict[str, float]:
         """Return the time of each client's last request in seconds since the epoch, by the client's name."""

@@ -1,4 +1,5 @@
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -6,19 +7,26 @@ from datetime import UTC, datetime
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, input_price, storage_price
-from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
+from kvproxy.journal.reader import BACKEND, CACHES, JournalReader, SavingsGroup
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 
 @dataclass(frozen=True, slots=True)
 class WrongHitInterval:
-    """Bounds of the share of semantic hits that are wrong, from 0 to 1, and a sentence about their source."""
+    """The 95% interval of the share of semantic hits that are wrong, and a sentence that states its source."""
 
     least: float
     most: float
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedShare:
+    """Bounds of the share of prompt tokens that the backend reuses, 0 to 1."""
+
+    least: float = 0.0
+    most: float = 1.0
 
 
 @dataclass(slots=True)
@@ -32,8 +40,10 @@ class Saving:
         seconds: saved time: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
         unmeasured_tokens: reused tokens of unknown prefill time, which `seconds` does not include.
-        money: saved money; None if no model has a price.
-        least_money: saved money if the share `WrongHitInterval.most` of the semantic hits saves nothing.
+        money: None if no model has a price. Without kvproxy, the provider would have reused `cached_tokens`, at a lower price.
+        least_money: `money` with the largest plausible numbers of cached tokens and of wrong hits, which save nothing.
+        cached_tokens: prompt tokens of hits that the backend would have reused, see `_cached_shares`.
+        uncertain_tokens: prompt tokens of hits with an unknown share of cached tokens; `money` counts none as cached.
     """
 
     name: str
@@ -48,6 +58,8 @@ class Saving:
     unmeasured_tokens: int = 0
     money: float | None = None
     least_money: float | None = None
+    cached_tokens: int = 0
+    uncertain_tokens: int = 0
 
     def add_money(self, money: float, least: float) -> None:
         self.money = (self.money or 0.0) + money
@@ -60,7 +72,9 @@ class SavingsReport:
 
     Attributes:
         total: None for tags, because a request may have several tags.
-        refused: number of requests that the proxy refused; no group counts them.
+        wrong: None if no semantic hit was compared with a fresh response.
+        refused: requests that the proxy refused, which are not counted.
+        semantic: number of semantic hits.
     """
 
     rows: list[Saving]
@@ -68,6 +82,7 @@ class SavingsReport:
     wrong: WrongHitInterval | None
     currency: str
     refused: int = 0
+    semantic: int = 0
 
 
 def savings_report(
@@ -75,7 +90,6 @@ def savings_report(
     by: SavingsGroup,
     journal: JournalSettings,
     counts: Mapping[str, int] | None,
-    settings: CacheSettings,
     since: float | None = None,
 ) -> SavingsReport:
     """Return the savings by group and their total.
@@ -84,10 +98,13 @@ def savings_report(
         counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
         since: seconds before now; the UTC day of that time is the first to count. None counts all days.
     """
-    wrong = _wrong_interval(counts, settings)
+    wrong = _wrong_interval(counts)
     rows = savings(reader, by, journal.prices, wrong, first_day(since))
-    refused = sum(row.requests for row in reader.totals("layer", first_day(since)) if row.layer == "refused")
-    return SavingsReport(rows, _sum_savings(rows) if by != "tag" else None, wrong, journal.currency, refused)
+    layers = Counter[str]()
+    for row in reader.totals("layer", first_day(since)):
+        layers[row.layer] += row.requests
+    total = _sum_savings(rows) if by != "tag" else None
+    return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"])
 
 
 def first_day(since: float | None) -> str | None:
@@ -107,7 +124,7 @@ def savings(
     `since` is the first day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
-    costs = reader.prefill_costs()
+    costs, shares = reader.prefill_costs(), _cached_shares(reader)
     for row in reader.totals(by, since):
         price = price_of(row.model, prices)
         if row.layer == "warming":
@@ -119,28 +136,54 @@ def savings(
         if row.layer == "refused":
             continue
         saving = found.setdefault(row.name, Saving(row.name))
-        saving.requests += row.requests
-        saving.reused_tokens += row.reused_tokens
-        cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
-        saving.seconds += row.saved_seconds + row.reused_tokens * cost.seconds
-        saving.least_seconds += row.saved_seconds + row.reused_tokens * cost.least
-        saving.most_seconds += row.saved_seconds + row.reused_tokens * cost.most
-        saving.unmeasured_tokens += 0 if row.model in costs else row.reused_tokens
         is_hit = row.layer in CACHES
+        # A shared response has reused tokens, but they were reused once.
+        reused = 0 if is_hit else row.reused_tokens
+        saving.requests += row.requests
+        saving.reused_tokens += reused
+        cost = costs.get(row.model, PrefillCost(0.0, 0.0, 0.0))
+        saving.seconds += row.saved_seconds + reused * cost.seconds
+        saving.least_seconds += row.saved_seconds + reused * cost.least
+        saving.most_seconds += row.saved_seconds + reused * cost.most
+        saving.unmeasured_tokens += 0 if row.model in costs else reused
         if is_hit:
             saving.answered += row.requests
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
         if price is not None:
-            reuse = row.reused_tokens * (price.input - price.price_of_reuse) / MILLION
-            answers = is_hit * (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
-            wrong = wrong_interval.most if wrong_interval is not None and row.layer == "semantic" else 0.0
-            saving.add_money(reuse + answers, reuse + answers * (1 - wrong))
+            discount = (price.input - price.price_of_reuse) / MILLION
+            if not is_hit:
+                saving.add_money(reused * discount, reused * discount)
+                continue
+            share = shares.get((row.tenant, row.model), CachedShare())
+            if price.cached is not None:
+                saving.cached_tokens += round(row.prompt_tokens * share.least)
+            if share.least < share.most or (share.most and price.cached is None):
+                saving.uncertain_tokens += row.prompt_tokens
+            paid = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
+            most, least = (paid - row.prompt_tokens * part * discount for part in (share.least, share.most))
+            wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
+            saving.add_money(most, least * (1 - wrong))
     _subtract_writes(reader, by, prices, since, found)
     order = sorted(found.values(), key=lambda each: each.name)
     if by == "day":
         return order
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+
+
+def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], CachedShare]:
+    """Return the share of cached prompt tokens of all requests at the backend, by tenant and model."""
+    prompt, reused = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for row in reader.totals("tenant", None):
+        if row.layer in BACKEND:
+            prompt[row.tenant, row.model] += row.prompt_tokens
+            reused[row.tenant, row.model] += row.reused_tokens
+    unreported = reader.unreported_tokens()
+    return {
+        key: CachedShare(reused[key] / tokens, min(1.0, (reused[key] + unreported.get(key, 0)) / tokens))
+        for key, tokens in prompt.items()
+        if tokens
+    }
 
 
 def _subtract_writes(
@@ -159,25 +202,18 @@ def _subtract_writes(
             found.setdefault(name, Saving(name)).add_money(-paid, -paid)
 
 
-def _wrong_interval(counts: Mapping[str, int] | None, settings: CacheSettings) -> WrongHitInterval | None:
-    if not settings.semantic:
+def _wrong_interval(counts: Mapping[str, int] | None) -> WrongHitInterval | None:
+    if counts is None or not counts["accepted"]:
         return None
-    if counts is not None and counts["accepted"]:
-        wrong, compared = counts["accepted_wrong"], counts["accepted"]
-        return WrongHitInterval(
-            *wilson_interval(wrong, compared),
-            f"{wrong:,} of {compared:,} hits compared with a fresh response were wrong",
-        )
-    if settings.policy == "learned":
-        return WrongHitInterval(0.0, settings.max_error, "the policy's bound, cache.max_error")
-    return None
+    wrong, compared = counts["accepted_wrong"], counts["accepted"]
+    source = f"95% interval; {wrong:,} of {compared:,} semantic hits compared with a fresh response were wrong"
+    return WrongHitInterval(*wilson_interval(wrong, compared), source)
 
 
 def _sum_savings(rows: Sequence[Saving]) -> Saving:
     total = Saving("all")
     for row in rows:
-        for name in (each.name for each in fields(Saving)[1:-2]):
-            setattr(total, name, getattr(total, name) + getattr(row, name))
-        if row.money is not None:
-            total.add_money(row.money, row.least_money or 0.0)
+        for name in (each.name for each in fields(Saving)[1:]):
+            values = [value for each in (total, row) if (value := getattr(each, name)) is not None]
+            setattr(total, name, sum(values) if values else None)
     return total

@@ -104,10 +104,10 @@ class DirectJournal:
         from kvproxy.index.store.open_store import open_observations
 
         counts = None
-        if self._settings.cache.semantic and store_exists(self._settings):
+        if store_exists(self._settings):
             with contextlib.closing(open_observations(self._settings.store_location)) as observations:
                 counts = observations.summary()
-        return savings_report(self.reader, by, self._settings.journal, counts, self._settings.cache, since)
+        return savings_report(self.reader, by, self._settings.journal, counts, since)
 
     def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
         start = None if since is None else time.time() - since
@@ -193,6 +193,7 @@ class RemoteJournal:
             None if wrong is None else WrongHitInterval(**wrong),
             report["currency"],
             report["refused"],
+            report["semantic"],
         )
 
     def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:

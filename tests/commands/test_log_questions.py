@@ -111,6 +111,10 @@ def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:
         found = result("savings", url=url)
         assert (found["total"]["requests"], found["refused"]) == (2, 1)
         assert "1 refused request not counted" in kvproxy("savings", "--by", "tenant", url=url).stdout
+        assert kvproxy("savings", "--by", "tag", url=url).stderr.startswith("no request has a tag")
+        ledger = kvproxy("savings", "--ledger", url=url).stdout
+        assert "No price is known" in ledger
+        assert "USD" not in ledger
         assert [row["requests"] for row in result("log", "top", "--by", "tenant", url=url)] == [3]
 
 

@@ -15,7 +15,7 @@ from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import FileJournal, StoredJournal
 from kvproxy.journal.reader import Query
-from kvproxy.journal.savings import savings
+from kvproxy.journal.savings import savings, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
@@ -93,10 +93,11 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     journal.add(finished("b", "2", tenant="client:ann"))
     journal.add(finished("c", "3", layer="refused", status=404, prefix=None))
     rows = rows_of(journal, "layer", {"m*": PriceSettings(input=1000, cached=250, output=10_000)})
-    # A hit saves 100 tokens at 1,000 for a million and 10 at 10,000; reuse saves three quarters of 40.
+    # A hit saves 60 tokens at 1,000 for a million, 40 at 250, and 10 at 10,000; reuse saves three quarters of 40.
     assert (rows.keys(), rows["exact"].answered) == ({"exact", "prefix"}, 3)
     assert (rows["exact"].prompt_tokens, rows["exact"].completion_tokens) == (300, 30)
-    assert rows["exact"].money == pytest.approx(3 * (0.1 + 0.1))
+    assert rows["exact"].money == rows["exact"].least_money == pytest.approx(3 * (0.06 + 0.01 + 0.1))
+    assert (rows["exact"].cached_tokens, rows["exact"].uncertain_tokens) == (120, 0)
     assert rows["exact"].seconds == pytest.approx(3 * (2.0 - 0.001))
     assert rows["prefix"].reused_tokens == 80
     assert rows["prefix"].money == pytest.approx(2 * 0.03)
@@ -104,6 +105,48 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
     assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}
     assert {name: row.requests for name, row in rows_of(journal, "tenant").items()} == {"public": 4, "client:ann": 1}
+
+
+def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: StoredJournal) -> None:
+    prices = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
+    # The second request repeats the first message, and the backend reports nothing.
+    for number, question in enumerate(("a", "a")):
+        journal.add(finished(question, f"{number}", prefix=None, prompt_tokens=100))
+    journal.add(finished("a", "hit", hit=True))
+    row = rows_of(journal, "layer", prices)["exact"]
+    assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
+    assert row.least_money == pytest.approx(0.2 - 50 * 0.00075)
+    # Without a price of cached tokens, the price of a hit is a bound, too.
+    journal.add(finished("b", "other", tenant="client:ann"))
+    journal.add(finished("b", "hit b", tenant="client:ann", hit=True))
+    row = rows_of(journal, "tenant", {"m": PriceSettings(input=1000, output=10_000)})["client:ann"]
+    assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
+
+
+def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> None:
+    journal.add(finished("a", "first"))
+    journal.add(finished("a", "second", was_collapsed=True))
+    rows = rows_of(journal, "layer", {"m": PriceSettings(input=1000, cached=250, output=10_000)})
+    assert (rows["prefix"].reused_tokens, rows["shared"].reused_tokens) == (40, 0)
+    assert rows["shared"].money == pytest.approx(0.17)
+
+
+def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJournal) -> None:
+    journal.add(finished("a", "first"))
+    journal.add(finished("b", "hit", hit=True, layer="semantic"))
+    journal.flush()
+    settings = JournalSettings(prices={"m": PriceSettings(input=1000, cached=250, output=10_000)})
+    reader = journal.reader()
+    counts = {"accepted": 100, "accepted_wrong": 1}
+    unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, counts))
+    reader.close()
+    assert (unknown.semantic, unknown.wrong) == (1, None)
+    (row,) = (row for row in unknown.rows if row.name == "semantic")
+    assert (row.money, row.least_money) == (pytest.approx(0.17), 0.0)
+    assert known.wrong is not None
+    assert known.wrong.source == "95% interval; 1 of 100 semantic hits compared with a fresh response were wrong"
+    (row,) = (row for row in known.rows if row.name == "semantic")
+    assert row.least_money == pytest.approx(0.17 * (1 - known.wrong.most))
 
 
 def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJournal) -> None:
@@ -132,7 +175,7 @@ def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJourna
         found = reader.groups(Query(), by, order="requests", limit=9)
         assert [(each.requests, each.cached, each.computed) for each in found] == [(1, 1, 0)], by
     found = reader.groups(Query(layer="warming"), "tenant", order="backend", limit=9)
-    assert [(each.requests, each.cached, each.computed) for each in found] == [(3, 1, 70)]
+    assert [(each.requests, each.cached, each.computed, each.generated) for each in found] == [(3, 1, 60, 10)]
     assert [each.requests for each in reader.prompt_counts()] == [1]
     assert SessionReader(reader, {}).sessions(9) == []
     assert sum(map(sum, reader.layer_counts(Query()).counts.values())) == 1

@@ -169,8 +169,8 @@ async def report_savings(request: Request) -> Response:
     since = query.get("since")
     age = parse_duration(since, "since") if since else None
     counts = await asyncio.to_thread(app.answerer.store.observations.summary)
-    journal, cache = app.settings.journal, app.settings.cache
-    return reply(await _read_journal(app, lambda reader: savings_report(reader, by, journal, counts, cache, age)))
+    journal = app.settings.journal
+    return reply(await _read_journal(app, lambda reader: savings_report(reader, by, journal, counts, age)))
 
 
 async def sessions(request: Request) -> Response:

@@ -125,7 +125,7 @@ class LedgerRow:
 
     Attributes:
         share: fraction of all prompt tokens.
-        cost: amount that reuse of these tokens would have saved; None without a price, for reused tokens, and for new text.
+        cost: price that reuse of these tokens would have saved, 0 for reused tokens and for new text; None without a price.
     """
 
     result: str
@@ -276,8 +276,9 @@ def ledger_of(
         total = sum(counts[result] for result in ("reused", *CAUSES))
         storage += storage_price(price, counts[STORED])
         above = price_lost_per_token(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
-        for cause in set(CAUSES) - {"new"}:
-            costs[cause] = costs.get(cause, 0.0) + above * counts[cause]
+        for result in ("reused", *CAUSES):
+            lost = 0 if result in ("reused", "new") else counts[result]
+            costs[result] = costs.get(result, 0.0) + above * lost
     total = sum(tokens[result] for result in ("reused", *CAUSES))
     rows = [
         LedgerRow(result, tokens[result], tokens[result] / total, costs.get(result))

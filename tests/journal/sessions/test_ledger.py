@@ -166,6 +166,7 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     expired = next(row for row in report.rows if row.result == "expired")
     # They were written again for 3.75, and reading them would have cost 0.3.
     assert expired.cost == pytest.approx(10_000 * (3.75 - 0.3) / 1e6)
+    assert [row.cost for row in report.rows if row.result == "new"] == [0.0]
     assert sessions.list()[0].cost == pytest.approx((20_200 * 3.75 + 1_000 * 15) / 1e6)
     # Writes cost more than plain input, so nothing was saved.
     with closing(JournalReader(sessions.place)) as reader:

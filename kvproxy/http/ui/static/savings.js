@@ -14,7 +14,7 @@ const MOST = 30;
 
 const cells = (row) => [
   count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
-  time(row), money(row.money), money(row.least_money),
+  time(row), (row.uncertain_tokens ? "at most " : "") + money(row.money), money(row.least_money),
 ];
 
 /** The time with its range, or that it is not known yet. */
@@ -59,9 +59,9 @@ function sentences(found) {
   if (found.rows.length && found.rows.every((row) => row.money === null)) {
     said.push('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].');
   }
-  if (found.wrong !== null) {
-    const least = found.wrong.least === 0 ? "At most " : `${percent(found.wrong.least)} to `;
-    said.push(`${least}${percent(found.wrong.most)} of the semantic hits may be wrong: ${found.wrong.source}.`);
+  if (found.semantic && found.wrong === null) said.push("No semantic hit was compared with a fresh response yet.");
+  if (found.semantic && found.wrong !== null) {
+    said.push(`${percent(found.wrong.least)} to ${percent(found.wrong.most)} of the semantic hits are wrong (${found.wrong.source}).`);
   }
   return said;
 }

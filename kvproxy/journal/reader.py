@@ -282,14 +282,8 @@ class JournalReader:
         """Sum the requests by group, layer, model, and tenant from the day `since`, such as 2026-11-21; None sums all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[4:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
-        sql = f"select {by}, layer, model, tenant, {sums} from totals where {counted} and day >= ?"
-        sql += " group by 1, 2, 3, 4"
+        sql = f"select {by}, layer, model, tenant, {sums} from totals where {counted} and day >= ? group by 1, 2, 3, 4"
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
-
-    def unreported_tokens(self) -> dict[tuple[str, str], int]:
-        """Return the prompt tokens lost to `unreported` (see `CAUSES`), by tenant and model."""
-        sql = "select tenant, model, sum(tokens) from prompt_tokens where result = 'unreported' group by 1, 2"
-        return {(tenant, model): int(tokens) for tenant, model, tokens in self.rows(sql, [])}
 
     def last_uses(self) -> dict[str, float]:
         """Return the time of each client's last request in seconds since the epoch, by the client's name."""

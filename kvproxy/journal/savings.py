@@ -178,7 +178,8 @@ def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], CachedShare]:
         if row.layer in BACKEND:
             prompt[row.tenant, row.model] += row.prompt_tokens
             reused[row.tenant, row.model] += row.reused_tokens
-    unreported = reader.unreported_tokens()
+    sql = "select tenant, model, sum(tokens) from prompt_tokens where result = 'unreported' group by 1, 2"
+    unreported = {(tenant, model): int(tokens) for tenant, model, tokens in reader.rows(sql, [])}
     return {
         key: CachedShare(reused[key] / tokens, min(1.0, (reused[key] + unreported.get(key, 0)) / tokens))
         for key, tokens in prompt.items()

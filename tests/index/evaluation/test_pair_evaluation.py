@@ -79,7 +79,10 @@ def test_checked_never_serves_a_question_that_the_verifier_cannot_read() -> None
         def can_read(self, text: str) -> bool:
             return text.startswith("what")
 
-    pairs = [Pair("what is a block", "what is a block here", True), Pair("is a block here", "is a block", True)]
+    pairs = [
+        LabelledPair("what is a block", "what is a block here", True),
+        LabelledPair("is a block here", "is a block", True),
+    ]
     found = calibrate(pairs, HashEmbedder(), English(), ConfiguredLevels(0.1, 0.01, 0.1), guards=())
     assert (found.curves["checked"][0].served, found.curves["guards"][0].served) == (1, 2)
 

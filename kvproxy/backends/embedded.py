@@ -68,7 +68,7 @@ class EmbeddedBackend:
     async def _generate(self, request: ApiRequest) -> GeneratedResponse:
         decoded = self._decode(request)
         generation = await self.generation_request(request, decoded)
-        echo = await self._echo(decoded, generation.tokens) if decoded.echo else None
+        echo = await self._make_echo(decoded, generation.tokens) if decoded.echo else None
         parser = await self._output_parser(decoded, generation)
         pieces = self.worker.generate(generation)
         first = await anext(pieces)
@@ -121,7 +121,7 @@ class EmbeddedBackend:
         """Tokenize a request for the engine; `decoded` is its decoded body, if available. Raises InvalidRequest."""
         decoded = decoded or self._decode(request)
         salt = self._salt(request, decoded)
-        tokens = await self._tokens(decoded.prompt, salt or "")
+        tokens = await self._tokenize(decoded.prompt, salt or "")
         return GenerationRequest(
             # Clients may repeat an id; the engine requires unique ids.
             f"{request.request_id}.{next(self._numbers)}",
@@ -157,7 +157,7 @@ class EmbeddedBackend:
         if generation.grammar is not None or not isinstance(decoded.prompt, Conversation):
             return None
         reasoning = self.worker.tokenizer.reasoning_format
-        return None if reasoning is None else ReasoningParser(reasoning, reasoning.is_open_after(generation.tokens))
+        return None if reasoning is None else ReasoningParser(reasoning, reasoning.begins_in(generation.tokens))
 
     async def _grammar(self, decoded: DecodedRequest) -> Grammar | None:
         form = await self._tool_call_format(decoded)
@@ -176,7 +176,7 @@ class EmbeddedBackend:
             return decoded.salt
         return f"{request.tenant}:{decoded.salt or ''}"
 
-    async def _tokens(self, prompt: PromptInput, scope: str) -> list[int]:
+    async def _tokenize(self, prompt: PromptInput, scope: str) -> list[int]:
         tokenizer = self.worker.async_tokenizer
         match prompt:
             case Conversation():
@@ -185,7 +185,7 @@ class EmbeddedBackend:
                 return await tokenizer.encode(prompt)
         return list(prompt)
 
-    async def _echo(self, decoded: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
+    async def _make_echo(self, decoded: DecodedRequest, tokens: tuple[int, ...]) -> Echo:
         tokenizer = self.worker.async_tokenizer
         text = decoded.prompt if isinstance(decoded.prompt, str) else await tokenizer.run(lambda it: it.decode(tokens))
         return Echo(text, await tokenizer.decode_with_special_tokens(tokens[:1]))

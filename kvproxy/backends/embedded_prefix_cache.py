@@ -13,7 +13,7 @@ from kvproxy.backends.prefix_cache import (
 )
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.chain_tree import TreeNode, nodes_of_pool
+from kvproxy.blocks.chain_tree import TreeNode, tree_nodes_from_pool
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, PoolMap
@@ -41,7 +41,7 @@ class EmbeddedPrefixCache(PrefixCache):
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
     async def _tree_nodes(self) -> list[TreeNode]:
-        return await self._worker.inspect(nodes_of_pool)
+        return await self._worker.inspect(tree_nodes_from_pool)
 
     async def chains(self) -> list[ChainRow]:
         found = await self._worker.inspect(pool_rows.list_chains)

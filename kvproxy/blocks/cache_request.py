@@ -28,9 +28,8 @@ class CacheRequest:
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
-        shared_prefix_end: end of a prefix that only full-attention groups have cached, or 0. Other groups will cache
-            the
-        window before it.
+        shared_prefix_end: if full-attention groups have cached a longer prefix than all groups, its length, else 0. The
+        sliding-window groups then cache the window before it.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Branch:
     text: str = ""
 
 
-def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
+def tree_nodes_from_pool(manager: KVCacheManager) -> list[TreeNode]:
     group = manager.main.group_id
     return [
         TreeNode(str(block.id), block.hash.hex(), block.parent.hex() if block.parent else None, block.ref_count > 0)
@@ -49,7 +49,7 @@ def nodes_of_pool(manager: KVCacheManager) -> list[TreeNode]:
     ]
 
 
-def nodes_of_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
+def tree_nodes_from_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
     by_hash = {row.hash: row for row in rows if row.hash is not None}
     return [TreeNode(hash, hash, row.parent) for hash, row in by_hash.items()]
 

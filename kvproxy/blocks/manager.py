@@ -236,7 +236,7 @@ class KVCacheManager:
             self.pool.free_blocks([old])
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return the request's block table of each group. The null block (0) replaces blocks that were freed early."""
+        """Return the request's block table of each group. The null block (0) replaces blocks outside the window."""
         return tuple([block.id for block in group.tables.get(request_id, ())] for group in self.groups)
 
     def max_blocks_in_use(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -251,7 +251,7 @@ class KVCacheManager:
     def can_fit_full_sequence(self, request: CacheRequest, computed: ComputedBlocks, max_step_tokens: int) -> bool:
         """Whether enough blocks are free for all tokens of a request. No block is reserved.
 
-        `max_step_tokens` limits the tokens of a step; a sliding window requires blocks for one window and one step.
+        In a group with sliding windows, a request needs blocks for one window and for `max_step_tokens` only.
         """
         null = self.pool.null_block
         hits = [block for hit in computed.groups for block in hit if block is not null]

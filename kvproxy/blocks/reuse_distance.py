@@ -19,10 +19,10 @@ _MAX_LIVE_IDS = 100_000
 
 
 class ReusedRun(NamedTuple):
-    """Consecutive units (blocks, or bytes) of a prompt that the same earlier request was the last to use.
+    """Consecutive units of a prompt that the same earlier request was the last to use. A unit is a block or a byte.
 
     Attributes:
-        start, stop: range in the prompt, in units.
+        start, stop: range in the prompt.
         distance: number of units in the stack above the run's first unit. Larger pools still contain this unit.
     """
 
@@ -32,7 +32,7 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts. Each segment has the units that one request was the last to use.
+    """The stack of all prompts, as segments: the units that one request was the last to use. See `ReusedRun` for units.
 
     Args:
         max_ids: maximum number of ids (see `add`); the least recently used ones are forgotten. None keeps all.

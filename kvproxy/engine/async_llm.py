@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 class AsyncLLM:
-    """An engine for callers on an event loop.
+    """The engine's interface for callers on an event loop.
 
     Attributes:
         tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
-        adapters: `CacheRequest.lora` of each LoRA adapter, by the adapter's name.
-        on_finished: callback for the last delta of each sequence, on the event loop.
+        adapters: name and digest of each LoRA adapter, by its name (`CacheRequest.lora`).
+        on_finished: receives the last delta of each sequence, on the event loop.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AsyncLLM:
 
     @property
     def failure(self) -> str | None:
-        """Cause of the engine's failure; None if requests can be served. Any thread may read it."""
+        """Why no request can be served, or None. Any thread may read it."""
         return self._thread.health.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -129,7 +129,7 @@ class AsyncLLM:
             self._thread.abort(request, send)
 
     async def inspect(self, read: Callable[[KVCacheManager], T]) -> T:
-        """Return the result of `read`, which runs on the engine's thread between two steps."""
+        """Call `read` on the engine's thread between two steps, and return its result."""
         return await self._run_between_steps(lambda: read(self._engine.manager))
 
     async def access_pins(self, access: Callable[[Pins], T]) -> T:

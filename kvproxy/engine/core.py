@@ -1,5 +1,3 @@
-"""The engine core: schedule a step, run the model, and process the sampled tokens."""
-
 import logging
 from dataclasses import replace
 from itertools import chain
@@ -34,10 +32,10 @@ _log = logging.getLogger("kvproxy")
 
 
 class EngineCore:
-    """A model with a paged prefix cache. It is not thread-safe: `EngineThread` makes all calls.
+    """Schedules steps, runs the model, and samples tokens. Not thread-safe: `EngineThread` makes all calls.
 
     Args:
-        capture: captures steps for replay; None uses CUDA graphs if settings and device allow them.
+        capture: captures forward passes for replay; None uses CUDA graphs if settings and device allow them.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class EngineCore:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether no sequence can run, because all wait for chunks that no tier has delivered."""
+        """Whether no sequence can run, because all wait for chunks from the tiers."""
         return self._waits_for_load and self.tiers is not None and self.tiers.is_idle
 
     def add_request(
@@ -146,7 +144,7 @@ class EngineCore:
         self._waits_for_load = False
 
     def step(self) -> bool:
-        """Run one step and send its tokens. Return False if no sequence could run.
+        """Run one step, and send the sampled tokens. Return False if no sequence could run.
 
         Raises:
             StepFailed: the forward pass failed, and the requests of the step were aborted.

@@ -21,7 +21,7 @@ _STALL_POLL_SECONDS = 0.1
 
 
 class EngineThread:
-    """The thread that runs the engine's steps and, between two steps, all other calls of the engine."""
+    """The thread that runs the engine's steps. All other calls of the engine run on it between two steps."""
 
     def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
         self.health = EngineHealth()
@@ -59,7 +59,7 @@ class EngineThread:
         self._jobs.put(job)
 
     def submit(self, request: GenerationRequest, send: Send) -> None:
-        """Enqueue a request. `send`, which must not block, receives its deltas, or an error if it fails."""
+        """Enqueue a request. `send` receives its deltas, or its error, and must not block."""
         self.run_between_steps(lambda: self._submit(request, send))
 
     def _submit(self, request: GenerationRequest, send: Send) -> None:

@@ -29,7 +29,7 @@ class KVEventPublisher:
         endpoint: address of the PUB socket, which binds if the host is `*` or this machine, and connects otherwise.
         replay: address of the ROUTER socket; None disables replays.
         buffer: number of batches kept for replay.
-        request_snapshot: makes the engine publish a snapshot: AllBlocksCleared, then all cached blocks.
+        request_snapshot: makes the engine publish AllBlocksCleared, then BlockStored for all cached blocks.
     """
 
     def __init__(

@@ -3,7 +3,7 @@ import torch
 from kvproxy.errors import Overloaded
 
 FAILURE_THRESHOLD = 3
-"""Consecutive failed steps after which the engine is unhealthy."""
+"""Number of failed steps in a row after which the engine counts as failed."""
 _DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -19,7 +19,7 @@ class StepFailed(Exception):
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the device failed and the process must restart. A lack of memory requires no restart."""
+    """Whether the device failed, so that the process must restart. Out of memory requires no restart."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 class EngineHealth:
     """The engine's failures, which any thread may read.
 
-    `fatal_error` is permanent. `FAILURE_THRESHOLD` failed steps in a row are a failure until a step succeeds.
+    `fatal_error` is permanent. A `failure` by `FAILURE_THRESHOLD` failed steps ends with the next successful step.
     """
 
     def __init__(self) -> None:

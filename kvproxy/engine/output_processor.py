@@ -15,8 +15,8 @@ class OutputProcessor:
     """Samples tokens, and sends them to clients. An error in a sequence aborts only its own request.
 
     Args:
-        on_finished: called with each finished sequence, before its blocks are freed.
-        on_failed: called with the output of a sequence that raised an error; must abort the request.
+        on_finished: receives each finished sequence, before its blocks are freed.
+        on_failed: receives a sequence's logits and its error; must abort the request.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class OutputProcessor:
         self._on_failed = on_failed
 
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Sample and send the next token of each sequence that has keys and values for all of its tokens."""
+        """Sample and send the next token of each sequence of which all tokens are computed."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
             with self._abort_on_error(output):

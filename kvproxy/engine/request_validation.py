@@ -28,11 +28,11 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of tokens of a sequence, limited by the model and by the block pool."""
+        """Maximum number of tokens of a sequence, with its prompt."""
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:
-        """Return the maximum number of tokens that a request may generate.
+        """Return the maximum number of output tokens of a request.
 
         Raises InvalidRequest for an invalid value, and ContextTooLong if prompt and output exceed `capacity`.
         """

@@ -56,7 +56,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
 
 
 def operations(routes: Sequence[BaseRoute]) -> list[tuple[str, str, str]]:
-    """Return method, path, and summary of each route that is a function. The routes of cached APIs are not."""
+    """Return method, path, and summary of each route, except the cached APIs, whose routes have no docstring."""
     found = SchemaGenerator({}).get_endpoints(list(routes))
     return [(each.http_method, each.path, (inspect.getdoc(each.func) or "").partition("\n")[0]) for each in found]
 

@@ -111,7 +111,7 @@ class Services:
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """Apply the matching rule like `prepare`, without breakpoints, which do not affect cache keys."""
+        """Apply the matching rule like `prepare`, without `cache_control` breakpoints, which do not affect cache keys."""
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:

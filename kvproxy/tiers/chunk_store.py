@@ -65,7 +65,7 @@ class ChunkStore(Protocol):
         """Whether the store has a chunk. The call does not count as a use for LRU."""
 
     def should_put(self, key: str) -> bool:
-        """Whether a chunk should be written. A remote store may have a chunk that this process does not know."""
+        """Whether the store is available and, as far as this process knows, lacks the chunk."""
 
     def delete(self, key: str) -> None: ...
 

@@ -12,7 +12,7 @@ from kvproxy.backends.prefix_cache import (
     ResetReport,
     no_events_error,
 )
-from kvproxy.blocks.chain_tree import TreeNode, nodes_of_rows
+from kvproxy.blocks.chain_tree import TreeNode, tree_nodes_from_rows
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet
@@ -54,7 +54,7 @@ class FleetPrefixCache(PrefixCache):
         if not mirrors:
             raise no_events_error()
         rows = [row for view in mirrors for row in await view.blocks()]
-        return await asyncio.to_thread(nodes_of_rows, rows)
+        return await asyncio.to_thread(tree_nodes_from_rows, rows)
 
     async def chains(self) -> list[ChainRow]:
         return [row for view in self._all_views() for row in await view.chains()]

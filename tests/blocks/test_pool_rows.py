@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.chain_tree import TreeNode, list_branches, nodes_of_pool
+from kvproxy.blocks.chain_tree import TreeNode, list_branches, tree_nodes_from_pool
 from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
@@ -169,7 +169,9 @@ def test_columns_equal_rows() -> None:
     assert set(found.tenant) == {-1, 0, 1}
     tenants = [found.tenants[index] if index >= 0 else None for index in found.tenant]
     assert {name for name, row in zip(tenants, rows, strict=True) if row.hash is not None} == {"a", "b"}
-    assert {node.name for node in nodes_of_pool(manager)} == {str(row.id) for row in rows if row.hash is not None}
+    assert {node.name for node in tree_nodes_from_pool(manager)} == {
+        str(row.id) for row in rows if row.hash is not None
+    }
 
 
 def test_columns_of_mirrored_blocks() -> None:

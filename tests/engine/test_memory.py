@@ -12,7 +12,7 @@ from kvproxy.engine.attention.selector import SDPA
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker import memory_profiling as memory
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.engine.worker.memory_profiling import determine_num_blocks, pool_bytes, profile_peak_memory
+from kvproxy.engine.worker.memory_profiling import determine_num_blocks, max_pool_bytes, profile_peak_memory
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import SettingsError
 from kvproxy.settings import EngineSettings
@@ -31,7 +31,7 @@ GIB = 2**30
     ],
 )
 def test_the_pool_leaves_a_step_its_room(free: int, share: float, step: int, expected: float) -> None:
-    assert pool_bytes(free, share, step) == pytest.approx(expected)
+    assert max_pool_bytes(free, share, step) == pytest.approx(expected)
 
 
 class Meter:

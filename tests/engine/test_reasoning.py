@@ -58,11 +58,11 @@ def test_completions_of_one_request_are_separated_independently() -> None:
 
 
 def test_a_prompt_begins_the_reasoning_unless_it_ends_it_too() -> None:
-    assert FORMAT.is_open_after([1, 2, 7])
-    assert FORMAT.is_open_after([1, 7, 3])
-    assert not FORMAT.is_open_after([1, 7, 3, 8, 3])
-    assert not FORMAT.is_open_after([7, 1, 2, 3])
-    assert not FORMAT.is_open_after([])
+    assert FORMAT.begins_in([1, 2, 7])
+    assert FORMAT.begins_in([1, 7, 3])
+    assert not FORMAT.begins_in([1, 7, 3, 8, 3])
+    assert not FORMAT.begins_in([7, 1, 2, 3])
+    assert not FORMAT.begins_in([])
 
 
 def test_only_visible_tokens_delimit_reasoning() -> None:

@@ -21,9 +21,7 @@ class CacheUse:
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Selects the next block to evict. It has the hashes (keys) of idle blocks; `remove` is called when a request uses
-    one.
-    """
+    """Orders idle blocks for eviction. Keys are block hashes; `remove` is called when a request uses a block again."""
 
     def add(self, key: Key) -> None: ...
 

@@ -1,4 +1,4 @@
-"""How soon paused sessions return, from life tables of their pauses.
+"""Rates at which paused sessions return. A session pauses between two requests.
 
 The index of a pause is the highest ratio of expected returns to expected time over all horizons (the Gittins index).
 """
@@ -11,9 +11,9 @@ PauseClass = tuple[str, ...]
 
 _NUM_BINS = 18
 _WIDTHS = [1.0] + [2.0**number for number in range(_NUM_BINS - 1)]
-"""Widths of the age bins in seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end."""
+"""Widths of the bins of ages in seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end."""
 _PRIOR_RETURNS = 3.0
-"""The prior rate of a bin weighs as much as this number of returns."""
+"""In each bin, the prior rate weighs as much as this number of observed returns."""
 _MAX_PAUSES = 20_000
 """At this number of pauses, all counts are halved, so that the rates follow the traffic."""
 
@@ -31,14 +31,14 @@ class _LifeTable:
 
 
 class ReturnRates:
-    """Learns the return rates of classes by the age of the pause.
+    """Learns how often sessions return, by class and age of the pause.
 
     Args:
-        rare: factors for the prior rates of classes that rarely return, by the first element of the class.
+        prior_factors: factors for the prior rates of classes, by the first element of the class; 1 by default.
     """
 
-    def __init__(self, rare: dict[str, float]) -> None:
-        self._rare = rare
+    def __init__(self, prior_factors: dict[str, float]) -> None:
+        self._prior_factors = prior_factors
         self._tables: dict[PauseClass, _LifeTable] = {}
         self._current: dict[PauseClass, list[int]] = {}
         self._rates: dict[PauseClass, list[float]] = {}
@@ -66,7 +66,7 @@ class ReturnRates:
                 self._current.setdefault(pause[:depth], [0] * _NUM_BINS)[_bin(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
-        """Return the index of a pause. Blocks of the pause with the lowest index are evicted first."""
+        """Return the index of a pause of this age in seconds. Blocks of the pause with the lowest index are evicted first."""
         found = self._indexes.get(pause)
         if found is None:
             found = self._indexes[pause] = _indexes(self._return_rates(pause))
@@ -78,7 +78,7 @@ class ReturnRates:
             return found
         # Without measurements, the rate is inversely proportional to the age, which is the order of LRU.
         prior = self._return_rates(pause[:-1]) if pause else [0.5 / width for width in _WIDTHS]
-        scale = self._rare.get(pause[0], 1.0) if len(pause) == 1 else 1.0
+        scale = self._prior_factors.get(pause[0], 1.0) if len(pause) == 1 else 1.0
         table, current = self._tables.get(pause, _LifeTable()), self._current.get(pause, [0] * _NUM_BINS)
         rates = self._rates[pause] = [0.0] * _NUM_BINS
         longer = 0.0

@@ -1,9 +1,9 @@
 """Session-aware eviction: evict the idle block whose session is least likely to return soon.
 
 A request continues a session (a conversation) if it begins with at least half of the session's last prompt and
-response. An idle block is in one of these classes:
+response. The classes of idle blocks are:
 
-- The session waits for a tool or for a person, by the length of its previous pause.
+- Waiting for a tool, or for a person; subdivided by the length of the session's previous pause.
 - Superseded: the session's next request did not contain the block, because a turn was edited or compacted.
 - Left: the client began another session.
 - Shared by several sessions, such as a system prompt.
@@ -35,10 +35,8 @@ _MAX_KEYS_PER_BLOCK = 4
 
 @dataclass(slots=True, eq=False)
 class _TrackedSession(Generic[Key]):
-    """A session; without a `chain`, the superseded blocks of one request."""
-
     pause: PauseClass
-    chain: Sequence[Key] = ()
+    chain: Sequence[Key] = ()  # Empty for the superseded blocks of one request.
     keys: dict[Key, None] = field(default_factory=dict)
     last_use: float = 0.0
     last_pause: float | None = None

@@ -1,1 +1,1 @@
-"""Paged attention. Read `paged_attention` first, then `interface` and `selector`."""
+"""Paged attention: `paged_attention.py` calls the backends of `interface.py`."""

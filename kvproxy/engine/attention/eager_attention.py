@@ -16,7 +16,7 @@ def eager_attention(
     Args:
         query: `[.., kv_heads, group, rows, head_dim]`; `group` query heads share a KV head.
         key, value: `[.., kv_heads, keys, head_dim]`.
-        mask: added to the scores of the last `n` keys, `[.., rows, n]`.
+        mask: added to the scores of the last `n` keys, `[.., rows, n]`; all other keys are visible.
     """
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     weights = (query.flatten(-3, -2) @ key.transpose(-1, -2)).float().mul_(scaling)

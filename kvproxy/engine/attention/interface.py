@@ -1,4 +1,4 @@
-"""The interface of attention backends. Each step calls `prepare` once per layer group, for all layers of the group."""
+"""The interface of attention backends. Each step calls `prepare` once per layer group, and its result in each layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ class ScoreOptions:
     """Options of a layer's attention scores.
 
     Attributes:
+        scaling: factor of the scores; None for `head_dim ** -0.5`.
         softcap: limits scores to ±softcap; None for no limit.
-        sinks: `[heads]`, scores in the softmax's denominator that belong to no key; None without sinks.
+        sinks: scores that belong to no key but count in the softmax, `[heads]`; None for a plain softmax.
     """
 
     scaling: float | None = None
@@ -50,8 +51,9 @@ class PrefillBackend(Protocol):
 class DecodeBackend(Protocol):
     name: str
     supports_capture: bool
-    """Whether CUDA graphs can capture it. The host must not read `table` and `lengths`, and unused columns of `table`
-    must cost no time."""
+    """Whether CUDA graphs can capture it. If true, the host does not read `table` and `lengths`, and unused columns of
+    `table` cost no time.
+    """
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION

@@ -53,7 +53,7 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of one layer for all tokens of a step, `[1, tokens, heads, head_dim]`.
+    """Compute attention of one layer for all tokens of a step; return `[1, tokens, heads, head_dim]`.
 
     Args:
         query: `[1, heads, tokens, head_dim]`.

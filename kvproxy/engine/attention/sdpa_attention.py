@@ -1,4 +1,4 @@
-"""Attention by torch's `scaled_dot_product_attention` (SDPA) over copies of the cached blocks, for every device and dtype."""
+"""Attention by torch's `scaled_dot_product_attention` (SDPA), for every device and dtype. It copies the cached blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 _MAX_CALL_ROWS = 256
 """Maximum query rows per SDPA call in layers with windows or chunks, so that a call skips keys outside the window."""
 _MIN_EAGER_SCORES = 4096
-"""With more scores per call (queries times keys), `eager_attention` is three times as fast in bfloat16 on a CPU."""
+"""From this number of scores (queries times keys) on, `eager_attention` is faster in bfloat16 on a CPU."""
 
 
 class SdpaPrefill:
@@ -56,11 +56,12 @@ class SdpaDecode:
 
 @dataclass(frozen=True, slots=True)
 class _SdpaCall:
-    """One SDPA call: the query rows of consecutive tokens of one sequence.
+    """One SDPA call, for consecutive tokens of one sequence.
 
     Attributes:
-        keys: range of the keys in `blocks`, or else in the step's keys.
-        blocks: ids of the cached blocks with the keys; None if all keys belong to the step.
+        rows: range of the query rows.
+        keys: range of the keys in `blocks`, or in the step's keys if `blocks` is None.
+        blocks: ids of cached blocks.
         mask: added to the scores; None for causal attention.
     """
 
@@ -97,18 +98,14 @@ class _SdpaPrefillOp:
     def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
         output = torch.empty_like(query)
         for call in self.calls:
-            parts = new if call.blocks is None else _gather_blocks(cached, call.blocks)
+            blocks = call.blocks
+            parts = new if blocks is None else [part.index_select(0, blocks).flatten(0, 1) for part in cached]
             key, value = (part[call.keys] for part in parts)
             rows = query[call.rows]
             is_large = self.prefer_eager and len(rows) * len(key) >= _MIN_EAGER_SCORES
             attend = _sdpa if scores.has_plain_softmax and not is_large else eager_causal_attention
             output[call.rows] = attend(rows, key, value, call.mask, scores)
         return output
-
-
-def _gather_blocks(cached: KV, blocks: torch.Tensor) -> KV:
-    keys, values = cached
-    return keys.index_select(0, blocks).flatten(0, 1), values.index_select(0, blocks).flatten(0, 1)
 
 
 def _sdpa(

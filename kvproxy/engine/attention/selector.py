@@ -26,7 +26,7 @@ def select_backends(
     prefill: str = "auto",
     decode: str = "auto",
 ) -> AttentionBackends:
-    """Return the named backends. `auto` selects the fastest backend that supports the model and the device."""
+    """Return the named backends. `auto` selects the fastest one that supports the model and the device."""
     varlen_reason = varlen_prefill.unsupported_reason(device, dtype, head_dim, has_softcap=has_softcap)
     use_varlen = _use_optional_backend("prefill_attention", prefill, device, varlen_reason)
     # Triton's interpreter runs on a CPU, but is thousands of times slower.

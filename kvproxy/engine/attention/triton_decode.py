@@ -10,11 +10,11 @@ from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
-"""Elements of the keys in a tile, by bytes per element. Larger float32 tiles would spill registers."""
+"""Maximum key elements that a program loads at once, by bytes per element. More would spill registers."""
 _DOUBLE_BUFFER_BYTES = 160 << 10
-"""Minimum shared memory of a multiprocessor for double buffering."""
+"""Minimum shared memory of a GPU's multiprocessor for double buffering of keys and values."""
 _DOUBLE_BUFFER_STAGES = 5
-"""With fewer pipeline stages, Triton does not double-buffer keys and values."""
+"""Number of pipeline stages (`num_stages`) with which Triton double-buffers."""
 
 
 class TritonDecode:
@@ -23,7 +23,7 @@ class TritonDecode:
     Args:
         max_splits: maximum number of splits of a sequence's keys, a power of two.
         min_split: minimum number of keys per split, a power of two of at least 128.
-        num_programs: approximate number of programs per launch.
+        num_programs: approximate number of Triton programs per launch.
     """
 
     name = "triton"
@@ -146,7 +146,7 @@ class _TritonDecodeOp:
 
 
 def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
-    """Return the number of keys that a program loads in one step, a divisor of each split's size."""
+    """Return the number of keys that a program loads at once. It divides the size of every split."""
     # The scores of large groups take the registers of half of the keys.
     share = 2 if padded_group > 64 else 1
     return min(128, max(16, _TILE_ELEMENTS[element_size] // padded_dim // share))

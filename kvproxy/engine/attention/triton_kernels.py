@@ -1,7 +1,8 @@
 """Triton kernels for paged decoding: split-KV attention, as in FlashDecoding.
 
 The first kernel computes attention over splits of each sequence's keys, for all query heads of one KV head. The second
-kernel merges the splits by their log-sum-exp. Splits depend only on a sequence's length, so results do not depend on the batch.
+kernel merges the splits by their log-sum-exp. Splits depend only on a sequence's length, so results do not depend on
+the batch.
 
 With `TRITON_INTERPRET=1` before the import, the kernels run on a CPU.
 """

@@ -21,11 +21,11 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Boundaries of the sequences in packed (concatenated) queries and keys.
+    """Boundaries of sequences in concatenated queries and keys.
 
     Attributes:
         query_ends, key_ends: 0, then the end of each sequence, `[sequences + 1]` int32.
-        window: tokens to which a token attends, itself included; None for all.
+        window: number of tokens to which a token attends, itself included; None for all.
     """
 
     query_ends: torch.Tensor
@@ -36,7 +36,7 @@ class PackedLayout:
 
 
 PackedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedLayout, ScoreOptions], torch.Tensor]
-"""Computes causal attention of packed queries, keys, and values. Queries belong to the last tokens of each sequence."""
+"""Computes causal attention of concatenated queries, keys, and values; the queries are the last tokens of each sequence."""
 
 
 class VarlenPrefill:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kvproxy.errors import ModelUnsupported
 
 _MAX_INT8_ROWS = 160
-"""With more input rows, dequantizing the weights first is faster than the int8 kernel."""
+"""For more input rows, dequantizing the weights first is faster than the int8 kernel."""
 
 
 class Int8Linear(torch.nn.Module):

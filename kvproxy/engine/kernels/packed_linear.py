@@ -10,11 +10,11 @@ import torch
 import xxhash
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Attention calls these linear layers in this order with the same input, so they can be merged."""
+"""Attention calls these layers in this order with the same input, so they can be merged into one."""
 
 
 class PackedModule(torch.nn.Module):
-    """Base class of linear layers whose packed weights cannot be read back. `digest` is the hash of the weights."""
+    """Base class of linear layers without readable weights; `digest` is the hash of the weights."""
 
     digest: torch.Tensor
 
@@ -48,7 +48,7 @@ class MergedLinearSlice(PackedModule):
 
 
 class _MergedLinear:
-    """Several linear layers with the same input, computed as one layer."""
+    """Linear layers with the same input, computed as one layer."""
 
     def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]

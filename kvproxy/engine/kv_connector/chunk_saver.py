@@ -20,9 +20,9 @@ _log = logging.getLogger("kvproxy")
 
 
 class ChunkTransfer:
-    """Computes the names of chunks, and copies chunks between the block pool and host buffers.
+    """Copies chunks of `chunk_tokens` tokens between the block pool and host buffers.
 
-    A chunk has `chunk_tokens` tokens, a multiple of the block size. A pool on CUDA requires `buffers`.
+    `chunk_tokens` is a multiple of the block size. `buffers` is required for a pool on CUDA.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ChunkTransfer:
     def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
         """Copy blocks to a new buffer with space for a chunk header.
 
-        Returns the buffer and a function that waits for the end of the copy, which is asynchronous on CUDA.
+        Returns the buffer, and a function that waits for the end of the copy, which is asynchronous on CUDA.
         """
         size = self.chunk_bytes(name)
         buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
@@ -84,7 +84,7 @@ class ChunkSaver:
     def save(self, sequences: Iterable[SequenceState]) -> None:
         """Save the chunks that the last step completed.
 
-        If too many writes are pending, a sequence's next chunks wait for the next step. A gap would make later chunks
+        If too many writes are pending, a sequence's next chunks wait for the next step. Chunks after a gap would be
         useless, because a load ends at the first missing chunk.
         """
         for sequence in sequences:

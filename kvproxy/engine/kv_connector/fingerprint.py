@@ -14,9 +14,9 @@ _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "to
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return a 32-byte digest of everything besides tokens that determines a model's keys and values.
+    """Return a 32-byte digest of everything except tokens that determines a model's keys and values.
 
-    With the setting `batch_invariant`, it also covers everything that may change their last bits.
+    With the setting `batch_invariant`, it also covers what may change their last bits, such as torch's version.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape

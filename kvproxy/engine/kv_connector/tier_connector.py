@@ -1,7 +1,7 @@
 """Loads chunks from the tiers into the block pool.
 
-Threads read chunks from the tiers, and the engine's thread writes them to the pool. Blocks are cached when the load has
-ended, so that no other request uses them earlier. The engine computes the tokens of missing chunks.
+Threads read chunks, and the engine's thread writes them to the pool. Other requests can use the blocks when the load
+has ended. The engine computes the tokens of missing chunks.
 """
 
 import logging
@@ -71,8 +71,8 @@ class TierLoad:
     Attributes:
         start, end: positions of the tokens to load.
         loaded_until: position up to which tokens were written to the pool.
-        deadline: time of the timeout; each chunk extends it.
-        payloads: chunks that were read, but not written to the pool yet.
+        deadline: time of the timeout, which each chunk extends.
+        payloads: chunks that were read, but not yet written to the pool.
     """
 
     sequence: SequenceState
@@ -117,9 +117,9 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the length of the prefix that pool and tiers may contain.
+        """Return the length of the prefix that pool and tiers may contain, an upper bound.
 
-        It is an upper bound: only the first chunk after the prefix in the pool is checked, and no remote tier is called.
+        Only the first chunk after the prefix in the pool is looked up, and in local tiers only.
         """
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():

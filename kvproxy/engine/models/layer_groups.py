@@ -1,4 +1,4 @@
-"""Layer groups: layers with the same sliding window or chunk share block tables, as in vLLM.
+"""Layer groups: layers with the same attention type and window share block tables, as in vLLM.
 
 A block contains the keys and values of one group, with one slot per layer, so all groups have the same size. Each group
 frees the blocks that its attention no longer reads.
@@ -22,7 +22,7 @@ GROUP_KINDS: dict[str, GroupKind] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables. `layers[i]` uses slot `i` of each block. See `GroupSpec` for `window`."""
+    """Layers that share block tables. Layer `layers[i]` uses slot `i` of each block. See `GroupSpec` for `window`."""
 
     index: int = 0
     kind: GroupKind = "full"
@@ -39,9 +39,9 @@ class LayerGroup:
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split the queries at positions `start` to `end` into parts; yield each part's first visible key, start, and end.
+        """Split positions `start` to `end` into parts; yield each part's first visible key, start, and end.
 
-        A part has at most `max_tokens` tokens, all of one attention chunk. With full attention, there is one part.
+        A part has at most `max_tokens` queries, all in one attention chunk. With full attention, there is one part.
         """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
@@ -57,8 +57,8 @@ FULL_ATTENTION = LayerGroup()
 def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     """Divide a model's layers into groups of equal size.
 
-    The size is the layer count of the rarest attention type, or of the most frequent type if that is less than 1.5 times
-    as large. Empty slots then waste less memory than more groups would.
+    The size is the number of layers of the rarest attention type, or of the most frequent type if that is less than 1.5
+    times as large. A few empty slots then waste less memory than more groups.
     """
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
     for layer, kind in enumerate(layer_attention_types(config)):

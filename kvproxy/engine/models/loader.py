@@ -1,4 +1,4 @@
-"""Loads a transformers model, and rejects models whose requests cannot share prefix blocks."""
+"""Loads transformers models. A model is rejected if its requests cannot share prefix blocks."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from kvproxy.optional_packages import install_command
 
 _log = logging.getLogger("kvproxy")
 _MIN_BFLOAT16_WEIGHTS = 100_000_000
-"""A model with fewer weights runs faster in float32 on a CPU."""
+"""On a CPU, a model with fewer weights runs faster in float32."""
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that uses the engine's attention. `shape.layers` is the number of layers in the largest layer group."""
+    """A model that uses the engine's attention. `shape.layers` is the size of the layer groups."""
 
     name: str
     model: Any
@@ -51,7 +51,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
         name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
         device: auto, cpu, cuda, or cuda:N.
         dtype: a torch dtype, or auto: bfloat16 on CUDA, and for large models on CPUs with bfloat16 instructions.
-        quantization: the weights' quantization, `none` or `int8`, which requires a CPU and bfloat16.
+        quantization: `none` or `int8`, which requires a CPU and bfloat16 activations.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_log

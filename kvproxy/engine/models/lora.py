@@ -20,7 +20,7 @@ _UNSUPPORTED = {
     "lora_bias": "it has biases",
 }
 _Matrices = tuple[torch.Tensor, torch.Tensor]
-"""An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, which includes the adapter's scale."""
+"""An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, multiplied by the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LoraAdapter:
 
 
 class LoraManager:
-    """Adds LoRA adapters to a model's layers through forward hooks. Tokens of a step may use different adapters."""
+    """Adds LoRA adapters to a model's layers through forward hooks. Tokens of one step may use different adapters."""
 
     def __init__(self, model: Any, folders: Mapping[str, Path]) -> None:
         self.by_name: dict[str, LoraAdapter] = {}
@@ -47,7 +47,7 @@ class LoraManager:
         for layer, by_id in layers.items():
             model.get_submodule(layer).register_forward_hook(self._make_hook(by_id))
 
-    def set_row_adapters(self, lora_ids: Sequence[int]) -> None:
+    def set_token_adapters(self, lora_ids: Sequence[int]) -> None:
         """Set the adapter of each token of the next step; 0 is the base model."""
         self._slices, start = [], 0
         for lora_id, rows in groupby(lora_ids):

@@ -21,7 +21,7 @@ class SampledToken:
 
 
 class UniformStream:
-    """Uniform random numbers for the tokens of one sequence: token `i` is sampled with number `i`."""
+    """Random numbers for one sequence: output token `i` is sampled with number `i`, uniform from 0 to 1."""
 
     def __init__(self, params: SamplingParams, index: int) -> None:
         self._generator = torch.Generator(device="cpu")
@@ -32,7 +32,6 @@ class UniformStream:
         self._peeked: deque[float] = deque()
 
     def peek(self, count: int) -> list[float]:
-        """Return the next `count` numbers, from 0 to 1, without removing them."""
         while len(self._peeked) < count:
             self._peeked.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
         return list(islice(self._peeked, count))
@@ -52,7 +51,7 @@ def sample(
 
     Args:
         uniforms: a random number from 0 to 1 for each row.
-        allowed: result of `allowed_tokens`; None allows all tokens. Log-probabilities ignore it.
+        allowed: mask by `allowed_tokens`; None allows all tokens. Log-probabilities ignore it.
     """
     plain = logits
     if allowed is not None:

@@ -21,7 +21,7 @@ _COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> torch.Tensor:
-    """Return a boolean mask on the host, `[rows, vocabulary]`, of the tokens that each row's grammar allows next.
+    """Return a boolean mask of the tokens that each row's grammar allows next, `[rows, vocabulary]`, on the host.
 
     A row without a matcher allows all tokens.
     """
@@ -34,7 +34,7 @@ def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> t
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's tokens, and caches them. Thread-safe."""
+    """Compiles grammars for a model's tokenizer, and caches them. Thread-safe."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def create_matcher(self, grammar: Grammar) -> "LLMatcher":
-        """Return a new matcher for an output. The first call for a grammar compiles it, which takes up to a second."""
+        """Return a new matcher for one output. The first call for a grammar compiles it, which takes up to a second."""
         with self._lock:
             return self._compile_cached(grammar).deep_copy()
 

@@ -4,9 +4,9 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 class ChunkedPrefill:
     """Divides prompts into the chunks that steps compute.
 
-    Rounding depends on the number of tokens that are computed together, so a prefix hit may change the last bits of a
-    result. Strict mode (the setting `batch_invariant`) prevents it: every chunk starts at a multiple of `alignment`, and
-    output tokens are computed one at a time.
+    Rounding depends on the number of tokens in a chunk, so a prefix hit may change the last bits of a result. Strict
+    mode (the setting `batch_invariant`) prevents it: every chunk starts at a multiple of `alignment`, and output tokens
+    are computed one at a time.
     """
 
     def __init__(self, block_size: int, max_num_batched_tokens: int, *, strict: bool) -> None:
@@ -16,7 +16,7 @@ class ChunkedPrefill:
         self.max_step_tokens = max(max_num_batched_tokens, chunk) if strict else max_num_batched_tokens
 
     def num_new_tokens(self, sequence: SequenceState, start: int, budget: int) -> int:
-        """Return how many tokens to compute from position `start` on, at most `budget`; strict mode ignores `budget`."""
+        """Return how many tokens to compute from position `start` on, at most `budget`. Strict mode may exceed `budget`."""
         remaining = sequence.cache_request.num_tokens - start
         if not self.is_strict:
             return min(remaining, budget)

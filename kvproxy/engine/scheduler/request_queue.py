@@ -8,7 +8,7 @@ OUTPUT_COST = 2
 
 
 class RequestQueue:
-    """The waiting sequences by priority, then by tenant (fewest computed tokens first), then by arrival time."""
+    """The waiting sequences: by priority, then by tenant (fewest computed tokens first), then by arrival."""
 
     def __init__(self) -> None:
         self._queues: dict[str, list[SequenceState]] = {}
@@ -22,7 +22,7 @@ class RequestQueue:
         return any(sequence in queue for queue in self._queues.values())
 
     def __iter__(self) -> Iterator[SequenceState]:
-        """Iterate in order of admission. The loop may remove sequences that were yielded."""
+        # Copies, because the loop may remove sequences.
         queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
         while queues:
             tenant = min(queues, key=lambda name: self._sort_key(name, queues[name][0]))
@@ -34,7 +34,7 @@ class RequestQueue:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
-        """Count the sequence as unfinished until `unregister`."""
+        """Count a sequence as unfinished until `unregister`."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
             # A tenant gains no credit while it has no unfinished sequence.
@@ -51,7 +51,7 @@ class RequestQueue:
             del self._num_live[tenant]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a registered sequence. A preempted sequence keeps its original arrival time."""
+        """Enqueue a registered sequence. A preempted sequence keeps its arrival time."""
         queue = self._queues.setdefault(sequence.request.tenant, [])
         insort(
             queue,

@@ -7,9 +7,9 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 
 
 class Scheduler:
-    """Fills each step's token budget with running sequences, then with chunks of waiting prompts.
+    """Plans steps: a step's token budget goes to running sequences first, then to chunks of waiting prompts.
 
-    A prompt is looked up in the cache when it is first scheduled, so concurrent requests share their prefix.
+    A prompt is looked up in the cache when it is first scheduled, so it can use blocks of concurrent requests.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Scheduler:
         self.waiting.unregister(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step, allocate its blocks, and count its tokens as computed before the step runs."""
+        """Plan the next step, and allocate its blocks. Its tokens count as computed from now on."""
         output = SchedulerOutput()
         budget = self._max_num_batched_tokens
         for sequence in self._tiers.get_finished() if self._tiers else ():

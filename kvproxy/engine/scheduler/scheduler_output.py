@@ -14,7 +14,6 @@ class TokenSpan:
         start: position of the first token in the sequence.
         block_tables: the sequence's block table in each layer group. Block 0 replaces freed blocks.
         num_draft_tokens: number of speculative tokens at the end of `tokens`.
-
     """
 
     tokens: Sequence[int]

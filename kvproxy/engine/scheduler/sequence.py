@@ -20,7 +20,7 @@ ErrorCallback = Callable[[KvproxyError], None]
 
 
 class NgramProposer:
-    """Proposes as draft tokens what followed the previous occurrence of the last `n` tokens."""
+    """Proposes draft tokens: those that followed the previous occurrence of the last `n` tokens."""
 
     def __init__(self, n: int = 3) -> None:
         self._n = n
@@ -49,7 +49,7 @@ class SequenceState:
     Attributes:
         num_cached_tokens: number of prompt tokens found in the block pool or a tier.
         num_tier_tokens: number of prompt tokens found in a tier.
-        num_saved_chunks: number of leading chunks that need no further save to the tiers.
+        num_saved_chunks: number of leading chunks that are already in the tiers, or are being written.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SequenceState:
         return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0 and self.index == 0
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request. Call it when the prompt was computed."""
+        """Create another sequence of the request. Call it when the prompt has been computed."""
         matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,
@@ -141,7 +141,9 @@ class SequenceState:
         )
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Add the log-probabilities of the prompt tokens from `start + 1` on. `logits` begin at position `start`."""
+        """Add the log-probabilities of the prompt tokens after position `start`. The first row of `logits` is position
+        `start`.
+        """
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]

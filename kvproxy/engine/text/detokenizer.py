@@ -1,4 +1,4 @@
-"""Incremental detokenization. It holds back incomplete characters and possible beginnings of stop strings."""
+"""Incremental detokenization, which holds back incomplete characters and possible beginnings of stop strings."""
 
 from collections.abc import Callable, Sequence
 

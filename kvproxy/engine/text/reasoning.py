@@ -1,4 +1,4 @@
-"""The reasoning of a model: the text before the answer, between two tokens such as `<think>` and `</think>`."""
+"""A model's reasoning: the text before the answer, between two tokens such as `<think>` and `</think>`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,8 @@ class ReasoningFormat:
     begin_id: int
     end_id: int
 
-    def is_open_after(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt ends with the beginning of the reasoning, so that the output continues it."""
+    def begins_in(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt ends inside the reasoning, for example with `<think>`, so that the output continues it."""
         last = [token for token in prompt[-_MAX_OPENING_TOKENS:] if token in (self.begin_id, self.end_id)]
         return bool(last) and last[-1] == self.begin_id
 
@@ -27,8 +27,7 @@ class ReasoningFormat:
 def find_reasoning_format(visible_tokens: Mapping[str, int]) -> ReasoningFormat | None:
     """Return the format of a model's reasoning; None for a model without reasoning.
 
-    Args:
-        visible_tokens: ids of the tokens that the model's tokenizer adds and does not remove from the output's text.
+    `visible_tokens` are ids of the tokenizer's added tokens that remain in an output's text.
     """
     for begin, end in _PAIRS:
         if begin in visible_tokens and end in visible_tokens:
@@ -55,9 +54,9 @@ class ReasoningParser:
     _states: dict[int, _ParserState] = field(default_factory=dict)
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta with its reasoning in a field of its own.
+        """Move the reasoning of a delta from `text` to `reasoning`.
 
-        If the text ends with a part of the token `begin` or `end`, the next delta contains this part.
+        If the text ends with a part of the begin or end token, the part is held back for the next delta.
         """
         first = _ParserState("reasoning" if self.begins_in_prompt else "begin")
         state = self._states.setdefault(delta.index, first)

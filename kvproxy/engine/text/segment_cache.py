@@ -1,12 +1,12 @@
-"""A cache of token ids for segments of chats: only the new segments of a continued chat are tokenized.
+"""Caches token ids of chat segments: only the new segments of a continued chat are tokenized.
 
-A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. A text search
-must find the same tokens, so segments begin only at added tokens with these properties:
+A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. A text
+search must find the same tokens, so segments begin only at added tokens with these properties:
 
 - The token's `normalized`, `single_word`, and `lstrip` are false.
 - No other added token contains the token, or ends with its beginning.
 
-Some tokenizers prepend a blank to a text (Metaspace). It changes only a segment that begins without an added token.
+Some tokenizers prepend a blank to a text (Metaspace), but only if the text does not begin with an added token.
 """
 
 import re
@@ -65,7 +65,7 @@ class SegmentCache:
                 self._bytes -= _entry_bytes(*self._ids.popitem(last=False))
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
-        """Make `encode` return the generated tokens of an output, because it may split their text into other tokens.
+        """Make `encode` return an output's generated tokens, because it may split their text into other tokens.
 
         Args:
             output: generated tokens without the end token.

@@ -10,10 +10,10 @@ from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_forma
 from kvproxy.errors import InvalidRequest
 
 _MAX_TOKEN_CHARACTERS = 512
-"""Maximum characters of a token in any vocabulary, which gives a text's minimum number of tokens."""
+"""No token of any vocabulary has more characters. A text of `n` characters has at least `n / 512` tokens."""
 
 CheckLength = Callable[[int], None]
-"""Raises an error if a prompt of at least this number of tokens is too long."""
+"""Receives the minimum number of tokens of a prompt, and raises an error if it is too large."""
 
 
 def accept_any_length(min_tokens: int) -> None: ...
@@ -31,7 +31,7 @@ class ChatTokenizer:
         self._segments = SegmentCache(tokenizer, partial(self._token_ids, add_special_tokens=False))
 
     def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
-        """Return the token ids of a prompt, without the chat template. Errors name the request field `param`."""
+        """Return the token ids of a prompt, without the chat template. `param` is the request field to name in errors."""
         self._check_text(text, param, check)
         return self._token_ids(text)
 
@@ -44,8 +44,8 @@ class ChatTokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the assistant's next turn.
 
-        `scope` is an argument of `SegmentCache.encode`. Raises InvalidRequest if the chat template is missing or rejects
-        the messages.
+        `scope` is an argument of `SegmentCache.encode`. Raises InvalidRequest if the chat template is missing or
+        rejects the messages.
         """
         text = self._render(messages, tools)
         # The template may drop text, so check it after rendering.

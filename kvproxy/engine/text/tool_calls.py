@@ -1,4 +1,4 @@
-"""Tool calls in the format of a model's chat template. Rendering two made-up calls with the template shows the format.
+"""Tool calls in the format of a model's chat template, which is learned from two rendered calls.
 
 An output is a tool call if it begins with the same character as the rendered calls. A grammar ensures that a call is
 complete, names a known tool, and has arguments that match the tool's schema.
@@ -22,7 +22,7 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 class ToolCallFormat:
     """The texts around tool calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
-    `special_tokens` maps special tokens to their ids. An output's text does not contain them.
+    `special_tokens` maps special tokens, which an output's text does not contain, to their ids.
     """
 
     begin: str
@@ -32,7 +32,7 @@ class ToolCallFormat:
     special_tokens: Mapping[str, int]
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for tool calls: several if `parallel`, and also text without a call unless `required`."""
+        """Return a grammar for tool calls, and for text without a call unless `required`; `parallel` allows several calls."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._as_lark(self.between)} call)*" if parallel else ""
         rules = [
@@ -70,10 +70,10 @@ class ToolCallFormat:
 
 
 def learn_tool_call_format(render: Render, special_tokens: Mapping[str, int]) -> ToolCallFormat | None:
-    """Learn the format of the chat template that `render` applies; None if it has no supported format."""
+    """Learn the format of the chat template that `render` applies; None if the format is not supported."""
     for written in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         try:
-            form = _learn(render, special_tokens, written)
+            form = _learn_with_arguments(render, special_tokens, written)
         except Exception:
             # Templates raise arbitrary errors for unsupported messages.
             continue
@@ -82,9 +82,9 @@ def learn_tool_call_format(render: Render, special_tokens: Mapping[str, int]) ->
     return None
 
 
-def _learn(render: Render, special_tokens: Mapping[str, int], arguments: Any) -> ToolCallFormat | None:
+def _learn_with_arguments(render: Render, special_tokens: Mapping[str, int], arguments: Any) -> ToolCallFormat | None:
     user = {"role": "user", "content": "?"}
-    tools = [_made_up_tool(name) for name in _NAMES]
+    tools = [_sample_tool(name) for name in _NAMES]
     calls = [
         {"id": f"call{place:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for place, name in enumerate(_NAMES)
@@ -115,7 +115,7 @@ def _learn(render: Render, special_tokens: Mapping[str, int], arguments: Any) ->
     return form if form.opening_text and not form.opening_text[0].isspace() and form.visible_text(middle) else None
 
 
-def _made_up_tool(name: str) -> dict[str, Any]:
+def _sample_tool(name: str) -> dict[str, Any]:
     properties = {argument: {"type": "integer", "description": "made up"} for argument in _ARGUMENTS}
     parameters = {"type": "object", "properties": properties, "required": list(_ARGUMENTS)}
     return {"type": "function", "function": {"name": name, "description": "made up", "parameters": parameters}}
@@ -147,7 +147,7 @@ class ToolCallParser:
         self._in_call: dict[int, bool] = {}
 
     def parse(self, delta: Delta) -> Delta:
-        """Return the delta for the client, with complete tool calls in `calls` instead of their text."""
+        """Move complete tool calls from the delta's text to `calls`. The text of incomplete calls is held back."""
         form, index = self._form, delta.index
         if index not in self._in_call and delta.text:
             self._in_call[index] = delta.text[0] == form.opening_text[0]

@@ -1,7 +1,7 @@
 """Captured steps: on CUDA, one graph launch replays a whole forward pass.
 
 Each row of a captured step is one token. Rows may belong to the same sequence, because each layer writes all keys and
-values before it reads any. Rows that read and write only block 0 pad a step to the next capture size.
+values before it reads any. A step is padded to the next capture size with rows that read and write only block 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
 StepCapture = Callable[[Step], Step]
-"""Captures a step, and returns a function that replays it. A replay may overwrite the result of the previous replay."""
+"""Captures a step, and returns a function that replays it. A replay may overwrite the result of any other replay."""
 
 
 def no_capture(step: Step) -> Step:
@@ -34,7 +34,7 @@ class CannotCapture(Exception):
 
 
 class CudaCapture:
-    """A `StepCapture` by CUDA graphs that share one memory pool. Capture the largest step first.
+    """A `StepCapture` by CUDA graphs with a common memory pool. Capture the largest step first.
 
     `device` must be the current CUDA device during capture.
     """
@@ -75,7 +75,7 @@ def _forbid_synchronization() -> Iterator[None]:
 
 
 def capture_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return the numbers of rows to which steps are padded, as in vLLM."""
+    """Return the numbers of rows for which steps are captured, as in vLLM."""
     sizes = (1, 2, 4, 8, *range(16, 128, 16), *range(128, max_rows, 64))
     return (*(size for size in sizes if size < max_rows), max_rows)
 
@@ -86,7 +86,7 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """A captured step for each capture size. `forward` returns a batch's logits, `[rows, vocabulary]`."""
+    """A captured step for each capture size. `forward` returns the logits of a batch, `[rows, vocabulary]`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class CapturedSteps:
         return 0 < len(spans) <= self._sizes[-1]
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
-        """Compute the logits of spans of one token each. The next call may overwrite them."""
+        """Return the logits of spans of one token each. The next call may overwrite them."""
         size = next(size for size in self._sizes if size >= len(spans))
         self._copy_inputs(spans, size)
         return self._steps[size]()[: len(spans)]

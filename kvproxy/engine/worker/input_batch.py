@@ -17,7 +17,7 @@ class AttentionMetadata:
     """Attention inputs of one layer group.
 
     Attributes:
-        slot_mapping: slot of each token in the pool, block * block_size + offset, `[tokens]`.
+        slot_mapping: slot of each token in the pool, `block * block_size + offset`, `[tokens]`.
         prefill, decode: attention of the prefill and of the decode tokens; None if the step has no such tokens.
     """
 
@@ -28,7 +28,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """The tokens of a step in one row: prefill tokens, then from `decode_start` on one token per decoding sequence.
+    """The tokens of a step: prefill tokens, then from `decode_start` on one token per decoding sequence.
 
     `tokens` and `positions` are `[1, tokens]`. `metadata` has one item per layer group.
     """

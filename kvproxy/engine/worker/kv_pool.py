@@ -25,7 +25,7 @@ class KVShape:
 class KVPool:
     """Keys and values of all blocks, `[layers, 2, blocks, block_size, kv_heads, head_dim]`.
 
-    A block belongs to one layer group. The memory is zeroed: padding reads block 0, and 0 * NaN would be NaN.
+    The memory is zeroed: padding reads block 0, and 0 * NaN would be NaN.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write `content` (see `read_blocks`), without its first `first` blocks, to `blocks`."""
+        """Write the blocks of `content` (see `read_blocks`), from its block `first` on, to `blocks`."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":

@@ -33,7 +33,7 @@ class CudaMemoryMeter:
 
 
 def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> int:
-    """Return the setting `num_blocks`, or the number of blocks that the setting `kv_memory` allows."""
+    """Return the setting `num_blocks`; if it is not set, the number of blocks that fits into the setting `kv_memory`."""
     block_bytes = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     if loaded.device.type == "cpu":
         _check_host_memory(block_bytes, settings)
@@ -73,10 +73,10 @@ def _available_bytes(loaded: LoadedModel, backends: AttentionBackends, settings:
     step_bytes = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
     # Return torch's cached memory to the device, so that it counts as free.
     torch.cuda.empty_cache()
-    return pool_bytes(torch.cuda.mem_get_info(device)[0], share, step_bytes)
+    return max_pool_bytes(torch.cuda.mem_get_info(device)[0], share, step_bytes)
 
 
-def pool_bytes(free: int, share: float, step_bytes: int) -> float:
+def max_pool_bytes(free: int, share: float, step_bytes: int) -> float:
     return min(share * free, free - _STEP_MARGIN * step_bytes - _RESERVED_BYTES)
 
 

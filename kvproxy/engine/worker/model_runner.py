@@ -18,7 +18,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 _log = logging.getLogger("kvproxy")
 _MAX_CAPTURED_SPAN = 16
-"""Steps with a longer span run eagerly, because each row of a captured step reads all keys of its sequence."""
+"""A step with a longer span runs eagerly, because each row of a captured step reads all keys of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ModelRunner:
             end += len(span.tokens)
             rows += range(end - count, end)
         if self._adapters is not None:
-            self._adapters.set_row_adapters([span.lora_id for span in prefills + decodes for _ in span.tokens])
+            self._adapters.set_token_adapters([span.lora_id for span in prefills + decodes for _ in span.tokens])
         with self._device_context():
             batch = build_input_batch(self.pool, self._groups, prefills, decodes, self.backends)
             # The model requires at least one row of logits.

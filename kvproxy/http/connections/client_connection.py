@@ -186,7 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
-        super()._start_asgi_task(cycle, partial(_close_after_incomplete, app, cycle, self._lingering))
+        super()._start_asgi_task(cycle, partial(_fix_framing, app, cycle, self._lingering))
 
     def _headers_too_large(self) -> HeadersTooLarge:
         most = self._limits.header_bytes
@@ -272,7 +272,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return held[0]
 
 
-async def _close_after_incomplete(
+async def _fix_framing(
     app: ASGIApp,
     cycle: RequestResponseCycle,
     transport: _LingeringTransport,

@@ -51,8 +51,8 @@ async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | No
 class RelayResponse(Response):
     """Streams a body to the client.
 
-    If the upstream's response breaks off, so does the client's. Any other error is sent as the last event of an event
-    stream; without a stream, it also breaks off the response.
+    If the upstream's response breaks off, so does the client's. Any other error is sent as the last event of a stream;
+    a response without events breaks off.
 
     Args:
         close: called once, also after an error.

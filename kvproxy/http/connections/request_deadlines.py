@@ -29,7 +29,7 @@ class Deadlines:
 
     @contextmanager
     def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future that receives `error` at `time` of the event loop's clock, or the error of `end_all`."""
+        """Yield a future whose result is set at `time` of the event loop: `error`, or earlier the error of `end_all`."""
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[KvproxyError] = loop.create_future()
         if self._final_error is not None:

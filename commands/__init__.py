@@ -1,4 +1,4 @@
-"""The command line, with one module per command. Heavy modules are imported in functions, so that `--help` is fast."""
+"""The command line, with one module per command. Functions import heavy modules, so that `--help` is fast."""
 
 import os
 import sys

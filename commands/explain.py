@@ -54,7 +54,7 @@ def explain(
     if request is not None:
         miss = proxy.open().explain(request, local_time)
         return Output(miss.document, lambda: _print_miss(miss))
-    client = ProxyClient(proxy.url, proxy.token)
+    client = proxy.client()
     body = read_body(prompt, system, file)
     from kvproxy.offline.api_detection import detect_api
 

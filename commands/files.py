@@ -33,7 +33,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def input_path(file: Path) -> Path:
-    """Return the path to open: for `-` the path of stdin, which can be read only once."""
+    """Return the path to open. For `-` it is the path of stdin, which can be read only once."""
     return Path("/dev/stdin") if str(file) == "-" else file
 
 
@@ -72,11 +72,10 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Check before long work that a file can be written.
+    """Check, before long work, that a file can be written. Do nothing for None.
 
     Args:
-        file: None is not checked.
-        suffixes: allowed suffixes; empty allows all.
+        suffixes: allowed suffixes; without any, all are allowed.
 
     Raises:
         InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.

@@ -12,12 +12,11 @@ _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
 def format_age(created: float) -> str:
-    """Format the time that has passed since `created`, a time in seconds since the epoch."""
     return format_seconds(round(time.time() - created))
 
 
 def local_time(seconds: float) -> str:
-    """Format seconds since the epoch in local time, in a pipe as ISO 8601. A time outside the calendar stays a number."""
+    """Format seconds since the epoch as local time; in a pipe, as ISO 8601. A time outside the calendar stays a number."""
     try:
         time = datetime.fromtimestamp(seconds).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -27,7 +26,7 @@ def local_time(seconds: float) -> str:
 
 
 def table_time(seconds: float) -> str:
-    """Format seconds since the epoch like `local_time`, but with few characters at a terminal."""
+    """Format seconds since the epoch like `local_time`, but shorter at a terminal."""
     text, today = local_time(seconds), local_time(time.time())
     day, _, time_of_day = text.partition(" ")
     if not time_of_day:
@@ -54,7 +53,7 @@ def escape_controls(text: str) -> str:
 
 
 def one_line(value: object) -> str:
-    """Format a value on one line: integers with thousands separators, None and the empty text as `-`."""
+    """Format a value on one line: an integer with thousands separators; None and the empty text as `-`."""
     if value is None or value == "":
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):

@@ -117,11 +117,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalOptions:
-    url: Url = DEFAULT_URL
-    token: Token = None
-    data: Data = None
-
+class JournalOptions(ProxyOptions):
     def open(self) -> "JournalClient":
         from kvproxy.proxy_client.journal import open_journal
 

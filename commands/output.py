@@ -74,7 +74,6 @@ def print_hidden_rows(shown: int, total: int, noun: str) -> None:
 
 
 def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
-    """Draw charts if stdout is a terminal, or if `always` is set."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -88,7 +87,7 @@ def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar on stderr at a terminal; yield a function that receives the completed share, 0 to 1."""
+    """Show a bar on stderr at a terminal. Yield a function that sets the completed share, from 0 to 1."""
     from rich.console import Console
     from rich.progress import Progress
 

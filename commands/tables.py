@@ -24,7 +24,7 @@ class Column:
 
     Attributes:
         is_number: align values to the right.
-        digits: number of characters shown at a terminal; None shows all.
+        digits: maximum number of characters at a terminal; None for all.
         is_text: truncate values in a narrow terminal.
         is_optional: omit the column in a narrow terminal.
     """
@@ -52,7 +52,8 @@ _FITTED = Layout()
 Row: TypeAlias = Mapping[Column | str, object]
 """Values by column; None prints as `-`.
 
-A string is the name of a column without truncation. A trailing `#` marks a column of numbers, and `?` an optional column.
+A string is the name of a column that is not truncated. It may end in `#` for a column of numbers, and then in `?` for an
+optional column.
 """
 
 
@@ -71,13 +72,9 @@ def print_table(
     empty: str = "nothing to list",
     layout: Layout = _FITTED,
 ) -> None:
-    """Print rows under their column names.
+    """Print rows under their column names. Without rows, print the message `empty` on stderr.
 
-    Args:
-        empty: message on stderr if there are no rows.
-
-    Raises:
-        InvalidRequest: a selected column does not exist.
+    Raises InvalidRequest if a selected column does not exist.
     """
     from rich.console import Console
 
@@ -96,7 +93,7 @@ def print_table(
     if hidden:
         shown = [index for index, column in enumerate(chosen) if column not in hidden]
         chosen, cells = [chosen[index] for index in shown], [[row[index] for index in shown] for row in cells]
-    table, width = _build(chosen, cells, console.width)
+    table, width = _fit_table(chosen, cells, console.width)
     # Let the terminal wrap a wider table: a truncated URL is useless.
     console.width = max(console.width, width)
     console.print(table)
@@ -121,7 +118,7 @@ def table_output(
 
 
 def build_table(rows: Iterable[Row], width: int) -> "Table":
-    return _build(*_parse_rows(rows), width)[0]
+    return _fit_table(*_parse_rows(rows), width)[0]
 
 
 def _parse_rows(rows: Iterable[Row]) -> tuple[list[Column], list[list[str]]]:
@@ -169,7 +166,7 @@ def _columns_to_hide(columns: list[Column], cells: list[list[str]], width: int) 
     return hidden
 
 
-def _build(columns: list[Column], cells: list[list[str]], width: int) -> "tuple[Table, int]":
+def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> "tuple[Table, int]":
     from rich.table import Table
     from rich.text import Text
 

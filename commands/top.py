@@ -96,7 +96,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Return a page with the requests by layer and both caches. `figures` is a result of `proxy_statistics.rates`."""
+    """Return a page with the requests by layer and both caches. `figures` is a result of `rates_between`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -118,7 +118,7 @@ def live_page(
     """Return `summary_page` with a table of upstreams and a table of the last requests.
 
     Args:
-        figures: result of `proxy_statistics.rates`.
+        figures: result of `rates_between`.
         upstreams: rows of `/admin/upstreams`.
         requests: rows of `/admin/log`, newest first.
         width: width of the terminal in characters.

@@ -101,7 +101,7 @@ def warm(
         name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
         report.pinned = pin_all(target, requests, "stdin" if name == "-" else name, report)
-    if report.has_cache and not prefix_only and not report.cached and not code:
+    if report.has_cache and not prefix_only and not report.num_cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
     if cache and found.skipped:
@@ -116,7 +116,7 @@ def warm(
             f" {_line_numbers(found.plain_lines)}: put prompts into another file"
         )
     document = report.document()
-    if report.has_cache and report.cached:
+    if report.has_cache and report.num_cached:
         document["required"] = _required_for_hits(target, requests, api_key, headers)
 
     def show() -> None:

@@ -27,7 +27,7 @@ DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give 
 
 
 def load_tokenizer(name: str | None) -> "LocalTokenizer":
-    """Load the tokenizer of a model, given its id or folder; None loads the demo model's tokenizer."""
+    """Load the tokenizer of a model, given its id or folder. Without a name, load the demo model's tokenizer."""
     from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     return LocalTokenizer(name or "demo")

@@ -23,7 +23,7 @@ _SHOWN_CHANGES = 5
 
 
 def read_session_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
-    """Read the sessions in transcripts, or in a log if `sessions` is set. Return None for any other log.
+    """Read the sessions of transcripts, or of a log if `sessions` is set. Return None for another log.
 
     Raises a KvproxyError if a file cannot be read, or has no requests.
     """

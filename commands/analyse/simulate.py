@@ -85,13 +85,13 @@ def simulate(
     check_writable(report, (".html", ".md"))
     if engine.prefill_rate <= 0:
         raise typer.BadParameter("--prefill-rate must be above 0")
-    chosen = _policies(policies)
+    chosen = _parse_policies(policies)
     workload = read_workload(trace, block_size, users)
     for note in workload.notes:
         print_note(note)
     if fleet.engines is not None or fleet.ttft is not None:
         return _compare_routing(trace, workload, fleet, blocks, engine.prefill_rate)
-    speed, tiers = _speed(engine, workload), _tiers(engine)
+    speed, tiers = _engine_speed(engine, workload), _parse_tiers(engine)
     if speed is None and (memory is not None or tiers):
         raise typer.BadParameter(f"--{'tier' if tiers else 'memory'} requires --model or --bytes-per-token")
     sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload) or default_sizes(workload.chains)
@@ -110,7 +110,7 @@ def simulate(
     return Output(_document(plan), show)
 
 
-def _policies(text: str) -> list[str]:
+def _parse_policies(text: str) -> list[str]:
     from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
 
     chosen = [name.strip() for name in text.split(",")]
@@ -120,7 +120,7 @@ def _policies(text: str) -> list[str]:
     return chosen
 
 
-def _speed(engine: SimulatedEngineOptions, workload: "Workload") -> "EngineSpeed | None":
+def _engine_speed(engine: SimulatedEngineOptions, workload: "Workload") -> "EngineSpeed | None":
     from kvproxy.offline.simulate.pool_cost import EngineSpeed, kv_size
 
     token_bytes: float | None = engine.bytes_per_token
@@ -130,7 +130,7 @@ def _speed(engine: SimulatedEngineOptions, workload: "Workload") -> "EngineSpeed
     return None if token_bytes is None else EngineSpeed(engine.prefill_rate, token_bytes, engine.hour_price)
 
 
-def _tiers(engine: SimulatedEngineOptions) -> "list[Tier]":
+def _parse_tiers(engine: SimulatedEngineOptions) -> "list[Tier]":
     from kvproxy.offline.simulate.pool_cost import parse_tier
 
     try:

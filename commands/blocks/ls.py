@@ -105,7 +105,7 @@ def _print_stats(found: dict[str, Any]) -> None:
 def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:
     blocks = found[: limit or None]
     is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
-    output = table_output(blocks, map(_mirrored_row if is_mirrored else _row, blocks), empty=empty, layout=layout)
+    output = table_output(blocks, map(_mirrored_row if is_mirrored else _block_row, blocks), empty=empty, layout=layout)
     return _with_hidden_rows_note(output, found, "blocks")
 
 
@@ -117,7 +117,7 @@ def _with_hidden_rows_note(output: Output, found: Sequence[object], noun: str) -
     return Output(output.document, show)
 
 
-def _row(block: dict[str, Any]) -> Row:
+def _block_row(block: dict[str, Any]) -> Row:
     return {
         "Block#": str(block["id"]),
         "State": block["state"],

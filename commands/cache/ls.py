@@ -109,9 +109,9 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
 
 
 def print_entries(entries: Sequence[dict[str, Any]], empty: str, layout: Layout = Layout()) -> None:
-    """Print stored responses as a table, or the sentence `empty` if there are none.
+    """Print stored responses as a table; without any, print the sentence `empty`.
 
-    The table has a column of tenants or pins only if the responses differ in it.
+    The table has a column of tenants or of pins only if the responses differ in it.
     """
     has_tenants = any(entry["tenant"] != "public" for entry in entries)
     has_pins = any(entry["pinned"] for entry in entries)

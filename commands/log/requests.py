@@ -177,7 +177,6 @@ def _row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: Layout 
 
 
 def _record_fields(record: "Record") -> Row:
-    """Return the fields that are not columns of the table under the same name."""
     found: dict[Column | str, object] = {}
     for name, value in asdict(record).items():
         if name not in ("time", "layer", "reason", "model", "tenant"):

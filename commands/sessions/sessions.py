@@ -36,7 +36,7 @@ def sessions(
     Example: kvproxy sessions --since 2h --json
     """
     found = source.open().sessions(limit, since, turns)
-    return table_output([asdict(each) for each in found], map(_row, found), empty=EMPTY, layout=layout)
+    return table_output([asdict(each) for each in found], map(_session_row, found), empty=EMPTY, layout=layout)
 
 
 @command
@@ -76,7 +76,7 @@ def show(
     return Output([asdict(row) for row in rows], show)
 
 
-def _row(session: "Session") -> Row:
+def _session_row(session: "Session") -> Row:
     from kvproxy.journal.sessions.ledger import main_cause
 
     return {

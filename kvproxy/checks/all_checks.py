@@ -1,4 +1,4 @@
-"""All checks of `kvproxy doctor`. A check returns a text for the user, or raises an error that names the fix."""
+"""The checks of `kvproxy doctor`. A check returns a text for the user, or raises an error that names the fix."""
 
 import sys
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
 
 
 def check_files(settings: Settings) -> None:
-    """Check the data folder and the encryption keys. Raises SettingsError with a line for each problem."""
+    """Check the data folder and the encryption keys. The raised SettingsError has a line for each problem."""
     folder, problems = settings.data, []
     if not folder.is_dir():
         problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def store_exists(settings: Settings) -> bool:
-    """Whether the configured store exists; always True for a database server."""
+    """Return whether the configured store exists; always True for a database server."""
     from kvproxy.index.store.open_store import is_url
 
     return is_url(settings.store_location) or settings.store_path.is_file()
@@ -19,7 +19,7 @@ def store_exists(settings: Settings) -> bool:
 
 @contextmanager
 def open_configured_store(settings: Settings) -> "Iterator[Store]":
-    """Open the configured store directly, without a proxy. Raises KvproxyError if it is damaged or unreachable."""
+    """Open the store without a proxy. Raises KvproxyError if it is damaged or unreachable."""
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store
 

@@ -10,7 +10,7 @@ _NUM_HEADER_BYTES = 64  # Enough of a chunk to detect encryption.
 
 
 def check_encryption(settings: Settings) -> str:
-    """Check that the key file is private and that all stored texts are encrypted. Raises KvproxyError."""
+    """Check that the key file is private, and that all stored texts are encrypted. Raises KvproxyError."""
     cipher = load_cipher(settings.encryption)
     if cipher is None:
         return "off: texts are stored unencrypted, in files that only their owner can read"
@@ -42,7 +42,7 @@ def _count_unencrypted_chunks(folder: Path | None) -> int:
 
 
 def check_weights(embedder: str) -> str:
-    """Check the weights of the package and its extras against their released digests. Raises KvproxyError."""
+    """Check the embedder's and the verifier's installed weights against their released digests. Raises KvproxyError."""
     from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.e5.weights import installed_file

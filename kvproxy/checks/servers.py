@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _PROXY_SECONDS = 3.0
 ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
-"""Header with the admin token; `Authorization` may contain a client's key."""
+"""Header with the admin token, because `Authorization` may have a client's key."""
 
 
 class CheckWarning(Exception):
@@ -19,7 +19,7 @@ class CheckWarning(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCheck:
-    """What `check_upstream` found out about a reachable upstream.
+    """Facts about a reachable upstream.
 
     Attributes:
         models: names of the served models; empty if the upstream does not list them.
@@ -55,7 +55,7 @@ def check_proxy(url: str, token: str | None) -> str:
     """Check the proxy at a URL, if one is running.
 
     Args:
-        token: admin token, without which a proxy on another machine does not report why it is not ready.
+        token: admin token; without it, a proxy on another machine does not report why it is not ready.
 
     Raises:
         KvproxyError: the server is not kvproxy, is not ready, or reports a problem with an upstream.

@@ -32,7 +32,6 @@ class _BlockPosition:
     """A content block that accepts a breakpoint.
 
     Attributes:
-        section: `tools`, `system`, or `messages`.
         item: index of the tool, system block, or message.
         part: index of the block in its message; 0 for tools and system blocks.
         end: length in bytes of the prompt up to the end of the block.

@@ -49,30 +49,30 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
         conversations: semantic hits may also reword earlier user turns; see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
-    whole: JsonObject = {
+    parts: JsonObject = {
         "endpoint": api.name,
         "tenant": PUBLIC_TENANT if shared else request.tenant,
         "backend": backend,
         "body": body,
     }
     if request.control.namespace:
-        whole["namespace"] = request.control.namespace
+        parts["namespace"] = request.control.namespace
     if request.query:
-        whole["query"] = request.query
+        parts["query"] = request.query
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
     if request.control.rule is not NO_RULE:
-        _add_rule_fields(whole, versions, request)
+        _add_rule_fields(parts, versions, request)
     if versions:
-        whole["headers"] = versions
-    exact = _digest(whole)
+        parts["headers"] = versions
+    exact = _digest(parts)
     question = api.question(body)
     if question is None:
-        return CacheKey(exact, exact, None, api.display_text(body), whole)
+        return CacheKey(exact, exact, None, api.display_text(body), parts)
     similar = question.allows_semantic and _is_comparable(question.text)
     splits = similar and conversations and question.earlier_texts
     rest, earlier = _split_earlier_turns(question) if splits else (question.rest, [])
-    space = _digest({**whole, "body": rest})
-    return CacheKey(exact, space, join_turns([*earlier, question.text]) if similar else None, question.text, whole)
+    space = _digest({**parts, "body": rest})
+    return CacheKey(exact, space, join_turns([*earlier, question.text]) if similar else None, question.text, parts)
 
 
 def _is_comparable(text: str) -> bool:
@@ -111,10 +111,11 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
     return number_call_ids(body)
 
 
-def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
+def _add_rule_fields(parts: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
     rule = request.control.rule
     for name in rule.key_headers:
         if name in request.headers:
+            # A header may be secret.
             headers[name] = _digest({name: request.headers[name]})[:16]
     fields: JsonObject = {}
     for path in rule.key_fields:
@@ -124,7 +125,7 @@ def _add_rule_fields(whole: JsonObject, headers: JsonObject, request: ApiRequest
         if value is not None:
             fields[path] = value
     if fields:
-        whole["fields"] = fields
+        parts["fields"] = fields
 
 
 def _without_paths(body: JsonMap, paths: Sequence[str]) -> JsonMap:

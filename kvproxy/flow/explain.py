@@ -61,7 +61,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     # An expired response may be served during its revalidation.
     kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
     freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
-    alike = [] if kept is not None else await _find_same_prompts(answerer, request, key)
+    same_prompts = [] if kept is not None else await _find_same_prompts(answerer, request, key)
     semantic = await _explain_semantic(answerer, request, key)
     prefix = await prefix_cache.explain(request)
     layer = "none"
@@ -75,8 +75,8 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         "layer": layer,
         "api": request.api.name,
         "tenant": request.tenant,
-        "other_tenants": await _is_stored_for_other_tenant(answerer, request, alike),
-        "closest": await asyncio.to_thread(_closest_entry, request, key, alike),
+        "other_tenants": await _is_stored_for_other_tenant(answerer, request, same_prompts),
+        "closest": await asyncio.to_thread(_closest_entry, request, key, same_prompts),
         "key": key.exact,
         "namespace": key.namespace,
         "exact": {"hit": freshness in FRESH, "id": None if kept is None else kept.id, "freshness": freshness},
@@ -92,9 +92,9 @@ async def _find_same_prompts(answerer: Answerer, request: ApiRequest, key: Cache
     return [entry for entry in found if entry.endpoint == request.api.name]
 
 
-def _closest_entry(request: ApiRequest, key: CacheKey, alike: Sequence[Entry]) -> dict[str, object] | None:
+def _closest_entry(request: ApiRequest, key: CacheKey, same_prompts: Sequence[Entry]) -> dict[str, object] | None:
     own, best = dict(region_items(key.parts)), None
-    for entry in alike:
+    for entry in same_prompts:
         stored = _regions_of_entry(entry) if entry.tenant == request.tenant else None
         if stored is None:
             continue
@@ -127,8 +127,8 @@ def _differences(own: Mapping[str, Json], stored: Mapping[str, Json]) -> list[di
     return changes + last[::-1]
 
 
-async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, alike: Sequence[Entry]) -> bool:
-    for entry in alike:
+async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, same_prompts: Sequence[Entry]) -> bool:
+    for entry in same_prompts:
         if entry.tenant != request.tenant:
             theirs = await answerer.compute_key(replace(request, tenant=entry.tenant))
             if theirs.exact == entry.key:

@@ -25,7 +25,7 @@ def record_failure(exchange: Exchange, error: BaseException) -> None:
 
 
 def finish(reports: Sequence[Callable[[Exchange], None]], exchange: Exchange) -> None:
-    """Pass the exchange to every function of `reports`, even if an earlier function raises an exception."""
+    """Pass the exchange to each function of `reports`, even if an earlier one raises an exception."""
     # A stored response can be large, and the journal keeps the exchange for up to a second.
     exchange.stale_entry = None
     if not exchange.ended and exchange.layer not in ("exact", "semantic"):

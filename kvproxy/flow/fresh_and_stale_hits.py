@@ -34,7 +34,7 @@ class CacheLookup:
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
         """Serve the fresh response to an equal request. If it has expired, set the exchange's `stale_entry` instead."""
-        with _failures_logged(exchange):
+        with _logging_failures(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()
             if entry is None:
@@ -76,7 +76,7 @@ class CacheLookup:
         return await self.find_semantic(exchange, failed=True)
 
     async def _stale_hit(self, exchange: Exchange, entry: Entry, stale: Stale) -> Answer | None:
-        with _failures_logged(exchange):
+        with _logging_failures(exchange):
             return await self.replay(exchange, entry, stale=stale)
         return None
 
@@ -98,7 +98,7 @@ class CacheLookup:
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
-        with _failures_logged(exchange):
+        with _logging_failures(exchange):
             if self._semantic is None or key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
                 return None
             seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
@@ -162,7 +162,7 @@ class CacheLookup:
 
 
 @contextmanager
-def _failures_logged(exchange: Exchange) -> Iterator[None]:
+def _logging_failures(exchange: Exchange) -> Iterator[None]:
     try:
         yield
     except Exception as error:

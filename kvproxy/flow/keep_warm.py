@@ -47,10 +47,8 @@ class _Session:
         request: the last request, without its parsed body, to save memory.
         used: time of the last request or keep-warm request.
         ended: end of the last response to the client.
-        tokens: number of tokens in the prompt.
         one_hour_end: index of the last message that the provider caches for one hour; -1 for no message.
         one_hour_tokens: number of tokens up to the end of that message.
-        pin: name of the session's pin in the embedded engine.
     """
 
     request: ApiRequest
@@ -70,9 +68,6 @@ class _Session:
 
 class KeepWarm:
     """Sends the last request of a paused session again, so that the provider's cache keeps the prefix.
-
-    Attributes:
-        interval: seconds between two keep-warm requests.
 
     Args:
         prices: prices by model, for rules that limit the costs of keep-warm requests.

@@ -131,12 +131,12 @@ class SharedRequest:
             is_large = self._size > self._recorder.limit
             if is_large:
                 self._drop_read_chunks()
-            if self._size - self._aggregate_bytes_read(min if is_large else max) <= MAX_UNSENT_BYTES:
+            if self._size - self._bytes_read_by(min if is_large else max) <= MAX_UNSENT_BYTES:
                 return
             self._client_moved.clear()
             await self._client_moved.wait()
 
-    def _aggregate_bytes_read(self, aggregate: Callable[[list[int]], int]) -> int:
+    def _bytes_read_by(self, aggregate: Callable[[list[int]], int]) -> int:
         not_started = [0] * (self.num_clients - len(self._bytes_read))
         return aggregate([*self._bytes_read.values(), *not_started] or [self._size])
 

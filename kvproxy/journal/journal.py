@@ -80,9 +80,7 @@ class Journal:
 class StoredJournal(Journal):
     """A journal in a database. Thread-safe.
 
-    Args:
-        buffers: while the database fails, keep records in memory, as many as the queue holds; otherwise they are lost.
-        proxy: name of this proxy, if several proxies write the journal.
+    With `buffers`, records stay in memory while the database fails, as many as the queue holds; otherwise they are lost.
     """
 
     def __init__(
@@ -159,7 +157,6 @@ class StoredJournal(Journal):
         self.flush()
 
     def _write(self, events: Sequence[Event]) -> bool:
-        """Return False if the events must be written again."""
         try:
             self._writer.write(events)
             message = "the journal %s can be written again; %d records were lost"
@@ -287,9 +284,7 @@ def open_journal(
 ) -> Journal:
     """Open the journal of a proxy, and record removals from the store in it. Raises SettingsError.
 
-    Args:
-        where: a path or a URL of PostgreSQL, see `Settings.journal_location`.
-        proxy: name of this proxy, for a journal in PostgreSQL.
+    `where` is a path or a URL of PostgreSQL, see `Settings.journal_location`.
     """
     if not settings.enabled:
         return Journal()

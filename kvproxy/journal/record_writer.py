@@ -36,8 +36,6 @@ _Totals = dict[tuple[str, str, str, str, str], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class _StoredResponse:
-    """A stored response, and the earlier removal of its key's response (the result of `CacheHistory.removal`)."""
-
     event: ResponseStored
     earlier_removal: tuple[str, float | None] | None
 

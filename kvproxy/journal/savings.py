@@ -98,16 +98,16 @@ def savings_report(
         counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
         since: seconds before now; the UTC day of that time is the first to count. None counts all days.
     """
-    wrong = _wrong_interval(counts)
-    rows = savings(reader, by, journal.prices, wrong, first_day(since))
+    wrong = _wrong_hit_interval(counts)
+    rows = savings(reader, by, journal.prices, wrong, first_utc_day(since))
     layers = Counter[str]()
-    for row in reader.totals("layer", first_day(since)):
+    for row in reader.totals("layer", first_utc_day(since)):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"])
 
 
-def first_day(since: float | None) -> str | None:
+def first_utc_day(since: float | None) -> str | None:
     """Return the UTC day of the time `since` seconds ago, such as 2026-11-21."""
     return None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
 
@@ -203,7 +203,7 @@ def _subtract_writes(
             found.setdefault(name, Saving(name)).add_money(-paid, -paid)
 
 
-def _wrong_interval(counts: Mapping[str, int] | None) -> WrongHitInterval | None:
+def _wrong_hit_interval(counts: Mapping[str, int] | None) -> WrongHitInterval | None:
     if counts is None or not counts["accepted"]:
         return None
     wrong, compared = counts["accepted_wrong"], counts["accepted"]

@@ -10,7 +10,7 @@ _RESPONSES_FIELDS = {
 
 
 def detect_api(body: JsonMap) -> ApiName | None:
-    """Return the API of a body; None if several APIs are possible, for example if the body only has `input`."""
+    """Return the API of a body; None if the body fits several APIs, for example if it only has `input`."""
     if "messages" in body:
         return "messages" if _is_for_messages(body) else "chat"
     if "prompt" in body:

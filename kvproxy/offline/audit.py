@@ -36,7 +36,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """Output tokens of a response, or words if the server returns no tokens; and the prompt reuse that it reported."""
+    """Output tokens of a response, or its words if the server returns no tokens, and the reuse of the prompt that it reported."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -45,9 +45,9 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The cold and the warm response to the request with this number, from 1.
+    """The cold and the warm response to a request, which `number` counts from 1.
 
-    If `Auditor` compares histories, `cold` is the next turn after the original answer, and `warm` after the changed one.
+    If `Auditor` compares histories, `cold` follows the original answer, and `warm` the changed answer.
     """
 
     number: int
@@ -56,7 +56,7 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reported reuse for `warm` only, so that the comparison is meaningful."""
+        """Whether the server reported reuse for the warm prompt, and none for the cold prompt. Only such a pair counts."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
@@ -67,7 +67,7 @@ class AuditedPair:
 
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[JsonObject]:
-    """Return request bodies of a few hundred tokens, which have no common prefix."""
+    """Return request bodies of a few hundred tokens without a common prefix."""
     chance = random.Random(0)
     found: list[JsonObject] = []
     for number in range(count):
@@ -83,8 +83,8 @@ class Auditor:
 
     Args:
         flush: empty the prefix cache before each cold request, for servers that ignore `cache_salt`.
-        histories: compare the next turn after the original answer with the next turn after a changed answer, which has no
-            reasoning and other white space.
+        histories: continue each chat twice, after the original answer, and after the answer without reasoning and with other
+            white space; compare the two responses.
     """
 
     def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:
@@ -95,11 +95,7 @@ class Auditor:
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
     ) -> list[AuditedPair]:
-        """Send every request twice, cold and then warm, and return the pairs of responses.
-
-        Args:
-            concurrency: maximum number of pairs in flight.
-        """
+        """Send each request cold and then warm, and return the pairs of responses. At most `concurrency` pairs are in flight."""
         limit = asyncio.Semaphore(1 if self._flush else concurrency)
         done: list[AuditedPair] = []
 

@@ -34,7 +34,7 @@ def calibrate_pairs(
         pairs = list(read_pairs(file))
         if not pairs:
             raise SettingsError(f"{file} contains no pairs")
-        embedder, verifier = _models(settings)
+        embedder, verifier = _load_models(settings)
         return calibrate(
             pairs,
             embedder,
@@ -61,7 +61,7 @@ def calibrate_stream(
     Args:
         max_error: maximum share of wrong hits.
         judge: compares two answers by `equality` or by `similarity`.
-        judge_error: share of comparisons whose result is inverted, to simulate errors of the judge.
+        judge_error: fraction of the comparisons to invert, to simulate errors of the judge.
         orders: number of additional replays in random orders.
     """
     if judge not in ("equality", "similarity"):
@@ -69,7 +69,7 @@ def calibrate_stream(
     cache, guards = settings.cache, GUARDS if settings.cache.guards else ()
     with _explained_errors(file):
         lines = read_stream(file)
-        embedder, verifier = _models(settings)
+        embedder, verifier = _load_models(settings)
         similarity = cache.judge_similarity if judge == "similarity" else None
         stream = embed_stream(lines, embedder, similarity, progress)
         checked, new_words = None, new_words_detector(embedder.name)
@@ -123,7 +123,7 @@ def _explained_errors(file: Path) -> Iterator[None]:
         raise SettingsError(str(error)) from None
 
 
-def _models(settings: Settings) -> tuple[Embedder, Verifier | None]:
+def _load_models(settings: Settings) -> tuple[Embedder, Verifier | None]:
     embedder = load_embedder(settings.embedder)
     name = settings.cache.verifier
     return embedder, None if name == "none" else load_verifier(name, embedder.name)

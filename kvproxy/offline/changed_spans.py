@@ -1,4 +1,4 @@
-"""Finds the first changed span between two prompts: a difference, such as a date, that is followed by equal text."""
+"""Finds the first changed span between two prompts: a difference, such as a date, before equal text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class ChangedSpan:
     Attributes:
         region: name of its region, see `Region.name`.
         role: role of its message; None in tools and in a prompt without messages.
-        at: offset in characters from the start of the region in the later prompt.
+        at: index of its first character in the region of the later prompt.
         old, new: text of the span in the earlier and in the later prompt.
         before, after: up to 24 equal characters before and after the span.
         recomputed_words: number of equal words after the span, which a prefix cache cannot reuse because of the span.
@@ -52,7 +52,7 @@ class ChangedSpan:
 
     @property
     def key(self) -> tuple[str, str | None, str, str]:
-        """A key that is equal for the same span in other pairs of prompts."""
+        """Identifies the span in all pairs of prompts, although its text changes."""
         return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
 
 
@@ -73,15 +73,15 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
 def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     one, other = _split(old[0].text), _split(new[0].text)
     same = common_prefix_length(one, other)
-    resumed = _next_equal_text(one[same:], other[same:])
+    resumed = _find_resumption(one[same:], other[same:])
     if resumed is None:
-        rest = _equal_regions(old[1:], new[1:])
+        rest = _count_equal_words(old[1:], new[1:])
         if rest < _WORDS_THAT_END_A_SPAN or len(old[0].text) > _MAX_SPAN_CHARACTERS + len(new[0].text):
             return None
         skip_old, skip_new, lost = len(one) - same, len(other) - same, rest
     else:
         skip_old, skip_new, lost = resumed
-        lost += _equal_regions(old[1:], new[1:])
+        lost += _count_equal_words(old[1:], new[1:])
     at = len("".join(other[:same]))
     ends = at + len("".join(one[same : same + skip_old])), at + len("".join(other[same : same + skip_new]))
     kind, at, end_old, end_new = _classify_span(old[0].text, new[0].text, at, *ends)
@@ -93,7 +93,7 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
     return ChangedSpan(new[0].name, role, at, was, now, before, after, kind, lost)
 
 
-def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
+def _find_resumption(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _WORDS_THAT_END_A_SPAN, -1, -1):
         runs[tuple(one[place : place + 2 * _WORDS_THAT_END_A_SPAN])] = place
@@ -108,7 +108,7 @@ def _next_equal_text(one: Sequence[str], other: Sequence[str]) -> tuple[int, int
     return None
 
 
-def _equal_regions(old: Sequence[Region], new: Sequence[Region]) -> int:
+def _count_equal_words(old: Sequence[Region], new: Sequence[Region]) -> int:
     return sum((len(_split(region.text)) + 1) // 2 for region in new[: common_prefix_length(old, new)])
 
 
@@ -149,7 +149,7 @@ def _shorten(text: str) -> str:
 
 
 def strip_edit(span: ChangedSpan) -> EditSettings:
-    """Return an edit rule that removes spans of this form from prompts."""
+    """Return an edit that removes the span from prompts, whatever its current text."""
     if span.kind == "order of tools":
         return EditSettings(name="tools", action="sort-tools")
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"

@@ -44,8 +44,8 @@ class HitSavings:
     """The hits of a layer, and their saved tokens and money.
 
     Attributes:
-        prompt_tokens: as the log reports them in the response's usage, or else as the tokenizer counts them.
-        response_tokens: likewise; only of hits whose response is in the log.
+        prompt_tokens: as the logged response reports them, or else as the tokenizer counts them.
+        response_tokens: the same for the response. A hit without a logged response has none.
         without_response: number of hits without response tokens in the log.
         cached_tokens: prompt tokens that the backend would have reused: as the log reports them, or else by a simulated
             unlimited pool.
@@ -68,7 +68,7 @@ class Estimate:
         exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
         semantic_range: the smallest and the largest number of semantic hits of a replay.
         uncacheable: number of forwarded requests whose responses are never cached.
-        learned: the log has responses, from which the policy learned.
+        learned: the log has responses, so the policy `learned` could learn from them.
         prefix: prefix reuse in the engine by the forwarded requests.
         prefix_alone: prefix reuse in the engine by all requests, without a response cache.
         untokenized: number of forwarded requests whose prompt cannot be tokenized.
@@ -103,8 +103,7 @@ async def estimate(
     """Replay a log, and count the hits of both caches. Raises SettingsError.
 
     Args:
-        block_size: tokens in a block.
-        sizes: pool sizes in blocks; None selects sizes that suit the log.
+        sizes: pool sizes in blocks; by default, eight sizes up to the distinct blocks of the log.
         draws: number of replays with different random numbers. A log without responses is replayed once.
     """
     count = draws if has_responses(requests) else 1

@@ -1,4 +1,4 @@
-"""Finds changed spans (see `changed_spans`) that prevent prefix reuse, and how much reuse their removal gains."""
+"""Finds changed spans (see `changed_spans`) that prevent prefix reuse, and the reuse that their removal would gain."""
 
 import json
 from collections import defaultdict
@@ -26,7 +26,7 @@ _LEAST_SAVED_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class EditedReuse:
-    """The prompt tokens of a family after an edit, and how many of them a prefix cache reuses."""
+    """The prompt tokens of a family after an edit, and the number of them that a prefix cache reuses."""
 
     prompt_tokens: int
     reused: int
@@ -63,7 +63,7 @@ class FamilyReport:
     Attributes:
         reused: prompt tokens that a prefix cache reuses without edits.
         shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
-        savings: for each reported span, the reuse after its edit and the same edits of the spans before it.
+        savings: effects of the edits, applied one after another; each includes the edits before it.
     """
 
     family: Family
@@ -79,12 +79,6 @@ class FamilyReport:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """The findings of all families, the largest first.
-
-    Attributes:
-        untokenized: number of prompts that cannot be tokenized.
-    """
-
     families: tuple[FamilyReport, ...]
     block_size: int
     untokenized: int
@@ -112,11 +106,9 @@ async def lint(
 ) -> LintReport:
     """Find changed spans in the prompts of a log.
 
-    Args:
-        block_size: tokens in a block.
-        pool: size of the prefix cache's pool in blocks; None is unlimited.
+    `pool` is the size of the prefix cache's pool in blocks; None is unlimited.
     """
-    prompts = _Prompts(tokenizer, block_size, pool)
+    prompts = _TokenizedPrompts(tokenizer, block_size, pool)
     for number, logged in enumerate(requests, 1):
         await prompts.add(to_api_request(logged, settings), response_text(logged))
         progress(0.5 * number / len(requests))
@@ -129,7 +121,7 @@ async def lint(
     return LintReport(tuple(reports), block_size, prompts.untokenized)
 
 
-class _Prompts:
+class _TokenizedPrompts:
     def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []

@@ -43,7 +43,7 @@ class ReplayedRequest:
 
     @property
     def layer(self) -> str:
-        """The source of the response (see `Exchange.layer`); `bypass` for an invalid request."""
+        """The source of the response (see `exchange.Layer`); `bypass` for an invalid request."""
         return "bypass" if self.exchange is None else self.exchange.layer
 
 
@@ -69,7 +69,7 @@ async def replay(
 ) -> list[ReplayedRequest]:
     """Replay requests in order, with an empty temporary cache. Raises SettingsError.
 
-    The times of the log determine the age of entries. The policy learns from the logged responses.
+    Responses expire by the times in the log, and the policy `learned` learns from the logged responses.
     """
     found: list[ReplayedRequest] = []
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
@@ -124,7 +124,11 @@ async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: 
 
 
 class LoggedBackend:
-    """A backend that returns the logged response, or a unique text if the log has no response. `now` is the log's time."""
+    """A backend that returns the logged response, or a unique text if the log has no response.
+
+    Attributes:
+        now: time of the current request in the log, in seconds since the epoch.
+    """
 
     name = "log"
     forwarder: Forwarder | None = None
@@ -140,11 +144,9 @@ class LoggedBackend:
         is_usage = isinstance(logged.response, dict) and _OUTPUT_FIELDS.isdisjoint(logged.response)
         self.response = None if is_usage else logged.response
 
-    async def start(self) -> None:
-        pass
+    async def start(self) -> None: ...
 
-    async def close(self) -> None:
-        pass
+    async def close(self) -> None: ...
 
     def failure(self) -> str | None:
         return None
@@ -154,15 +156,15 @@ class LoggedBackend:
 
     async def send(self, request: ApiRequest) -> Reply:
         if isinstance(self.response, dict):
-            return _relayed(self.response)
+            return _relayed_response(self.response)
         if request.api.name == "embeddings":
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
-            return _relayed({"object": "list", "data": [vector], "model": request.model})
+            return _relayed_response({"object": "list", "data": [vector], "model": request.model})
         delta = Delta(0, self.response or request.request_id, (), (), "stop", _NO_USAGE)
         return GeneratedResponse(_stream_delta(delta), _NO_USAGE, request.model)
 
 
-def _relayed(response: JsonObject) -> RelayedResponse:
+def _relayed_response(response: JsonObject) -> RelayedResponse:
     return RelayedResponse(200, [("content-type", "application/json")], _stream_bytes(dumps(response)))
 
 

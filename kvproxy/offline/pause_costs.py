@@ -1,7 +1,7 @@
-"""Input prices of agent sessions if keep-warm requests or one-hour cache writes bridge their pauses.
+"""Computes the price of an agent session's input, if the provider's cache keeps its prefix during pauses.
 
-A keep-warm request reads the prefix that the next request shares, so that the provider stores it longer. Only the new tokens
-of a request with one-hour writes are paid as such; the provider is assumed to store the whole prefix for one hour.
+A keep-warm request reads the prefix that the next request shares, and so extends its lifetime in the provider's cache. A
+one-hour write is paid for the new tokens only, although the provider is assumed to keep the whole prefix for one hour.
 """
 
 import math
@@ -34,17 +34,18 @@ class SessionStep:
 
     @property
     def required_keep_warm_requests(self) -> float:
-        """The number of keep-warm requests that are necessary so that the prefix is cached throughout the pause."""
+        """The number of keep-warm requests that keep the prefix cached during the whole pause."""
         return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
 
 
 Session = list[SessionStep]
 KeepWarmCount = Callable[[int, int], float]
-"""Returns the maximum number of keep-warm requests in a pause. Arguments: tokens of the previous prompt, and tokens
-among them that were written for one hour.
+"""Returns the maximum number of keep-warm requests in a pause.
+
+Arguments: tokens of the previous prompt, and the number of these tokens that were written for one hour.
 """
 LongWrite = Callable[[int, int], bool]
-"""Returns whether to write for one hour. Arguments: number of uncached tokens, and tokens without a one-hour write."""
+"""Returns whether a request writes for one hour. Arguments: uncached tokens, and tokens not yet written for one hour."""
 
 
 def session_price(session: Session, requests: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
@@ -66,11 +67,11 @@ def session_price(session: Session, requests: KeepWarmCount, long_write: LongWri
 
 
 def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
-    """Return the number of a step's tokens that are cached when it starts.
+    """Return the number of a prompt's tokens that are cached when its request starts.
 
     Args:
-        sent: number of keep-warm requests in the pause before it.
-        kept: tokens that were written for one hour.
+        sent: number of keep-warm requests in the pause before the request.
+        kept: number of tokens that were written for one hour.
     """
     if step.pause is None:
         return 0
@@ -80,12 +81,10 @@ def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
 
 
 def pause_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
-    """Return the price of a session's input, as `session_price` does, if `pause_policy` decides about the pauses."""
-
-    def requests(tokens: int, kept: int) -> int:
-        return keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0)
-
-    def long_write(new: int, unprotected: int) -> bool:
-        return should_cache_for_an_hour(new, unprotected, survival, prices)
-
-    return session_price(session, requests, long_write, prices)
+    """Return `session_price` for the keep-warm requests and the one-hour writes that `pause_policy` chooses."""
+    return session_price(
+        session,
+        lambda tokens, kept: keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0),
+        lambda new, unprotected: should_cache_for_an_hour(new, unprotected, survival, prices),
+        prices,
+    )

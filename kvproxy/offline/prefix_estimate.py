@@ -38,7 +38,6 @@ class PrefixEstimate:
     """Estimated reuse of a log's prompts by an engine's prefix cache.
 
     Attributes:
-        block_size: tokens in a block.
         prompts, prompt_tokens: number of prompts that reach the engine, and of their tokens.
         unlimited: number of tokens that an unlimited pool reuses.
         points: reuse for each size of the pool, ascending.
@@ -78,7 +77,7 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
 
 
 def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]:
-    """Return the number of reused blocks of each request; `pool` is a size in blocks, None is unlimited."""
+    """Return the number of reused blocks of each request. `pool` is the pool's size in blocks; None is unlimited."""
     # One block is the null block, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
     cache = ChainCache(capacity, LRU(capacity))
@@ -88,11 +87,9 @@ def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]
 def estimate_prefix_reuse(
     requests: Sequence[TokenizedRequest], block_size: int, sizes: Sequence[int] | None
 ) -> PrefixEstimate:
-    """Compute the reuse of pools of several sizes.
+    """Compute the prefix reuse for several sizes of the pool.
 
-    Args:
-        block_size: tokens in a block.
-        sizes: pool sizes in blocks; None selects eight sizes up to the number of distinct blocks.
+    `sizes` are in blocks; by default, there are eight sizes up to the number of distinct blocks.
     """
     chains = block_chains(requests, block_size)
     # One block is the null block, and one is for an incomplete block.

@@ -1,5 +1,3 @@
-"""Groups requests into families, whose prompts begin with almost the same text."""
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -20,8 +18,9 @@ class Family:
     """Requests to one model whose prompts begin with almost the same text.
 
     Attributes:
-        head: beginning of the family's first prompt, see `prompt_head`.
+        head: beginning of the family's first prompt: its tools and system prompt, or else its first message.
         members: indexes of the requests in the log.
+        shingles: see the function `shingles`; of `head`.
     """
 
     model: str
@@ -31,7 +30,7 @@ class Family:
 
 
 def shingles(text: str) -> set[int]:
-    """Return the hash of each sequence of three words in a text; of the text itself if it is shorter."""
+    """Return the hashes of all sequences of three words in a text; a shorter text has one hash."""
     words = _WORD.findall(text)[:_MOST_WORDS]
     starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
     runs = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
@@ -39,7 +38,7 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
-    """Group prompts of one model whose beginnings share half of their phrases of three words; the largest group first.
+    """Group prompts of one model whose beginnings share half of their phrases of three words. The largest group is first.
 
     A prompt without text belongs to no group.
     """

@@ -22,7 +22,7 @@ _HEADERS = ("headers", "request_headers")
 _OWN = {*_LOG_FIELDS, *_TIMES, *_RESPONSES, *_HEADERS}
 _ACCESS_LOG = re.compile(r'"[A-Z]+ \S+ HTTP/[\d.]+"')
 _LEAST_MILLISECONDS = 1e11
-"""Larger timestamps are milliseconds, because as seconds they would be after the year 5138."""
+"""Larger timestamps are in milliseconds; in seconds they would be after the year 5138."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class RequestLog:
 
     Attributes:
         skipped: number of lines without a request to a cached API, such as comments.
-        first_record: number of the first line with a request, if the log was read as JSON lines.
-        plain_lines: numbers of the skipped lines that are plain text, such as prompts in a file of JSON lines.
+        first_record: number of the first line with a request, if the log was read as JSON lines; otherwise None.
+        plain_lines: numbers of the lines without JSON, such as prompts, in a log that was read as JSON lines.
     """
 
     requests: list[LoggedRequest] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _SkipLine(Exception): ...
 
 
 def read_log(file: Path, text: str, model: str, system: str | None = None) -> RequestLog:
-    """Parse all requests of a log.
+    """Parse all requests of a log. Raises InvalidRequest if it contains no request.
 
     The log is read as JSON lines if a line contains a request, or if all lines are objects. Otherwise each line is a
     prompt, except comments that start with `#`.
@@ -83,9 +83,6 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
         file: name of the log in error messages.
         model: model of requests without a model.
         system: system prompt for lines that are prompts.
-
-    Raises:
-        InvalidRequest: the log contains no request.
     """
     # str.splitlines would also split at U+2028 inside a text.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]

@@ -1,4 +1,4 @@
-"""Reports why sessions of a log lost cached tokens, and what other ways to bridge their pauses would cost."""
+"""Reports why sessions of a log lost cached tokens, and what other ways to keep prefixes cached during pauses would cost."""
 
 import tempfile
 from collections import Counter
@@ -42,7 +42,7 @@ _FIRST_TRACE_NUMBER = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """Number of turns whose first changed region (see `Regions`) is this one, and their tokens lost by that change."""
+    """The number of turns whose first changed region (see `Regions`) is `region`, and the tokens that they lost by the change."""
 
     region: str
     turns: int
@@ -55,14 +55,14 @@ class SessionReport:
 
     Attributes:
         sessions: the most expensive first.
-        changed: by region, the most lost tokens first.
+        changed: changed regions, the most lost tokens first.
         repeated: median and mean over the sessions of the share of prompt tokens that the previous turn also had.
         cost: price of all input.
         uncached: price of all input if the provider cached nothing.
-        pause_costs: input cost with one-hour writes and with the pause policy, as multiples of the cost with five-minute
+        pause_costs: costs of the input with one-hour writes and with the pause policy, divided by the cost with five-minute
             writes.
         without_usage: number of ignored requests whose response does not report its usage.
-        is_relative: prices are in millions of input tokens, because a model has no price.
+        is_relative: a model has no price, so the unit of all prices is the price of a million input tokens.
     """
 
     sessions: list[Session]
@@ -82,10 +82,9 @@ def report_sessions(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
 ) -> SessionReport:
-    """Assign requests to sessions, and classify each prompt token.
+    """Assign requests to sessions, and find the cause of each prompt token that was not reused.
 
-    Args:
-        traces: sessions from trace files.
+    `traces` are sessions of agent traces, which have no texts.
     """
     models = {request.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}

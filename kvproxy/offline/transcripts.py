@@ -1,4 +1,4 @@
-"""Reads transcripts, the files in which Claude Code and Codex record their sessions, and agent traces of WEKA."""
+"""Reads transcripts of Claude Code and Codex, the files in which they record sessions, and agent traces of WEKA."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class TraceSession:
 
 
 def transcript_files(path: Path) -> list[Path] | None:
-    """Return the transcripts and agent traces in a folder; or the file itself, None if it is no such file.
+    """Return all transcripts and agent traces in a folder, or the given file if it is one; None for another file.
 
     Raises:
         NotFound: the folder has no transcripts.

@@ -1,7 +1,7 @@
 """Reads the requests of traces, transcripts of agents, journals, and recorded KV events as one workload.
 
-Transcripts and journals have regions of text instead of tokens. A prompt is divided into blocks of equal length in bytes. Two
-blocks are equal if the prompts are equal up to the end of the region in which they end.
+Transcripts and journals have regions of text (see `Regions`) instead of tokens. A prompt is divided into blocks of equal length
+in bytes. Two blocks are equal if the prompts are equal up to the end of the region that contains the block's end.
 """
 
 import contextlib
@@ -44,10 +44,11 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
 
     Args:
         block_size: tokens in a block; by default, the size in the trace, or 16.
-        users: number of users; each replays one file of the folder after another. By default, the recorded times are used.
+        users: number of simulated users, who replay the files of the folder one after another; by default, requests arrive at
+            the recorded times.
 
     Raises:
-        TraceError: a file is invalid; the message has its line.
+        TraceError: a file is invalid; the message names the line.
     """
     ids = BlockNumbers()
     if not path.is_dir():
@@ -61,12 +62,12 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
         raise TraceError(f"{path}, line 1: its files have blocks of {sorted(sizes)} tokens: simulate each size alone")
     if len(traces) > 1 and not all(trace.has_times for trace in traces):
         raise TraceError(f"{path}, line 1: a file has no times, which the order of several files requires")
-    arrivals = _overlap(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
+    arrivals = _schedule_users(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     return Workload(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
 
 
-def _overlap(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
+def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
     free = [(0.0, user) for user in range(users)]
     for trace in traces:
         (start, user), first = heapq.heappop(free), trace.arrivals[0].seconds

@@ -1,4 +1,4 @@
-"""Paths and credential_headers of the cached APIs, repeated here because importing `kvproxy.apis` would slow down commands."""
+"""Paths and credential headers of the cached APIs, without the slow import of `kvproxy.apis`."""
 
 from typing import Literal
 

@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Rows = list[Document]
 FilterValues = Mapping[str, str | float]
-"""Values for fields of `index.store.EntryFilter` by name; an empty mapping matches every entry."""
+"""Conditions on entries: values of fields of `index.store.EntryFilter`, by name. Without a condition, every entry matches."""
 CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 
 class RemoteCache:
-    """The stored responses of a running proxy. An id may be abbreviated to a unique prefix."""
+    """The stored responses (entries) of a running proxy. An id may be abbreviated to a unique prefix."""
 
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
     def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
-        """Return up to `limit` matching entries (0: all), newest first, and the number of all matching entries."""
+        """Return the newest `limit` matching entries (0: all), newest first, and the number of all matching entries."""
         return self._client.rows("/admin/cache", limit=limit, **where)
 
     def eviction_queue(self, limit: int) -> Rows:
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
 
     def usage(self, by: "UsageKey") -> Rows:
-        """Return `name`, `entries`, `bytes`, and `hits` of each group, the largest first."""
+        """Return `name`, `entries`, `bytes`, and `hits` of each group, the largest group first."""
         return cast("Rows", self._client.get("/admin/cache/usage", by=by))
 
     def entry(self, id: str) -> Document:
@@ -42,16 +42,16 @@ class RemoteCache:
         return cast("Document", document)
 
     def remove(self, id: str, *, soft: bool = False) -> int:
-        """Remove an entry, or expire it if `soft`; return the number of changed entries, 0 or 1."""
+        """Remove an entry, or expire it if `soft`; return 0 if nothing changed."""
         return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
-        """Remove all matching entries, or expire them if `soft`; return the number of changed entries."""
+        """Remove all matching entries, or expire them if `soft`. Return the number of changed entries."""
         options = {"all": None if where else "true", "soft": "true" if soft else None}
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on a response: for one question, or for all similar questions if it is None."""
+        """Record a person's verdict on a response: for one `question`, or by default for all similar questions."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
@@ -67,7 +67,7 @@ class RemoteCache:
         return self._client.chunks("/admin/cache/export")
 
     def import_(self, lines: bytes) -> dict[str, int]:
-        """Import an export; return the numbers of imported and of skipped entries by name."""
+        """Import an export. Return the number of imported entries and of skipped entries, as JSON."""
         return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
 
 
@@ -75,7 +75,9 @@ class RemoteCache:
 def open_cache(
     url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
 ) -> Iterator[CacheClient]:
-    """Open the store that `store` or `data` names; without these, the proxy at the URL, or the default store.
+    """Open the stored responses of `store`, or of the data folder `data`.
+
+    If both are None, open those of the proxy at the URL, or of the default store if the default proxy does not run.
 
     Args:
         create: create a named store that does not exist.

@@ -21,7 +21,7 @@ class ProxyClient:
 
     Args:
         token: admin token.
-        timeout: maximum time without received data, in seconds.
+        timeout: maximum seconds without received data.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
@@ -33,11 +33,11 @@ class ProxyClient:
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Return the parsed JSON of a GET request; query values of None are omitted."""
+        """Send a GET request, and return its parsed JSON. Query parameters of None are omitted."""
         return self._json(self._send("GET", path, query, headers=headers))
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Send a POST request, and return its parsed JSON. Bytes are sent unchanged, other bodies as JSON."""
+        """Send a POST request, and return its parsed JSON. A body of bytes is sent unchanged, another body as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return self._json(self._send("POST", path, query, headers=headers, **content))
 
@@ -60,7 +60,7 @@ class ProxyClient:
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
-        """Return the ids of the listed models; empty if the response is not a list of models."""
+        """Return the ids of the listed models; an empty list if the response has another form."""
         listed = self.get("/v1/models", headers=headers)
         try:
             return [str(model["id"]) for model in listed["data"]]
@@ -74,7 +74,7 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Return the tenant to which the proxy assigns requests with these headers; `model` is any served model."""
+        """Return the tenant of requests with these headers. `model` is any model of the proxy."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:
@@ -130,14 +130,14 @@ class ProxyClient:
 
 
 def configured_url(data: Path | None = None) -> str:
-    """Return the proxy's URL according to the settings of a data folder. Raises SettingsError."""
+    """Return the proxy's URL in the settings of a data folder. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
     return _url_of(load_settings(data=data))
 
 
 def configured_token(url: str, data: Path | None = None) -> str | None:
-    """Return the admin token in the settings of a data folder; None if the settings have another URL, or are invalid."""
+    """Return the admin token in the settings of a data folder; None if they have another URL or are invalid."""
     from kvproxy.settings import load_settings
 
     with suppress(SettingsError):

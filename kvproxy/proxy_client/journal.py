@@ -15,7 +15,7 @@ from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.request_regions import request_body_of
-from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_day, savings_report
+from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import (
     LedgerReport,
     LedgerRow,
@@ -40,7 +40,7 @@ class ExplanationReport:
 
     Attributes:
         document: the fields of `journal.miss_explanation.MissExplanation`.
-        sentences: the explanation in sentences, not escaped, although they contain texts of requests.
+        sentences: the explanation in sentences. They quote requests, and are not escaped.
     """
 
     record: Record
@@ -80,7 +80,7 @@ class DirectJournal:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Return sums of the requests by group, the largest first; the name of a prompt is its question."""
+        """Return sums of the requests by group, the largest group first. The name of a prompt is its question."""
         rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
@@ -90,7 +90,6 @@ class DirectJournal:
         return [replace(row, differs_in=self._differences(row, first.setdefault(row.name, row))) for row in named]
 
     def _differences(self, row: RequestGroup, other: RequestGroup) -> tuple[str, ...]:
-        """Return the regions in which two prompts differ."""
         if row.prompt is None or other.prompt is None or row.prompt == other.prompt:
             return ()
         regions, others = self.reader.regions(row.prompt), self.reader.regions(other.prompt)
@@ -100,7 +99,7 @@ class DirectJournal:
         return self.reader.layer_counts(query)
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
-        """Return the savings from the UTC day of the time `since` seconds ago until today."""
+        """Return the savings from the UTC day of the time `since` seconds ago until today; None counts all days."""
         from kvproxy.index.store.open_store import open_observations
 
         counts = None
@@ -114,18 +113,18 @@ class DirectJournal:
         return self._sessions().sessions(limit, start, least_turns)
 
     def session_tree(self, session: str) -> list[TreeRow]:
-        """Return the turns of a session, which is given by its id, its name, or the id of a request."""
+        """Return the turns of a session, given its id, its name, or the id of one of its requests."""
         return turn_tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
-        """Return the ledger from the UTC day of the time `since` seconds ago until today."""
-        return self._sessions().ledger(self._settings.journal.currency, first_day(since))
+        """Return the ledger from the UTC day of the time `since` seconds ago until today; None counts all days."""
+        return self._sessions().ledger(self._settings.journal.currency, first_utc_day(since))
 
     def _sessions(self) -> SessionReader:
         return SessionReader(self.reader, self._settings.journal.prices)
 
     def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
-        """Yield each prompt's request body, from the store or the journal; None if neither has it."""
+        """Yield the request body of each prompt, from the store or the journal; None if neither has it."""
         with self._open_store() as store:
             for prompt in prompts:
                 id, contents = self.reader.entry_id(prompt.number), self.reader.contents(prompt.number)
@@ -163,7 +162,7 @@ class RemoteJournal:
         while query.limit is None or len(found) < query.limit:
             limit = min(_PAGE, _PAGE if query.limit is None else query.limit - len(found))
             rows = self._client.get("/admin/log", limit=limit, since=since, before=before, **filters)
-            found += [RecordWithQuestions(_record(row), row["question"], row["stored_question"]) for row in rows]
+            found += [RecordWithQuestions(_parse_record(row), row["question"], row["stored_question"]) for row in rows]
             if len(rows) < _PAGE:
                 break
             before = found[-1].record.number
@@ -174,7 +173,7 @@ class RemoteJournal:
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         answer = self._client.get(f"/admin/log/{path_segment(request)}")
-        return ExplanationReport(_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
+        return ExplanationReport(_parse_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
@@ -219,13 +218,16 @@ JournalClient: TypeAlias = DirectJournal | RemoteJournal
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
-    """Open the journal in the folder `data`; without it, of the proxy at the URL, or in the default data folder."""
+    """Open the journal of the data folder `data`.
+
+    If `data` is None, open the journal of the proxy at the URL, or of the default data folder if the default proxy does not run.
+    """
     if data is None:
         client = ProxyClient(url, token)
         if client.is_reachable():
             health = client.get("/health")
             folder = health.get("data")
-            if isinstance(folder, str) and _is_journal_of(Path(folder), health.get("journal")):
+            if isinstance(folder, str) and _has_journal(Path(folder), health.get("journal")):
                 return DirectJournal(Path(folder))
             # The folder is on another machine, or hidden from this client.
             if isinstance(folder, str) or url != configured_url():
@@ -237,7 +239,7 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
     return DirectJournal(load_settings(data=data).data)
 
 
-def _is_journal_of(data: Path, journal: object) -> bool:
+def _has_journal(data: Path, journal: object) -> bool:
     location = load_settings(data=data).journal_location
     if not is_url(location):
         return location == journal and Path(location).is_file()
@@ -255,7 +257,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Return the query for a command's options; `since` is in seconds before now. Raises InvalidRequest."""
+    """Return the query for a command's options. `since` is in seconds before now. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     check_reason(reason)
@@ -263,5 +265,5 @@ def journal_query(
     return Query(start, layer, reason, tenant, model, where, limit=limit)
 
 
-def _record(row: dict[str, Any]) -> Record:
+def _parse_record(row: dict[str, Any]) -> Record:
     return Record(**{field.name: row[field.name] for field in fields(Record)})

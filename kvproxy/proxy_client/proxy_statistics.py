@@ -15,17 +15,17 @@ _COUNTS = {
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
-"""Metrics whose counts are in `Snapshot.totals`: key in `totals`, and label by which the counts are grouped."""
+"""Metrics that become counts in `Snapshot.totals`: the key in `totals`, and the label by which the counts are grouped."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """Statistics of a proxy at a moment.
+    """Statistics of a proxy at one moment.
 
     Attributes:
-        at: time of the monotonic clock in seconds.
+        at: seconds of the monotonic clock.
         requests, first_byte_seconds: number of requests, and sum of their times to the first byte, by layer.
-        totals: other statistics by name; `blocks` is None if an upstream, not the proxy, has the prefix cache.
+        totals: other statistics by name. `blocks` is None if only the upstream knows its prefix cache.
     """
 
     at: float
@@ -61,7 +61,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
 
 
 def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Return the JSON of a path; None if the proxy does not have the route's feature."""
+    """Return the JSON of a path; None if the proxy runs without that feature."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):
@@ -71,7 +71,7 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 def rates_between(before: Snapshot, now: Snapshot) -> dict[str, Any]:
     """Return rates and mean times between two snapshots, and the totals of the later snapshot.
 
-    A counter that is lower in the later snapshot was reset by a restart, so all of it counts.
+    If the proxy was restarted between them, the rates count from the restart.
     """
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)

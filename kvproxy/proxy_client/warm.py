@@ -30,10 +30,10 @@ class WarmReport:
     Attributes:
         outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
         skipped: see `WarmSource`.
-        unreadable: number of lines that are not requests although they should be; they are also in `errors`.
-        duplicates: number of lines that are equal to an earlier line, and were not sent.
-        pinned: number of pinned tokens; None if no pinning was requested.
-        not_pinned: number of answered prompts that could not be pinned; they are also in `errors`.
+        unreadable: number of lines that should be requests, but are invalid. `errors` has them, too.
+        duplicates: number of lines that were not sent, because an earlier line is equal.
+        pinned: number of pinned tokens; None if no pins were requested.
+        not_pinned: number of answered prompts that could not be pinned. `errors` has them, too.
         has_cache: the server is a kvproxy.
     """
 
@@ -49,17 +49,17 @@ class WarmReport:
     errors: list[LineError] = field(default_factory=list)
 
     @property
-    def cached(self) -> int:
+    def num_cached(self) -> int:
         return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
 
     @property
-    def failed(self) -> int:
+    def num_failed(self) -> int:
         return len(self.errors) - self.not_pinned
 
     def document(self) -> dict[str, Any]:
         pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned, "not_pinned": self.not_pinned}
         return {
-            "requests": sum(self.outcomes.values()) + self.failed - self.unreadable,
+            "requests": sum(self.outcomes.values()) + self.num_failed - self.unreadable,
             "computed_and_stored": self.outcomes["stored"],
             "computed_not_stored": self.outcomes["forwarded"],
             "exact_hits": self.outcomes["exact"],
@@ -69,12 +69,12 @@ class WarmReport:
             **pinned,
             "duplicates": self.duplicates,
             "skipped": self.skipped,
-            "failed": self.failed,
+            "failed": self.num_failed,
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }
 
     def add_response(self, cache_status: str, response: JsonMap) -> None:
-        """Count a response, by its header Cache-Status, or by its usage if the server is not a kvproxy."""
+        """Count a response by its header Cache-Status; without that header, by its `usage`."""
         # A cache behind this server writes its part first.
         status = cache_status.rsplit(", ", 1)[-1]
         self.has_cache = self.has_cache or status.startswith("kvproxy")
@@ -118,8 +118,7 @@ async def send_all(
 ) -> None:
     """Start the requests in order, and wait for their responses. Raises ProxyUnreachable.
 
-    Args:
-        report: is updated after each response, so that it is valid even if the run is interrupted.
+    `report` is updated after each response, so it is valid even if the run is interrupted.
     """
     # A response counts as stored only when it is on disk. The journal does not count the requests as those of a client.
     control = {"cache-control": f"confirm, warming, {cache_control}" if cache_control else "confirm, warming"}
@@ -144,7 +143,7 @@ async def send_all(
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin the blocks of each prompt under the name SOURCE:LINE; return the number of pinned tokens.
+    """Pin the blocks of each prompt under the name `source:line`. Return the number of pinned tokens.
 
     Prompts that cannot be pinned are added to the report.
     """

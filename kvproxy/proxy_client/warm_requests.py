@@ -18,7 +18,7 @@ class WarmRequest:
     """A request to send.
 
     Attributes:
-        line: number of the first line with this request in a file; its rank in a cache or a journal, from 1.
+        line: number of the first line with this request in a file, or its rank in a cache or a journal, from 1.
         count: number of equal requests in a file or a journal, or of hits on the stored response.
     """
 
@@ -34,7 +34,7 @@ class WarmSource:
 
     Attributes:
         requests: distinct requests, the most frequent first.
-        skipped: number of ignored lines without a request, responses of other tenants, and prompts whose text is not stored.
+        skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
         first_record, plain_lines: see `RequestLog`.
     """
 
@@ -63,7 +63,7 @@ def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
 def stored_requests(
     client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
 ) -> WarmSource:
-    """Return the requests of stored responses that had hits, the most saved tokens first. Raises NotFound without hits.
+    """Return the requests whose stored responses had hits, the most saved tokens first. Raises NotFound if there are none.
 
     Args:
         api_key: client's key with which the requests will be sent.
@@ -90,10 +90,10 @@ def stored_requests(
 def logged_requests(
     client: ProxyClient, admin_token: str | None, data: Path | None, max_requests: int | None, api_key: str | None
 ) -> WarmSource:
-    """Return the journal's requests whose text is stored, the most frequent first.
+    """Return the requests of the journal whose text is stored, the most frequent first.
 
     Args:
-        data: data folder of the proxy; None for the folder that the proxy names.
+        data: data folder of the proxy; None for the folder that the proxy reports.
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
 
     Raises:
@@ -130,7 +130,7 @@ def logged_requests(
 
 
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return the requests with a limit of one output token, which fill only the prefix cache, without embeddings."""
+    """Return the requests without embeddings, with a limit of one output token, so that they fill the prefix cache only."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)

@@ -35,8 +35,6 @@ _TOKENS = tuple(float(4**power) for power in range(14))
 
 
 class _PresetIds(IdGenerator):
-    """An id generator that returns preset ids, which the proxy already sent in `traceparent`, or else new ids."""
-
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
         self.span: str | None = None
@@ -81,7 +79,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Add an exchange to the metrics, and queue its spans. Call it from the event loop only."""
+        """Add an exchange to the metrics, and queue its spans. Not thread-safe: call it from the event loop."""
         if exchange.api is None:
             return
         record = record_of(exchange)

@@ -12,7 +12,7 @@ _access = logging.getLogger("kvproxy.access")
 
 
 def log_to_stderr(settings: LogSettings) -> None:
-    """Print log messages of kvproxy and warnings of its libraries to stderr, as the settings require."""
+    """Print kvproxy's messages and its libraries' warnings to stderr, in the format and with the level of the settings."""
     handler = logging.StreamHandler()
     is_json = settings.format == "json"
     handler.setFormatter(JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -26,7 +26,7 @@ def log_to_stderr(settings: LogSettings) -> None:
 
 
 def log_access(exchange: Exchange) -> None:
-    """Log a finished request. Its reason ignores earlier requests, unlike the reason in the journal."""
+    """Log a finished request. Unlike the journal, the log does not search earlier requests for the reason of a miss."""
     if not exchange.method or not _access.isEnabledFor(logging.INFO):
         return
     record = record_of(exchange)
@@ -50,7 +50,7 @@ def log_access(exchange: Exchange) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes JSON objects with `time` (RFC 3339), `level`, `logger`, `message`, a request's fields, and `exception`."""
+    """Formats a record as JSON: `time` (RFC 3339), `level`, `logger`, `message`, fields of a request, and `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -37,10 +37,9 @@ class Span:
     """A finished span.
 
     Attributes:
-        name, kind: name and span kind of OpenTelemetry.
         start, end: nanoseconds since the epoch.
         id: None if the exporter creates the id.
-        attributes: contain no text of prompts and responses.
+        attributes: never contain text of prompts or responses.
         events: times of events by name, in nanoseconds since the epoch.
     """
 
@@ -55,7 +54,7 @@ class Span:
 
 
 def common_attributes(record: Record) -> dict[str, Value]:
-    """Return the attributes that spans and metrics have in common, by OpenTelemetry's semantic conventions."""
+    """Return the attributes of both spans and metrics, by OpenTelemetry's semantic conventions."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.api, record.api),
         "gen_ai.provider.name": _PROVIDERS.get(record.api, "openai"),
@@ -91,7 +90,7 @@ def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]
     if exchange.semantic_done:
         start, after = after, nanoseconds(exchange.semantic_done)
         judged: dict[str, Value] = {"kvproxy.hit": exchange.layer == "semantic"}
-        yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour(record))
+        yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour_attributes(record))
     if record.layer not in _BACKEND and record.reason not in _BROKEN and not is_computed_warming(exchange):
         return
     known: dict[str, Value] = {"gen_ai.request.model": record.model} if record.model else {}
@@ -127,7 +126,7 @@ def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]
     return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 
-def _neighbour(record: Record) -> dict[str, Value]:
+def _neighbour_attributes(record: Record) -> dict[str, Value]:
     values = {
         "kvproxy.similarity": record.similarity,
         "kvproxy.score": record.score,

@@ -75,7 +75,7 @@ def test_http_and_the_file_give_the_same_explanation_and_savings(running: Runnin
 def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     url, _ = running
     assert isinstance(open_journal(url, None, None), DirectJournal)
-    monkeypatch.setattr(journal, "_is_journal_of", lambda data, name: False)
+    monkeypatch.setattr(journal, "_has_journal", lambda data, name: False)
     remote = open_journal(url, None, None)
     assert isinstance(remote, RemoteJournal)
     assert kvproxy("log", url=url).stdout.count("hit-exact") == 2

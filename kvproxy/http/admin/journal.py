@@ -24,7 +24,7 @@ from kvproxy.journal.reader import JournalReader, Query, SavingsGroup
 from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
 from kvproxy.journal.record import Layer, Record
 from kvproxy.journal.records_with_questions import RecordWithQuestions, add_questions, entry_ids
-from kvproxy.journal.savings import first_day, savings_report
+from kvproxy.journal.savings import first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 
 _MAX_ROWS = 1_000
@@ -191,7 +191,7 @@ async def turns(request: Request) -> Response:
 async def ledger(request: Request) -> Response:
     """Sum the prompt tokens that were reused, and those that were computed, by cause."""
     since = request.query_params.get("since")
-    day = first_day(parse_duration(since, "since") if since else None)
+    day = first_utc_day(parse_duration(since, "since") if since else None)
     currency = services(request).settings.journal.currency
     return reply(await _read_sessions(request, lambda found: found.ledger(currency, day)))
 

@@ -275,8 +275,6 @@ class PostgresJournalDatabase:
 
 
 class PostgresReaders:
-    """A pool of read-only connections."""
-
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool: ConnectionPool[_Connection] = ConnectionPool(
@@ -292,7 +290,7 @@ class PostgresReaders:
         )
 
     def open(self) -> PostgresJournalDatabase:
-        """Return a connection; its method `close` returns it to the pool. Raises JournalFailed."""
+        """Return a read-only connection from the pool; its method `close` returns it. Raises JournalFailed."""
         database = PostgresJournalDatabase(self._url, writable=False)
         try:
             database.use(self._pool.getconn())

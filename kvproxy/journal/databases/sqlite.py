@@ -133,7 +133,6 @@ def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalData
 
 
 def open_to_read(path: Path) -> SqliteJournalDatabase:
-    """Open the file for reading. Raises NotFound or KvproxyError."""
     allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
     if not path.is_file():
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")

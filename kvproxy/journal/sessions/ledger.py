@@ -16,11 +16,11 @@ CAUSES = {
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
 STORED = "stored"
-"""Result under which the ledger sums reused tokens times the hours for which the provider had stored them."""
+"""Name of the sum of reused tokens, each times the hours for which the provider stored it."""
 _BLOCK = 16
 """Tokens in a block, if the backend does not report it. Incomplete blocks are not cached."""
 _PROVIDER_BLOCK = 128
-"""Length in tokens of which OpenAI's cached prefixes are multiples."""
+"""OpenAI caches prefixes in multiples of this number of tokens."""
 _ESTIMATE_ERROR = 0.125
 """Assumed maximum error of an estimated prefix length, as a fraction of the length."""
 

@@ -44,7 +44,7 @@ class PromptChain:
 
 
 def chain_of(regions: Regions, scope: str) -> PromptChain:
-    """Return the hash chain of a request's prompt. Chains of different `scope` have no hash in common."""
+    """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common."""
     by_name = {name: index for index, name in enumerate(regions.names)}
     order = [by_name[name] for name in _HEAD if name in by_name]
     order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]

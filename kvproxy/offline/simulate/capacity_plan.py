@@ -31,7 +31,7 @@ class CapacityPlan:
 
     Attributes:
         costs: cost of each pool size, with LRU eviction and the tiers; empty if `speed` is None.
-        costs_without_tiers: cost of each pool size with LRU eviction, without tiers; empty if `speed` is None.
+        costs_without_tiers: cost of each pool size, with LRU eviction and without tiers; empty if `speed` is None.
         speed: None if the KV bytes of a token are unknown.
     """
 
@@ -49,7 +49,7 @@ class CapacityPlan:
         return f"{size:,} tokens{memory}"
 
     def recommendation(self) -> str:
-        """Return three sentences, about the size of the pool, the tiers or the next larger pool, and the policy."""
+        """Return three sentences: which pool to use, what the tiers or a larger pool would add, and which policy to use."""
         sweep = self.sweep
         lru = sweep.rates.get("lru") or next(iter(sweep.rates.values()))
         if not sweep.unlimited:
@@ -63,9 +63,9 @@ class CapacityPlan:
         first = (
             f"{advice} 90% of the possible hits: {lru[at]:.1%} of the prompt tokens, of at most {sweep.unlimited:.1%}."
         )
-        return f"{first} {self._next_step(at, lru)} {self._best_policy(at, lru)}"
+        return f"{first} {self._next_step_sentence(at, lru)} {self._policy_sentence(at, lru)}"
 
-    def _next_step(self, at: int, lru: Sequence[float]) -> str:
+    def _next_step_sentence(self, at: int, lru: Sequence[float]) -> str:
         if self.tiers:
             with_tiers, without = self.costs[at], self.costs_without_tiers[at]
             added = sum(share for name, share in with_tiers.hits.items() if name != "pool")
@@ -78,7 +78,7 @@ class CapacityPlan:
             return "A larger pool was not simulated."
         return f"A pool of {self.pool_name(at + 1)} adds {100 * (lru[at + 1] - lru[at]):.1f} points."
 
-    def _best_policy(self, at: int, lru: Sequence[float]) -> str:
+    def _policy_sentence(self, at: int, lru: Sequence[float]) -> str:
         if not set(self.sweep.rates) - {"lru", "belady"}:
             return "No other policy was simulated."
         gains = {
@@ -92,7 +92,7 @@ class CapacityPlan:
         return f"The policy {best} adds {100 * gains[best]:.1f} points at this size."
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headings of a table, and its rows, one for each pool size."""
+        """Return a table as its headings and its rows, one row for each pool size."""
         names = list(self.sweep.rates)
         head = ["Pool", *names, *(["TTFT"] if self.costs else []), *(tier.name for tier in self.tiers)]
         has_price = bool(self.speed and self.speed.hour_price)
@@ -159,7 +159,7 @@ def plan_capacity(
 
 
 def write_report(plan: CapacityPlan, path: Path) -> None:
-    """Write HTML, or Markdown with charts in an SVG file of the same name, by the path's suffix. Raises OSError."""
+    """Write an HTML file, or a Markdown file and an SVG file of the same name, by the path's suffix. Raises OSError."""
     head, rows = plan.table()
     title, charts = f"Capacity for {plan.name}", plan.charts()
     if path.suffix == ".md":

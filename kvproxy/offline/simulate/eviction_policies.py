@@ -1,4 +1,4 @@
-"""Eviction policies for simulations: the block cache's policies, and Belady's optimal policy, which knows the future."""
+"""Eviction policies for simulations: the block cache's policies, and Belady's optimal policy, which knows all later requests."""
 
 import heapq
 from collections import OrderedDict
@@ -26,11 +26,11 @@ class LRU:
 
 
 class Belady:
-    """Evicts the key whose next use is the latest, which is optimal; of several, the key farthest from its chain's start.
+    """Evicts the key whose next use is the latest, which is optimal. Of several such keys, it evicts the deepest in its chain.
 
     Args:
-        uses: indexes of the requests that use a key, ascending.
-        depth: index of a key in its chain.
+        uses: for each key, the indexes of the requests that use it, ascending.
+        depth: for each key, its index in its chain.
     """
 
     def __init__(self, uses: dict[int, Sequence[int]], depth: dict[int, int]) -> None:

@@ -29,13 +29,13 @@ class KVSize:
     prompt: int = 0
 
     def bytes_per_token(self, prompt_tokens: float) -> float:
-        """Return the mean bytes of a token in prompts with this number of tokens."""
+        """Return the mean KV bytes per token of prompts with `prompt_tokens` tokens."""
         tokens = max(1.0, prompt_tokens)
         return self.token + (self.window_token * min(tokens, self.window) + self.prompt) / tokens
 
 
 def kv_size(model: str) -> KVSize:
-    """Compute the size from config.json of a folder or of a model on Hugging Face. Raises TraceError."""
+    """Compute the KV size of a model from its config.json, in a folder or on Hugging Face. Raises TraceError."""
     import httpx
 
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
@@ -119,8 +119,8 @@ class PoolCost:
     """The cost of computing the prompts with one pool size.
 
     Attributes:
-        hits: share of the prompt tokens that are found in `pool`, and in each tier by name.
-        ttft: mean time of a request's prefill and transfers in seconds, without queueing.
+        hits: share of the prompt tokens that are found in the pool (key `pool`) and in each tier (key: its name).
+        ttft: mean seconds for the prefill and the transfers of a request, without queueing.
         price: price of a million prompt tokens.
     """
 
@@ -138,7 +138,7 @@ def pool_cost(
     recomputed if that is faster.
 
     Args:
-        hits: prompt tokens that an LRU pool reuses, if it has the size of the pool, and if it has the size of each tier.
+        hits: prompt tokens that an LRU pool of this size reuses, then for each tier, that an LRU pool of the tier's size reuses.
         tokens, requests: number of all prompt tokens, and of all requests.
     """
     seconds, known = 0.0, hits[0]

@@ -14,10 +14,10 @@ class ChainRequest:
     """A prompt as the ids of its full blocks.
 
     Attributes:
-        blocks: block ids; if two prompts have an id in common, their prefixes up to that block are equal.
-        reusable: number of leading blocks that may be hits, because at least one token is always computed.
-        partial: the prompt ends in an incomplete block, which takes space during the request.
-        use: time and client for the eviction policy `sessions`; None if unknown.
+        blocks: block ids. If two prompts have an id in common, their prefixes up to that block are equal.
+        reusable: maximum number of leading blocks that count as hits, because at least one token is always computed.
+        partial: the prompt ends in an incomplete block, which occupies a block during the request.
+        use: time and client, which the eviction policy `sessions` requires; None if unknown.
     """
 
     blocks: Sequence[int]
@@ -33,7 +33,8 @@ class Arrival:
     Attributes:
         seconds: time of arrival; NaN if the trace has no times.
         tokens, output: number of prompt tokens and of response tokens.
-        client, awaits_user: see `CacheUse`.
+        client: the client's name; None if unknown.
+        awaits_user: the client's next request waits for a person.
     """
 
     seconds: float
@@ -46,7 +47,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Number of requested blocks, of hits among them, and of requests refused because they exceed the pool."""
+    """Number of requested blocks, of hits among them, and of refused requests, which exceed the pool."""
 
     blocks: int
     hits: int
@@ -62,14 +63,14 @@ def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
 
 
 class ChainCache:
-    """A simulated pool that serves one request at a time. It evicts a block only after its successors in all chains.
+    """A simulated pool that serves one request at a time. It evicts a block only if no cached block follows it.
 
     Args:
         capacity: size in blocks.
         policy: selects the block to evict.
 
     Attributes:
-        stored, removed: ids of the blocks that the last request added, and that it evicted.
+        stored, removed: ids of the blocks that the last request added, and of those that it evicted.
     """
 
     def __init__(self, capacity: int, policy: EvictionPolicy[int]) -> None:
@@ -123,21 +124,21 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
         raise ValueError("the capacity must be at least 1 block")
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks
-    if not have_reuse(requests):
+    if not can_have_hits(requests):
         return PoolSimulation(blocks, 0, sum(len(each.blocks) + each.partial > size for each in requests))
-    cache = ChainCache(size, _belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
+    cache = ChainCache(size, _make_belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
 
 
-def have_reuse(requests: Sequence[ChainRequest]) -> bool:
-    """Return False if no request can have a hit, because the trace has lengths only (ranges of negative blocks)."""
+def can_have_hits(requests: Sequence[ChainRequest]) -> bool:
+    """Return whether a request can have a hit. In a trace that has only lengths, no request can."""
     return not all(isinstance(each.blocks, range) and (each.blocks.start < 0 or not each.blocks) for each in requests)
 
 
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
-    """Return the number of hits for each pool size with LRU, in one pass over the trace; the same as by `simulate`."""
-    if not have_reuse(requests):
+    """Return the number of hits by LRU for each pool size, as `simulate` does, but in one pass over the trace."""
+    if not can_have_hits(requests):
         return [0] * len(sizes)
     curve = HitCurve()
     for request in requests:
@@ -151,7 +152,7 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
     ]
 
 
-def _belady(requests: Sequence[ChainRequest]) -> Belady:
+def _make_belady(requests: Sequence[ChainRequest]) -> Belady:
     uses: dict[int, list[int]] = {}
     depth: dict[int, int] = {}
     for position, request in enumerate(requests):

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.offline.simulate.eviction_policies import BELADY
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, have_reuse, lru_hits, simulate
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, can_have_hits, lru_hits, simulate
 
 _SUFFICIENT_SHARE = 0.9
 _LEAST_STEP = 1.1
@@ -22,11 +22,10 @@ class Sweep:
 
     Attributes:
         sizes: pool sizes in blocks, ascending.
-        rates: share of the prompt tokens that are hits for each size, by policy.
-        errors: twice the standard error of each rate, by policy; 0 for exact rates.
+        rates: for each policy, the share of the prompt tokens that are hits with each size.
+        errors: for each policy, twice the standard error of each rate; 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
-        block_tokens: tokens in a block.
-        requests, blocks, tokens: size of the trace; incomplete blocks are counted, too.
+        requests, blocks, tokens: number of requests, blocks, and prompt tokens in the trace, with incomplete blocks.
     """
 
     sizes: tuple[int, ...]
@@ -54,7 +53,7 @@ def sweep(
     exact: bool = False,
     tokens: int | None = None,
 ) -> Sweep:
-    """Compute the hit rate for every size and policy; exact for LRU and for small traces, else by sampling.
+    """Compute the hit rate for each size and policy. Rates are exact for LRU and for small traces, and otherwise sampled.
 
     Args:
         sizes: pool sizes in blocks.
@@ -66,8 +65,8 @@ def sweep(
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
-    is_sampled = not exact and blocks >= _LEAST_SAMPLED and have_reuse(requests)
-    samples = _samples(requests) if is_sampled else []
+    is_sampled = not exact and blocks >= _LEAST_SAMPLED and can_have_hits(requests)
+    samples = _sample_blocks(requests) if is_sampled else []
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
@@ -92,13 +91,10 @@ def sweep(
     return Sweep(ordered, rates, errors, best, block_tokens, len(requests), blocks, tokens)
 
 
-def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
-    """Return two samples of the trace, to be simulated with 1/21 of the pool size (SHARDS; Waldspurger et al., 2015).
-
-    A sample contains every 21st distinct block in the order of first use, beginning with the first or the eleventh. It omits
-    blocks of more than a twentieth of the requests, because those are hits in any pool.
-    """
+def _sample_blocks(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
+    # SHARDS (Waldspurger et al., 2015): a sample has every 21st distinct block, for a pool of 1/21 of the size.
     uses = Counter(chain.from_iterable(request.blocks for request in requests))
+    # More frequent blocks are hits in any pool.
     most = max(2, len(requests) // 20)
     classes: dict[int, int] = {block: index % _SAMPLING for index, block in enumerate(uses) if uses[block] <= most}
     samples: list[list[ChainRequest]] = [[], []]
@@ -113,8 +109,8 @@ def _samples(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Return pool sizes in blocks, in equal ratios of at least 1.1, from 1% to 100% of the distinct blocks."""
-    if have_reuse(requests):
+    """Return pool sizes in blocks, from 1% to 100% of the distinct blocks. Each size is at least 1.1 times the one before."""
+    if can_have_hits(requests):
         distinct = len({block for request in requests for block in request.blocks})
     else:
         distinct = sum(len(request.blocks) for request in requests)

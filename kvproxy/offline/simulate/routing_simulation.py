@@ -25,12 +25,10 @@ class FleetShape:
     """A fleet of equal engines.
 
     Attributes:
-        engines: number of engines.
         blocks: size of each engine's pool in blocks.
-        block_tokens: tokens in a block.
         prefill_rate: prompt tokens that an engine computes per second.
         event_delay: seconds after which the router receives the KV events of a request.
-        event_loss: share of requests whose KV events are lost.
+        event_loss: fraction of the requests whose KV events are lost.
     """
 
     engines: int
@@ -79,7 +77,7 @@ class SimulatedEngine:
         self._event_ids = itertools.count()
 
     def matched_tokens(self, arrival: Arrival) -> int:
-        """Return the tokens of the prompt's cached prefix, as the router knows it from the events it received."""
+        """Return the length in tokens of the prompt's cached prefix, according to the KV events that the router has received."""
         chain, known = arrival.chain, self._published
         while self._pending and self._pending[0][0] <= arrival.seconds:
             _, stored, removed = self._pending.popleft()
@@ -117,10 +115,10 @@ class SimulatedEngine:
 
 
 POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads", "prefix and load")
-"""Routing policies. The proxy itself has the last two: the former without KV events, the latter with them."""
+"""Routing policies. The proxy uses `prefix and load` with KV events, and otherwise `with bounded loads`."""
 
 
-def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
+def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
     ring = HashRing({engine.name: 1.0 for engine in engines})
     turns, generator = itertools.cycle(engines), random.Random(0)
 
@@ -145,9 +143,9 @@ def _make_route(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Ar
 
 
 def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
-    """Simulate a trace, whose arrivals are in order of time, with one of `POLICIES`."""
+    """Simulate a trace with one of `POLICIES`. `arrivals` must be in order of time."""
     engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
-    route = _make_route(policy, engines)
+    route = _make_router(policy, engines)
     for arrival in arrivals:
         for engine in engines:
             engine.advance(arrival.seconds)
@@ -170,7 +168,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
 
 def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
-    """Return the result of the smallest fleet, up to 256 engines, whose `wait_p99` is at most `seconds`."""
+    """Return the result of the smallest fleet, of at most 256 engines, whose `wait_p99` is at most `seconds`."""
 
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)

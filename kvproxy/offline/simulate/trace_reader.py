@@ -1,4 +1,4 @@
-"""Reads traces whose lines describe a prompt by hash ids of its blocks, by token ids, or only by its length.
+"""Reads traces, whose lines describe a prompt by hash ids of its blocks, by token ids, or only by its length.
 
 A hash id stands for a block of 512 tokens (Mooncake), of 16 tokens (Qwen-Bailian), or of a size that the file states (WEKA).
 """
@@ -22,7 +22,7 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
 T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
-"""Tokens in a block, for traces that have no blocks."""
+"""Tokens in a block, for traces without blocks."""
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _LENGTH_COLUMNS = {
@@ -42,7 +42,6 @@ class Workload:
 
     Attributes:
         arrivals: ordered by time; without times, in the order of the file.
-        block_tokens: tokens in a block.
         notes: sentences for the user about information that the format lacks.
     """
 
@@ -52,7 +51,7 @@ class Workload:
 
     @property
     def chains(self) -> list[ChainRequest]:
-        """The prompts in order; `ChainRequest.use` is set if the trace has times."""
+        """The prompts in order. `ChainRequest.use` is set if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
         return [
@@ -82,7 +81,7 @@ class BlockNumbers:
         return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
 
     def new_numbers(self, count: int) -> range:
-        """Return `count` new negative numbers, for blocks that no other request has."""
+        """Return new negative numbers for blocks that no other request has."""
         self._num_single += count
         return range(-self._num_single, count - self._num_single)
 
@@ -104,12 +103,12 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
 
     Args:
         block_size: tokens in a block; by default, the size in the trace, or 16.
-        ids: block numbers that several files have in common.
+        ids: block numbers to share between several files; by default, those of this file alone.
 
     Raises:
         TraceError: a line is invalid, or its number of tokens contradicts its number of blocks.
     """
-    lines = _read(path)
+    lines = _read_lines(path)
     kind = next((field for field in _PARSERS if field in lines[0].fields), None)
     if kind is None:
         raise TraceError(
@@ -142,7 +141,7 @@ def read_text(path: Path, characters: int = -1) -> str:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
 
-def _read(path: Path) -> list[_TraceLine]:
+def _read_lines(path: Path) -> list[_TraceLine]:
     text = read_text(path)
     if '"hash_id_scope"' in text[:4096]:
         return _weka_lines(path, text)
@@ -238,7 +237,7 @@ def _hash_id_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], 
     scope = ids.new_scope()
 
     def read(fields: dict[str, Any]) -> Arrival:
-        length, count = _count(fields["input_length"]), len(fields["hash_ids"])
+        length, count = _parse_count(fields["input_length"]), len(fields["hash_ids"])
         full = min(count, length // size)
         blocks = ids.chain((int(id) for id in fields["hash_ids"][:full]), scope)
         chain = ChainRequest(blocks, max(0, min(full, (length - 1) // size)), full < count)
@@ -254,15 +253,15 @@ def _token_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Ar
         if not isinstance(fields["tokens"], list):
             raise TypeError("tokens is a list of ids")
         blocks = ids.chain(hasher.hash_blocks(fields["tokens"], size), scope)
-        return _arrival(fields, _whole_prompt(blocks, len(fields["tokens"]), size), len(fields["tokens"]))
+        return _arrival(fields, _chain_of_prompt(blocks, len(fields["tokens"]), size), len(fields["tokens"]))
 
     return read
 
 
 def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     def read(fields: dict[str, Any]) -> Arrival:
-        length = _count(fields["input_length"])
-        return _arrival(fields, _whole_prompt(ids.new_numbers(length // size), length, size), length)
+        length = _parse_count(fields["input_length"])
+        return _arrival(fields, _chain_of_prompt(ids.new_numbers(length // size), length, size), length)
 
     return read
 
@@ -270,11 +269,11 @@ def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], A
 _PARSERS = {"hash_ids": _hash_id_parser, "tokens": _token_parser, "input_length": _length_parser}
 
 
-def _whole_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:
+def _chain_of_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:
     return ChainRequest(blocks, max(0, length - 1) // size, bool(length % size))
 
 
-def _count(value: object) -> int:
+def _parse_count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is not a number of tokens")
     return value
@@ -288,4 +287,4 @@ def _arrival(fields: dict[str, Any], chain: ChainRequest, tokens: int) -> Arriva
         if not math.isfinite(seconds):
             raise ValueError("timestamp is not finite")
     awaits_user = fields.get("awaits_user") is True
-    return Arrival(seconds, chain, tokens, _count(fields.get("output_length", 0)), awaits_user=awaits_user)
+    return Arrival(seconds, chain, tokens, _parse_count(fields.get("output_length", 0)), awaits_user=awaits_user)

@@ -292,7 +292,7 @@ class SingleFlight:
         return self.requests.join(
             (exchange.cache_key.exact, request.tenant, form, unique),
             lambda: SharedRequest(
-                lambda: self._send_once(exchange), ResponseRecorder(self._writer, exchange, stores=may_store)
+                lambda: self._send_once(exchange), ResponseRecorder(self._writer, exchange, may_store=may_store)
             ),
         )
 

@@ -45,9 +45,9 @@ class ResponseWriter:
         self._journal = journal
 
     def lifetime(self, request: ApiRequest, directives: ResponseDirectives = ResponseDirectives()) -> float:
-        """Return the TTL in seconds: set by the request, else by its rule, else by the upstream, else by the settings.
+        """Return the TTL in seconds: of the request, else of its rule, else of the upstream's `max-age`, else of the settings.
 
-        The request's TTL is at most the setting `max_ttl`, else the rule's TTL, else the upstream's `max-age`.
+        The setting `max_ttl` limits the request's TTL; if it is missing, the rule's TTL does, or else `max-age`.
         """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         longest, max_age = self.settings.max_ttl, directives.max_age
@@ -58,7 +58,7 @@ class ResponseWriter:
         return min(first_not_none((max_age,), self.settings.ttl), first_not_none((longest,), math.inf))
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
-        """Return the stored fresh response that the request's `max-age` permits, or None. Raises a CacheStoreError."""
+        """Return the fresh stored response, if it is not older than the request's `max-age`. Raises a CacheStoreError."""
         entry, now = await self._cache.find(exchange.cache_key.exact, latest=True), self._clock()
         max_age = exchange.api_request.control.max_age
         if entry is None or entry.expires <= now or (max_age is not None and now - entry.created > max_age):
@@ -73,9 +73,9 @@ class ResponseWriter:
     async def start_write(
         self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives
     ) -> PendingWrite | None:
-        """Redact a response and begin to store it, or return None if it is not storable.
+        """Redact a response and begin to store it; return None if it is not storable.
 
-        Wait until the number of pending writes is below the limit.
+        Wait while too many writes are pending.
         """
         entry = self._build_entry(exchange, body, directives)
         if entry is None:
@@ -138,17 +138,13 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and begins to store it at its end.
+    """Reads the response of a shared request, and begins to store it at its end."""
 
-    Args:
-        stores: whether the request allows storing.
-    """
-
-    def __init__(self, writer: ResponseWriter, exchange: Exchange, *, stores: bool) -> None:
+    def __init__(self, writer: ResponseWriter, exchange: Exchange, *, may_store: bool) -> None:
         self.limit = writer.settings.max_response_bytes
         self._writer = writer
         self._exchange = exchange
-        self._stores = stores
+        self._may_store = may_store
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
         complete = response.status == 200 and response.reader.push(chunk)
@@ -165,7 +161,7 @@ class ResponseRecorder:
                 if request.control.rule.repair_history:
                     await asyncio.to_thread(self._writer.history.remember, request, body)
             self._record_reuse(response, body)
-            if body is None or not self._stores or response.must_not_store:
+            if body is None or not self._may_store or response.must_not_store:
                 return None
             return await self._writer.start_write(self._exchange, body, read_response_directives(response.headers))
         except Exception as error:

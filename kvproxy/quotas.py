@@ -14,7 +14,7 @@ from kvproxy.token_bucket import TokenBucket
 class _Bucket:
     """A client's token bucket, which proxies may share in PostgreSQL.
 
-    If PostgreSQL is unavailable, each proxy grants an equal part of the quota, and charges the shared bucket later.
+    While PostgreSQL is unavailable, each proxy grants an equal part of the quota. It charges the shared bucket later.
     """
 
     def __init__(self, client: str, unit: str, per_minute: int, shared: SharedState | None) -> None:
@@ -26,7 +26,7 @@ class _Bucket:
         self._charges: set[asyncio.Task[float]] = set()
 
     async def take(self, units: float, *, into_debt: bool = False) -> float:
-        """Take units and return 0.0, or return the seconds until they are available."""
+        # Returns the seconds until the units are available, 0.0 if they were taken.
         local, shared = self.local, self._shared
         if shared is not None:
             try:
@@ -56,7 +56,6 @@ class _Bucket:
             raise
 
     def charge(self, units: float) -> None:
-        """Take units, into debt if necessary, or return units if negative. The shared bucket is charged in the background."""
         if self._shared is None:
             self.local.take(units)
             return

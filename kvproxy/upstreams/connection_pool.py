@@ -123,8 +123,6 @@ def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 class _StrictConnection(ResponseHandler):
-    """An aiohttp connection that closes itself if bytes arrive after the end of a response."""
-
     _last: StreamReader | None = None
 
     def set_response_params(self, **params: Any) -> None:

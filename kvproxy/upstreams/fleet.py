@@ -29,16 +29,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The engines for a request, the best first.
-
-    Attributes:
-        uncached_tokens: estimated number of prompt tokens that each engine must compute, by URL.
-        predicted_tokens: number of prompt tokens that each engine should reuse, by URL; empty without a prediction.
-    """
-
-    engines: list[FleetEngine]
-    uncached_tokens: dict[str, int]
-    predicted_tokens: dict[str, int | None]
+    engines: list[FleetEngine]  # The best first.
+    uncached_tokens: dict[str, int]  # Estimates by URL.
+    predicted_tokens: dict[str, int | None]  # Reused prompt tokens by URL.
 
 
 class Fleet:

@@ -14,7 +14,7 @@ def load_redactor(settings: RedactionSettings) -> Redactor | None:
     """
     if not settings.enabled:
         return None
-    function = None if settings.function is None else _import(settings.function)
+    function = None if settings.function is None else _import_function(settings.function)
     patterns = [re.compile(pattern) for pattern in settings.patterns]
 
     def redact(text: str) -> str:
@@ -44,7 +44,7 @@ def _redact_by_function(function: Callable[[str], object], text: str) -> str:
     return kept
 
 
-def _import(name: str) -> Callable[[str], object]:
+def _import_function(name: str) -> Callable[[str], object]:
     module, _, attribute = name.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute, None)

@@ -122,7 +122,7 @@ class Store(StoreWriter):
                 self._matching_ids(where, matches), offset, None if limit is None else offset + limit
             )
             return [entry for id in ids if (entry := self.get(id)) is not None]
-        condition, values = self._where(where)
+        condition, values = self._where_clause(where)
         sql = f"select {COLUMNS} from responses{condition} order by created desc, id limit :limit offset :offset"
         bounds = {"limit": _UNLIMITED if limit is None else limit, "offset": offset}
         return list(self._intact_entries(self.database.query(sql, values | bounds)))
@@ -162,7 +162,7 @@ class Store(StoreWriter):
     def ids(self, where: EntryFilter = ALL_ENTRIES) -> list[str]:
         if (matches := self._prompt_filter(where)) is not None:
             return list(self._matching_ids(where, matches))
-        condition, values = self._where(where)
+        condition, values = self._where_clause(where)
         return [row["id"] for row in self.database.query(f"select id from responses{condition}", values)]
 
     def _prompt_filter(self, where: EntryFilter) -> Callable[[str], bool] | None:
@@ -172,7 +172,7 @@ class Store(StoreWriter):
         return lambda text: text.startswith(start) and (part is None or (part != "" and part.lower() in text.lower()))
 
     def _matching_ids(self, where: EntryFilter, matches: Callable[[str], bool]) -> Iterator[str]:
-        condition, values = self._where(replace(where, prompt=None, search=None))
+        condition, values = self._where_clause(replace(where, prompt=None, search=None))
         sql = (
             f"select id, key, namespace, prompt, sealed, created from responses{condition}{' and' if condition else ' where'}"
             " (created < :created or (created = :created and id > :id)) order by created desc, id"
@@ -183,7 +183,7 @@ class Store(StoreWriter):
             yield from (row["id"] for row in rows if matches(self.codec.decrypt(row)["prompt"]))
             last = {name: rows[-1][name] for name in ("created", "id")}
 
-    def _where(self, where: EntryFilter) -> tuple[str, dict[str, Any]]:
+    def _where_clause(self, where: EntryFilter) -> tuple[str, dict[str, Any]]:
         names = [name for name in _CONDITIONS if getattr(where, name) is not None]
         values = {name: getattr(where, name) for name in names}
         if where.older_than is not None:

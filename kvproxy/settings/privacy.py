@@ -38,7 +38,7 @@ class RedactionSettings(Section):
 
     @field_validator("patterns")
     @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             if compile_pattern(pattern).fullmatch(""):
                 raise ValueError(f"{pattern!r} matches the empty text: correct it")

@@ -18,9 +18,9 @@ _RECENT_BYTES = 2**16  # Larger entries are always read from the store.
 
 
 class RecentEntries:
-    """Entries that were read in the last second, so that frequent exact hits do not query the store.
+    """Entries that were read in the last second, so that frequent exact hits do not query the store. Thread-safe.
 
-    `remove` applies changes by this process; a change by another process takes effect after a second. Thread-safe.
+    Changes by this process take effect at once (see `remove`), and changes by another process after a second.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class RecentEntries:
         return entry if time.monotonic() - began < _RECENT_SECONDS else None
 
     def begin_read(self) -> tuple[float, int]:
-        """Return the time and the number of changes so far, for `add`."""
+        """Return the time and the number of changes so far; pass the result to `add` after the read."""
         return time.monotonic(), self._changes
 
     def add(self, entry: Entry, read: tuple[float, int]) -> None:
@@ -90,7 +90,7 @@ class ResponseCache:
         return self._redact is None or await self.redact_text(question) == question
 
     async def find(self, key: str, *, latest: bool = False) -> Entry | None:
-        """Return the stored or pending entry with a key; None without an entry, or if it is `expired` (see `Freshness`).
+        """Return the stored or pending entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`).
 
         Args:
             latest: do not accept an entry that another process may have changed in the last second.
@@ -111,7 +111,7 @@ class ResponseCache:
         """Start to store an entry, which `find` returns from now on.
 
         Args:
-            deferred: embed the question later, in the background. Used if the request's semantic lookup was skipped.
+            deferred: embed the question later, in the background, because the request's semantic lookup was skipped.
         """
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
@@ -143,7 +143,6 @@ class ResponseCache:
         return await asyncio.shield(self.start_write(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
-        """Store the entries that redaction allows, and return their number."""
         if self._redact is not None:
             redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
             entries = [entry for entry in redacted if entry is not None]
@@ -162,9 +161,8 @@ class ResponseCache:
         return changed
 
     def maintain(self) -> None:
-        """Write the hits that were counted in memory, and remove expired entries; called periodically."""
         self.store.flush()
-        while self.store.expire():
+        while self.store.remove_expired():
             pass
         if self.semantic is not None:
             self.semantic.maintain()

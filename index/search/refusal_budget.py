@@ -9,7 +9,7 @@ _MAX_ENTRIES = 20_000
 
 
 class RefusalBudget:
-    """Limits how often questions may be refused near one entry, against a search for wrong hits by trial and error.
+    """Limits how often questions may be refused near one entry, against attackers who search for wrong hits by trial and error.
 
     Each entry has a token bucket of 32 refusals, which regains one refusal per hour. The buckets of the 20,000 entries with
     the latest refusals are kept in memory. Thread-safe.

@@ -165,7 +165,7 @@ class StoreWriter:
                 return resealed
             resealed += len(rows)
 
-    def expire(self) -> list[RemovedEntry]:
+    def remove_expired(self) -> list[RemovedEntry]:
         """Remove up to 2,000 entries that are `expired` (see `Freshness`), and return them."""
         with self.database.transaction() as run:
             gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")

@@ -52,7 +52,7 @@ def test_the_store_agrees_with_a_naive_one(
             hits += 1
         else:
             store.flush()
-            gone = {each.id for each in store.expire()}
+            gone = {each.id for each in store.remove_expired()}
             assert gone == {id for id, (_, expires) in naive.items() if expires <= now[0]}
             naive = {id: times for id, times in naive.items() if id not in gone}
         alive = {id for id, (created, expires) in naive.items() if created <= now[0] + _SKEW and expires > now[0]}

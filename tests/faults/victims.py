@@ -94,7 +94,7 @@ class Responses(Victim):
                     store.put(make_entry(f"old {seed} {worker} {number}", expires=self._now - 1))
                     store.record_hit(entry.id)
                     store.flush()
-                    store.expire()
+                    store.remove_expired()
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(put, range(4)))

@@ -118,7 +118,7 @@ def test_a_clock_that_is_set_back_does_not_extend_a_lifetime(make_store: MakeSto
     assert store.find(entry.key) == fresh
     now += 601
     assert store.find(entry.key) is None
-    assert [gone.id for gone in store.expire()] == [fresh.id]
+    assert [gone.id for gone in store.remove_expired()] == [fresh.id]
 
 
 def test_expired_entries_are_removed_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_expired_entries_are_removed_in_parts(make_store: MakeStore, monkeypatch
     written = store.put(make_entry("new", created=now))
     assert len(written.removed) == 40
     parts = []
-    while gone := store.expire():
+    while gone := store.remove_expired():
         parts.append(len(gone))
     assert parts == [40, 10]
     assert store.count() == 11

@@ -55,7 +55,7 @@ def test_a_store_agrees_with_a_dictionary(make_store: MakeStore, limits: Limits)
             model.now += draw.randrange(150)
         elif kind == "expire":
             model.expire()
-            assert {gone.id for gone in store.expire()} == before - model.ids()
+            assert {gone.id for gone in store.remove_expired()} == before - model.ids()
         elif kind == "find":
             found, expected = store.find(key), model.find(key)
             assert (found and found.id) == (expected and expected.id)

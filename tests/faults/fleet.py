@@ -32,6 +32,8 @@ _DELIVERY_SECONDS = 3.0
 _OUTAGE_SECONDS = 20.0
 """Time from the kill of PostgreSQL until its restart."""
 _LOAD_SECONDS = 3.0
+_PAUSE_SECONDS = 0.0
+"""Pause of a client between two requests."""
 _ACKNOWLEDGED = 20
 """Least number of stored responses before and after a fault."""
 _RECOVERY_SECONDS = 60.0
@@ -81,7 +83,7 @@ class Worker(threading.Thread):
         # A server that ends or reloads may close a kept connection while a request is on its way.
         limits = httpx.Limits(max_keepalive_connections=0)
         with httpx.Client(timeout=3 * _TIMEOUT, limits=limits) as client:
-            while not self.stopped.is_set():
+            while not self.stopped.wait(_PAUSE_SECONDS):
                 with self._finding.catch(f"a request to {self._urls}"):
                     began = time.monotonic()
                     self._ask(client)

@@ -29,6 +29,7 @@ def test_proxies_and_their_postgres_may_be_killed(monkeypatch: pytest.MonkeyPatc
         "OUTAGE_SECONDS": 1.0,
     }.items():
         monkeypatch.setattr(fleet, f"_{name}", value)
+    monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.05)
     findings = fleet.run(2, 1, lambda: None)
     assert passed(findings)
     assert all(finding.counts["acknowledged"] for finding in findings)

@@ -11,6 +11,7 @@ from kvproxy.index.errors import CacheStoreError, SchemaVersionError
 from kvproxy.index.store import NewEntry, Store, open_store
 from kvproxy.index.store.postgres import schema
 from kvproxy.index.store.postgres.schema import Migration
+from tests.faults import fleet
 from tests.faults.harness import passed
 from tests.fleet.upgrade import ROOT, upgrade
 from tests.index.entries import make_entry
@@ -73,7 +74,8 @@ def test_a_failed_migration_changes_nothing(empty_postgres: str, monkeypatch: py
 
 
 @needs_nginx
-def test_proxies_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
+def test_proxies_are_replaced_one_by_one_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.05)
     for name in ("kvproxy", "index", "commands"):
         ignored = shutil.ignore_patterns("__pycache__", "model")
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.http.wild import Script, Seen, Wild, observe
 from tests.polling import until
 from tests.servers import run_app, until_stored
 
-EXAMPLES = int(os.environ.get("KVPROXY_FUZZ_EXAMPLES", "60"))
 OURS = {b"cache-status", b"x-request-id", b"date", b"connection", b"content-length", b"transfer-encoding"}
 TEXT = "Hello there, \u00e9\n\n data: [DONE] " * 3
 WHOLES: dict[str, dict[str, Any]] = {
@@ -175,9 +173,7 @@ def same(direct: Seen, through: Seen, script: Script, where: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(REQUESTS)
 def test_one_request_at_a_time(bench: Bench, case: tuple[str, bool, tuple[Script, bool]]) -> None:
     name, stream, (script, good) = case

@@ -47,7 +47,6 @@ def run(hidden: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
             ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0", "--embedder", "multilingual"],
             "multilingual",
         ),
-        ("psycopg", ["cache", "ls", "--store", "postgresql://127.0.0.1:9/x"], "postgres"),
         (
             "psycopg",
             ["serve", "--upstream", "http://127.0.0.1:9", "--port", "0", "--store", "postgresql://127.0.0.1:9/x"],

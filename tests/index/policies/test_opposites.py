@@ -96,9 +96,9 @@ def test_the_default_policy_serves_rewordings_but_almost_no_near_miss(
         policy = build_policy(CacheSettings(max_error=0.05), log, embedder.name)
     assert isinstance(policy, LearnedPolicy)
     assert policy.status("").serves is has_learned
-    for pairs in (PAIRS, FURTHER[::2]):
+    for pairs in (PAIRS, FURTHER[::4]):
         assert share_served(policy, pairs, cosine) <= near_misses
-    assert share_served(policy, REWORDINGS[::2], cosine) >= rewordings
+    assert share_served(policy, REWORDINGS[::4], cosine) >= rewordings
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -110,7 +110,7 @@ def test_no_exchanged_direction_is_served_and_most_kept_ones_are(
     assert (len(swaps), len(kept)) == (300, 100)
     # A part of them has all templates; `python -m tests.benchmarks.trust` tries them all.
     assert share_served(policy, swaps[::5], cosine) == 0
-    assert share_served(policy, kept[::2], cosine) >= 0.65
+    assert share_served(policy, kept[::4], cosine) >= 0.65
 
 
 def test_the_cosine_alone_would_serve_near_misses(cosine: Cosine) -> None:

@@ -70,9 +70,9 @@ def test_the_risk_rises_with_the_allowance_and_with_the_evidence(allowed: int, w
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_few_runs_exceed_the_risk_although_the_factor_is_learned_meanwhile(factor: float) -> None:
     generator, exceeded = np.random.default_rng(3), 0
-    for _ in range(60):
+    for _ in range(30):
         wrong, expected, risk, served_wrong = 2.0, 2.0, 0.0, 0
-        for allowed in range(1, 100):
+        for allowed in range(1, 60):
             compared = 1.0 + generator.random()
             expected, wrong = expected + compared, wrong + generator.poisson(factor * compared)
             more = max(0.0, max_risk(allowed, wrong, expected) - risk)
@@ -80,7 +80,7 @@ def test_few_runs_exceed_the_risk_although_the_factor_is_learned_meanwhile(facto
             if served_wrong > allowed:
                 exceeded += 1
                 break
-    assert exceeded <= 0.1 * 60
+    assert exceeded <= 0.1 * 30
 
 
 def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) -> tuple[int, float]:
@@ -110,7 +110,7 @@ def test_the_bound_holds_at_all_times_even_if_errors_are_underestimated(max_erro
         assert serve(ServingLevel(max_error, wrong=2.0, expected=2.0), 2500, seed, factor=3.0)[1] <= max_error
 
 
-@pytest.mark.parametrize("max_error", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize("max_error", [0.01, 0.05])
 def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
     # The worst case: every answer has the planned risk, and every error its estimated probability.
     level = ServingLevel(max_error, factor=1.0)

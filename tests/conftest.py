@@ -51,7 +51,10 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A busy machine takes longer for an example.
     hypothesis.settings.register_profile(
-        "kvproxy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        "kvproxy",
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        max_examples=max(3, round(100 * _EXAMPLES)),
     )
     # CI and the mutation tests select other profiles.
     if hypothesis.settings.get_current_profile_name() == "default":
@@ -59,15 +62,6 @@ def pytest_configure() -> None:
     # The default of five seconds is too short on a busy machine.
     waits = httpx._config.DEFAULT_TIMEOUT_CONFIG
     waits.connect = waits.read = waits.write = waits.pool = 60.0
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Reduce the examples of a property test to a share, which KVPROXY_EXAMPLES sets."""
-    test = getattr(item, "obj", None)
-    if hypothesis.is_hypothesis_test(test):
-        own = test._hypothesis_internal_use_settings
-        count = max(3, round(own.max_examples * _EXAMPLES))
-        test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=count)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -86,6 +80,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that all workers end at the same time."""
+    # A property test runs a share of its examples, which KVPROXY_EXAMPLES sets.
+    for test in {getattr(item, "obj", None) for item in items}:
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is not None and own.max_examples != hypothesis.settings.default.max_examples:
+            count = max(3, round(own.max_examples * _EXAMPLES))
+            test._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=count)
     items.sort(key=lambda item: next((at for at, name in enumerate(_LONGEST) if item.nodeid.startswith(name)), 99))
 
 

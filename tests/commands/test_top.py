@@ -5,11 +5,13 @@ import json
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 from kvproxy.settings import load_settings
-from tests.commands.run import Demo, ask, kvproxy
+from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.terminal import top
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until
 from tests.ports import free_port
 from tests.servers import run_proxy
 
@@ -26,14 +28,22 @@ def test_top_prints_json_lines(demo: Demo) -> None:
         while not stopped.is_set():
             ask(url, "What is a token?", "For the test of top.")
 
+    last: dict[str, Any] = {}
+
+    def counts_traffic() -> bool:
+        done = kvproxy("top", "--json", "--interval", 0.3, "--count", 2, url=url)
+        assert done.returncode == 0, done.stderr
+        _, line = done.stdout.splitlines()
+        last.update(json.loads(line))
+        return last["per_second"]["exact"] > 0
+
     thread = threading.Thread(target=traffic)
     thread.start()
-    done = kvproxy("top", "--json", "--interval", 0.3, "--count", 2, url=url)
-    stopped.set()
-    thread.join()
-    assert done.returncode == 0, done.stderr
-    first, last = (json.loads(line) for line in done.stdout.splitlines())
-    assert max(look["per_second"]["exact"] for look in (first, last)) > 0
+    try:
+        until(counts_traffic)
+    finally:
+        stopped.set()
+        thread.join()
     assert (last["from_cache"], last["first_byte_ms"]["error"], last["blocks"]["num_blocks"]) == (1.0, None, 512)
     assert min(last["first_byte_ms"]["exact"], last["requests"]["forward"], last["entries"]) > 0
     page = kvproxy("top", "--once", "--interval", 0.1, url=url, COLUMNS="20").stdout
@@ -44,8 +54,11 @@ def test_top_prints_json_lines(demo: Demo) -> None:
 
 
 def test_the_live_page_fits_80_columns_and_ends_with_ctrl_c(demo: Demo) -> None:
-    ask(demo[0], "Is anything cut off?").raise_for_status()
-    with top(demo[0], 80) as screen:
+    url, services = demo
+    ask(url, "Is anything cut off?").raise_for_status()
+    services.answerer.journal.latest(1)
+    assert result("log", "-n", 1, url=url)["question"] == "Is anything cut off?"
+    with top(url, 80) as screen:
         screen.shows("First byte, ms", "Total", "stored", "prompt tokens)", "Pool  ", "Evictions", "Question")
         screen.until(lambda text: re.search(r"\d\d:\d\d:\d\d  forward .* Is anything cut off\?", text) is not None)
         screen.press("\x03")

@@ -21,14 +21,14 @@ _MOST = 1e4
 
 
 def max_expected_events(allowed: float) -> float:
-    """Return the largest sum of the probabilities of events such that at most `allowed` events occur (with 90% probability)."""
+    """Return the largest sum of the probabilities of events of which at most `allowed` occur, with a confidence of 90%."""
     return float(_max_expected(allowed, np.array([_LOG_LIMIT]))[0])
 
 
 def max_risk(allowed: float, wrong: float, expected: float) -> float:
     """Return the largest sum of the estimated errors of served answers such that at most `allowed` answers are wrong.
 
-    This holds with 90% probability for every factor f (see the module).
+    This holds with 90% probability, whatever the factor f between estimated and true errors is (see the module).
 
     Args:
         wrong: number of wrong answers in comparisons.

@@ -21,7 +21,7 @@ _MAX_CONNECTIONS = 8
 _SESSION = (
     "set search_path = kvproxy, public",
     "set statement_timeout = '10s'",
-    "set hnsw.ef_search = 64",
+    "set hnsw.ef_search = 200",
 )
 TCP_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,9 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     # Two requests show no time per token.
     assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
     assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}
+    with closing(journal.reader()) as reader:
+        groups = reader.groups(Query(), "tag", order="requests", limit=9)
+    assert [(each.name, each.requests) for each in groups] == [("x", 4), ("y", 1)]
     assert {name: row.requests for name, row in rows_of(journal, "tenant").items()} == {"public": 4, "client:ann": 1}
 
 

@@ -133,7 +133,6 @@ def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalData
 
 
 def open_to_read(path: Path) -> SqliteJournalDatabase:
-    allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
     if not path.is_file():
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")
     try:
@@ -141,7 +140,14 @@ def open_to_read(path: Path) -> SqliteJournalDatabase:
         connection.execute("pragma query_only=on")
         connection.execute("select 1 from requests limit 1").fetchone()
         # A condition of a user may read this file, and nothing else.
-        connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
+        connection.set_authorizer(_authorize_read)
     except sqlite3.Error as error:
         raise KvproxyError(f"cannot read the journal {path}: {error}") from None
     return SqliteJournalDatabase(path, connection, writable=False)
+
+
+def _authorize_read(action: int, table: str | None, *_: str | None) -> int:
+    allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+    # json_each declares its columns in this way; the connection cannot write.
+    is_declaration = action == sqlite3.SQLITE_UPDATE and table == "sqlite_master"
+    return sqlite3.SQLITE_OK if action in allowed or is_declaration else sqlite3.SQLITE_DENY

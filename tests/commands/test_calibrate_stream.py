@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.run import command, kvproxy, result
+from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from tests.commands.run import ROOT, command, kvproxy, result
 
 LINES = [
     {"text": f"{opening} {subject}?", "answer": subject}
@@ -45,6 +46,15 @@ def test_the_stream_report_is_a_table(stream: Path) -> None:
     assert "P-CHR AUC" not in rows[0]
     best = [row for row in rows[1:] if row[-1] == "best"]
     assert best in ([], [rows[1]])
+
+
+def test_the_recipe_makes_labelled_pairs(tmp_path: Path) -> None:
+    lines = (ROOT / "docs/recipes/calibrate.md").read_text().splitlines()
+    for line in lines:
+        if line.startswith("sed "):
+            subprocess.run(line.replace(" pairs.jsonl", f" {tmp_path}/pairs.jsonl"), shell=True, check=True, cwd=ROOT)
+    found = [pair.same for pair in read_pairs(tmp_path / "pairs.jsonl")]
+    assert (found.count(True), found.count(False)) == (250, 803)
 
 
 def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ NOT_RUN = {
     "sudo": "changes the machine",
     "podman": "needs a registry; tests/deploy/test_image.py checks the Dockerfile",
     "docker": "needs a registry; tests/deploy/test_compose.py checks the file",
+    "sed": "writes a file of pairs; tests/commands/test_calibrate_stream.py runs it",
     "cp": "copies a file of settings for the reader to edit",
     "(umask": "writes below /etc",
 }

@@ -151,8 +151,8 @@ def _print_notes(report: "SavingsReport") -> None:
     unmeasured = sum(row.unmeasured_tokens for row in report.rows)
     if unmeasured:
         print_text(
-            f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} measured requests"
-            " per model, with different lengths."
+            f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} requests per model"
+            " with different lengths, as streams if the server reports no prefill time."
         )
     hits = sum(row.prompt_tokens for row in report.rows)
     cached = sum(row.cached_tokens for row in report.rows)

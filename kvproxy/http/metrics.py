@@ -205,7 +205,7 @@ class Metrics:
             completion_tokens="Response tokens of these.",
             reused_tokens="Prompt tokens that the backend did not compute.",
             seconds="Seconds of the backend.",
-            money="Price of the tokens.",
+            money="Saved money, net of the provider's own prefix cache.",
         )
 
     def _describe(self, description: MetricDescription) -> MetricDescription:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.prefill_cost import PrefillCost
 from kvproxy.journal.prices import MILLION, input_price, storage_price
-from kvproxy.journal.reader import BACKEND, CACHES, JournalReader, SavingsGroup
+from kvproxy.journal.reader import BACKEND, CACHES, JournalReader, SavingsGroup, TotalRow
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
@@ -129,8 +129,7 @@ def savings(
         price = price_of(row.model, prices)
         if row.layer == "warming":
             if price is not None:
-                paid = input_price(price, row.prompt_tokens, row.reused_tokens, 0, 0)
-                paid += row.completion_tokens * price.output / MILLION
+                paid = _request_price(price, row, row.reused_tokens)
                 found.setdefault(row.name, Saving(row.name)).add_money(-paid, -paid)
             continue
         if row.layer == "refused":
@@ -151,17 +150,18 @@ def savings(
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
         if price is not None:
-            discount = (price.input - price.price_of_reuse) / MILLION
             if not is_hit:
-                saving.add_money(reused * discount, reused * discount)
+                money = reused * (price.input - price.price_of_reuse) / MILLION
+                saving.add_money(money, money)
                 continue
             share = shares.get((row.tenant, row.model), CachedShare())
             if price.cached is not None:
                 saving.cached_tokens += round(row.prompt_tokens * share.least)
             if share.least < share.most or (share.most and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
-            paid = (row.prompt_tokens * price.input + row.completion_tokens * price.output) / MILLION
-            most, least = (paid - row.prompt_tokens * part * discount for part in (share.least, share.most))
+            most, least = (
+                _request_price(price, row, round(row.prompt_tokens * part)) for part in (share.least, share.most)
+            )
             wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
             saving.add_money(most, least * (1 - wrong))
     _subtract_writes(reader, by, prices, since, found)
@@ -169,6 +169,10 @@ def savings(
     if by == "day":
         return order
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
+
+
+def _request_price(price: PriceSettings, row: TotalRow, cached: int) -> float:
+    return input_price(price, row.prompt_tokens, cached, 0, 0) + row.completion_tokens * price.output / MILLION
 
 
 def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], CachedShare]:

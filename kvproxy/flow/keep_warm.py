@@ -106,7 +106,7 @@ class KeepWarm:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
     async def on_request(self, request: ApiRequest) -> int:
-        """Stop the session's keep-warm requests. Return the last message index to cache for one hour; -1 for no message."""
+        """Stop the session's keep-warm requests. Return the index of the last message to cache for one hour, or -1."""
         if not self._is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))

@@ -127,7 +127,7 @@ class CacheHistory:
         self._database.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the number of each prompt's last record; `records` has it by prompt number."""
+        """Set the number of the last record of each prompt. `records` maps numbers of prompts to numbers of records."""
         sql = "update prompts set last = ? where number = ?"
         self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 

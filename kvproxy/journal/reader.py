@@ -181,7 +181,7 @@ class JournalReader:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Return sums by group: the groups with the most requests first, or with the longest time of the backend."""
+        """Return sums by group. `order` puts groups with the most requests first, or with the most time of the backend."""
         condition, values = _where_sql(query)
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"

@@ -23,7 +23,7 @@ class WrongHitInterval:
 
 @dataclass(frozen=True, slots=True)
 class CachedShare:
-    """Bounds of the share of prompt tokens that the backend reuses, 0 to 1."""
+    """Bounds of the share of prompt tokens that the provider's own prefix cache reuses, from 0 to 1."""
 
     least: float = 0.0
     most: float = 1.0
@@ -40,9 +40,9 @@ class Saving:
         seconds: saved time: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
         unmeasured_tokens: reused tokens of unknown prefill time, which `seconds` does not include.
-        money: None if no model has a price. Without kvproxy, the provider would have reused `cached_tokens`, at a lower price.
-        least_money: `money` with the largest plausible numbers of cached tokens and of wrong hits, which save nothing.
-        cached_tokens: prompt tokens of hits that the backend would have reused, see `_cached_shares`.
+        money: saved money, if the provider had reused `cached_tokens` of the hits' prompts; None if no model has a price.
+        least_money: the same with the largest plausible numbers of cached tokens and of wrong hits, which save nothing.
+        cached_tokens: prompt tokens of hits that the provider would have reused; see `CachedShare`.
         uncertain_tokens: prompt tokens of hits with an unknown share of cached tokens; `money` counts none as cached.
     """
 
@@ -73,7 +73,7 @@ class SavingsReport:
     Attributes:
         total: None for tags, because a request may have several tags.
         wrong: None if no semantic hit was compared with a fresh response.
-        refused: requests that the proxy refused, which are not counted.
+        refused: number of requests that the proxy refused; no group counts them.
         semantic: number of semantic hits.
     """
 
@@ -176,7 +176,6 @@ def _request_price(price: PriceSettings, row: TotalRow, cached: int) -> float:
 
 
 def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], CachedShare]:
-    """Return the share of cached prompt tokens of all requests at the backend, by tenant and model."""
     prompt, reused = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for row in reader.totals("tenant", None):
         if row.layer in BACKEND:

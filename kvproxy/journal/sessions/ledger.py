@@ -15,8 +15,8 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
-STORED = "stored"
-"""Name of the sum of reused tokens, each times the hours for which the provider stored it."""
+STORED_TOKEN_HOURS = "stored"
+"""Result for the sum of reused tokens, each times the hours for which the provider stored it."""
 _BLOCK = 16
 """Tokens in a block, if the backend does not report it. Incomplete blocks are not cached."""
 _PROVIDER_BLOCK = 128

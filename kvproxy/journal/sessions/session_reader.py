@@ -8,7 +8,7 @@ from typing import Any
 from kvproxy.errors import NotFound
 from kvproxy.journal.prices import MILLION, input_price, price_lost_per_token, storage_price
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, STORED
+from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS
 from kvproxy.settings.journal import PriceSettings, price_of
 
 _TURNS = (
@@ -214,7 +214,7 @@ class SessionReader:
         An item is: group, model, tokens written for five minutes, tokens written for one hour, and reused tokens times the hours
         for which they were stored. `by` is an SQL expression for the group.
         """
-        results = ("written_5m", "written_1h", STORED)
+        results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
         sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"
         rows = self._reader.rows(sql, [since or ""])
@@ -262,7 +262,7 @@ def ledger_of(
     """Return a ledger from the number of tokens by model and by result.
 
     The results `reused` and `CAUSES` together are all prompt tokens. Others are `written_5m` and `written_1h`, the tokens written
-    to a provider's cache, and `STORED`.
+    to a provider's cache, and `STORED_TOKEN_HOURS`.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()
@@ -274,7 +274,7 @@ def ledger_of(
             continue
         counts = Counter(found)
         total = sum(counts[result] for result in ("reused", *CAUSES))
-        storage += storage_price(price, counts[STORED])
+        storage += storage_price(price, counts[STORED_TOKEN_HOURS])
         above = price_lost_per_token(price, total, counts["reused"], counts["written_5m"], counts["written_1h"])
         for result in ("reused", *CAUSES):
             lost = 0 if result in ("reused", "new") else counts[result]

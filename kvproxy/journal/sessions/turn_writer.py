@@ -18,7 +18,7 @@ from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.sessions.ledger import CAUSES, STORED, EarlierPrefix, lost_tokens
+from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, EarlierPrefix, lost_tokens
 from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
 from kvproxy.journal.sessions.session_matching import KnownPrefix, KnownTurn, RegionContents, SessionIndex
 from kvproxy.journal.string_ids import StringIds
@@ -144,7 +144,7 @@ class TurnWriter:
         self._insert_turn(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
         written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
-        self._add_tokens(record, {"reused": record.reused_tokens, **written, STORED: stored, **lost})
+        self._add_tokens(record, {"reused": record.reused_tokens, **written, STORED_TOKEN_HOURS: stored, **lost})
         if record.tags == KEEP_WARM_TAG and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvproxy.journal.savings import Saving, SavingsReport
     from kvproxy.journal.sessions.session_reader import LedgerReport
 
-_MOST_BARS = 10
+_MAX_BARS = 10
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
 
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
@@ -75,7 +75,7 @@ def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
     def name(row: "Saving") -> str:
         return tenant_name(row.name) if by == "tenant" else row.name
 
-    rows = [row for row in report.rows if tokens(row)][: None if by == "day" else _MOST_BARS]
+    rows = [row for row in report.rows if tokens(row)][: None if by == "day" else _MAX_BARS]
     if not rows:
         return []
     has_price = any(row.money is not None for row in rows)

@@ -14,7 +14,7 @@ from kvproxy.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.table import Table
 
-_LEAST_WIDTH = 20
+_MIN_WIDTH = 20
 _GAP = 2
 
 
@@ -189,5 +189,5 @@ def _widths(columns: list[Column], cells: list[list[str]], width: int) -> list[i
     for index, column in enumerate(columns):
         if column.is_text:
             excess = sum(widths) + _GAP * (len(widths) - 1) - width
-            widths[index] -= max(0, min(excess, widths[index] - _LEAST_WIDTH))
+            widths[index] -= max(0, min(excess, widths[index] - _MIN_WIDTH))
     return widths

@@ -14,7 +14,7 @@ _SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null"
 _COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
 _PRECEDENCE = ("used", "pinned", "cached", "free")
 _ROWS = 16
-_LEAST_WIDTH, _MOST_WIDTH = 20, 100
+_MIN_WIDTH, _MAX_WIDTH = 20, 100
 
 
 @command
@@ -81,7 +81,7 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
     from rich.text import Text
 
     console = Console()
-    width = max(_LEAST_WIDTH, min(console.width, _MOST_WIDTH) - 2)
+    width = max(_MIN_WIDTH, min(console.width, _MAX_WIDTH) - 2)
     per_cell = -(-len(states) // (width * _ROWS))
     runs = (states[start : start + per_cell] for start in range(0, len(states), per_cell))
     cells = [next((state for state in _PRECEDENCE if state in run), "null") for run in runs]

@@ -25,7 +25,7 @@ _INSTRUCTION = (
 )
 # Credentials, and API versions.
 _PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
-_MOST_TOKENS = 200
+_MAX_TOKENS = 200
 _MAX_BYTES = 2**20
 _MAX_QUEUED = 64
 _log = logging.getLogger("kvproxy")
@@ -51,11 +51,11 @@ def _judge_request(request: ApiRequest, prompt: str) -> ApiRequest:
     turn: list[Json] = [{"role": "user", "content": prompt}]
     match request.api.name:
         case "messages":
-            body |= {"system": _INSTRUCTION, "messages": turn, "max_tokens": _MOST_TOKENS}
+            body |= {"system": _INSTRUCTION, "messages": turn, "max_tokens": _MAX_TOKENS}
         case "responses":
-            body |= {"instructions": _INSTRUCTION, "input": prompt, "max_output_tokens": _MOST_TOKENS}
+            body |= {"instructions": _INSTRUCTION, "input": prompt, "max_output_tokens": _MAX_TOKENS}
         case _:
-            body |= {"messages": [{"role": "system", "content": _INSTRUCTION}, *turn], "max_tokens": _MOST_TOKENS}
+            body |= {"messages": [{"role": "system", "content": _INSTRUCTION}, *turn], "max_tokens": _MAX_TOKENS}
     headers = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
     headers["content-type"] = "application/json"
     api = request.api if request.api.name in ("messages", "responses") else APIS["chat"]

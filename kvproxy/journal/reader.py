@@ -27,7 +27,7 @@ BACKEND = ("prefix", "forward", "bypass", "revalidated")
 _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
-_MOST_SPANS = 60
+_MAX_SPANS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class JournalReader:
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
         if first is None:
             return LayerCounts(0.0, 1.0, {})
-        step = next((step for step in _SPANS if (last - first) / step < _MOST_SPANS - 1), _SPANS[-1])
+        step = next((step for step in _SPANS if (last - first) / step < _MAX_SPANS - 1), _SPANS[-1])
         start = first // step
         counts: dict[str, list[int]] = {}
         sql = f"select layer, {self._database.integer_part_sql('time / ?')}, count(*) from requests{condition} group by 1, 2"

@@ -19,9 +19,9 @@ from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
-_MOST_SPANS = 3
+_MAX_SPANS = 3
 _COMPARED_PROMPTS = 12
-_LEAST_SAVED_SHARE = 0.005
+_MIN_SAVED_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _TokenizedPrompts:
         savings: list[EditSaving] = []
         requests, least = [self.requests[member] for member in members], tokens - reused
         moved_requests = requests
-        while len(savings) < _MOST_SPANS:
+        while len(savings) < _MAX_SPANS:
             spans = _costliest_spans([prompt_input(request) for request in requests])
             if not spans:
                 break
@@ -158,7 +158,7 @@ class _TokenizedPrompts:
             stripped, requests = await self._reuse_after_edit(members, requests, edit)
             moving = move_edit(edit) if edit.action == "strip" else edit
             moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
-            if least - min(stripped.computed, moved.computed) < max(_LEAST_SAVED_SHARE * tokens, self._block_size):
+            if least - min(stripped.computed, moved.computed) < max(_MIN_SAVED_SHARE * tokens, self._block_size):
                 break
             savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
             least = stripped.computed

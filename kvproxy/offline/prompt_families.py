@@ -9,8 +9,8 @@ from kvproxy.offline.prompt_regions import Region, prompt_head
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
-_MOST_WORDS = 2000
-_LEAST_COMMON_SHARE = 0.5
+_MAX_WORDS = 2000
+_MIN_COMMON_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Family:
 
 def shingles(text: str) -> set[int]:
     """Return the hashes of all sequences of three words in a text; a shorter text has one hash."""
-    words = _WORD.findall(text)[:_MOST_WORDS]
+    words = _WORD.findall(text)[:_MAX_WORDS]
     starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
     runs = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
     return {xxhash.xxh3_64_intdigest(run.encode("utf-8", "replace")) for run in runs}
@@ -52,7 +52,7 @@ def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> li
         votes = Counter(number for each in hashes for number in index.get((model, each), ()))
         number, count = votes.most_common(1)[0] if votes else (-1, 0)
         size = len(families[number].shingles) if votes else len(hashes)
-        if count < _LEAST_COMMON_SHARE * min(len(hashes), size):
+        if count < _MIN_COMMON_SHARE * min(len(hashes), size):
             # Only the first head defines the family, so that changing spans do not attract other families.
             number = len(families)
             families.append(Family(model, head, shingles=hashes))

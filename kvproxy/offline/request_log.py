@@ -21,7 +21,7 @@ _LOG_FIELDS = {"method", "status", "status_code", *_ROUTES}
 _HEADERS = ("headers", "request_headers")
 _OWN = {*_LOG_FIELDS, *_TIMES, *_RESPONSES, *_HEADERS}
 _ACCESS_LOG = re.compile(r'"[A-Z]+ \S+ HTTP/[\d.]+"')
-_LEAST_MILLISECONDS = 1e11
+_MIN_MILLISECONDS = 1e11
 """Larger timestamps are in milliseconds; in seconds they would be after the year 5138."""
 
 
@@ -202,7 +202,7 @@ def _time(value: JsonObject) -> float | None:
             return None
     if not isinstance(time, int | float) or isinstance(time, bool):
         return None
-    return time / 1000 if time > _LEAST_MILLISECONDS else float(time)
+    return time / 1000 if time > _MIN_MILLISECONDS else float(time)
 
 
 def _response(value: JsonObject) -> JsonObject | str | None:

@@ -108,9 +108,9 @@ class DirectJournal:
                 counts = observations.summary()
         return savings_report(self.reader, by, self._settings.journal, counts, since)
 
-    def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
+    def sessions(self, limit: int, since: float | None, min_turns: int) -> list[Session]:
         start = None if since is None else time.time() - since
-        return self._sessions().sessions(limit, start, least_turns)
+        return self._sessions().sessions(limit, start, min_turns)
 
     def session_tree(self, session: str) -> list[TreeRow]:
         """Return the turns of a session, given its id, its name, or the id of one of its requests."""
@@ -195,8 +195,8 @@ class RemoteJournal:
             report["semantic"],
         )
 
-    def sessions(self, limit: int, since: float | None, least_turns: int) -> list[Session]:
-        rows = self._client.get("/admin/sessions", limit=limit, since=since, turns=least_turns)
+    def sessions(self, limit: int, since: float | None, min_turns: int) -> list[Session]:
+        rows = self._client.get("/admin/sessions", limit=limit, since=since, turns=min_turns)
         return [Session(**row) for row in rows]
 
     def session_tree(self, session: str) -> list[TreeRow]:

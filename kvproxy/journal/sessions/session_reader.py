@@ -151,7 +151,7 @@ class SessionReader:
         self._reader = reader
         self._prices = prices
 
-    def sessions(self, limit: int, since: float | None = None, least_turns: int = 1) -> list[Session]:
+    def sessions(self, limit: int, since: float | None = None, min_turns: int = 1) -> list[Session]:
         """Return the sessions with the latest requests, newest first. Sessions that only warmed a cache are omitted.
 
         `since` also omits sessions without a request after this time (seconds since the epoch).
@@ -163,7 +163,7 @@ class SessionReader:
             " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
             " order by max(t.number) desc limit ?"
         )
-        ids = [row[0] for row in self._reader.rows(sql, [first, least_turns, limit])]
+        ids = [row[0] for row in self._reader.rows(sql, [first, min_turns, limit])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
         for turn in self._turns(f"t.session in ({', '.join('?' * len(ids))})", ids):
             turns[turn.session].append(turn)

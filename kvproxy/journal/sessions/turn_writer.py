@@ -30,7 +30,7 @@ _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
-_LEAST_PROMPT = 20
+_MIN_PROMPT = 20
 _INSERT = (
     "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
     f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
@@ -291,5 +291,5 @@ def _message_texts(message: Json) -> Iterator[str]:
     content = field(message, "content")
     texts = [content] if isinstance(content, str) else [block.get("text") for block in objects(content)]
     for text in texts:
-        if isinstance(text, str) and len(text.strip()) >= _LEAST_PROMPT:
+        if isinstance(text, str) and len(text.strip()) >= _MIN_PROMPT:
             yield text.strip()

@@ -11,9 +11,9 @@ from kvproxy.offline.simulate.eviction_policies import BELADY
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, can_have_hits, lru_hits, simulate
 
 _SUFFICIENT_SHARE = 0.9
-_LEAST_STEP = 1.1
+_MIN_STEP = 1.1
 _SAMPLING = 21
-_LEAST_SAMPLED = 100_000
+_MIN_SAMPLED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def sweep(
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
-    is_sampled = not exact and blocks >= _LEAST_SAMPLED and can_have_hits(requests)
+    is_sampled = not exact and blocks >= _MIN_SAMPLED and can_have_hits(requests)
     samples = _sample_blocks(requests) if is_sampled else []
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
@@ -117,7 +117,7 @@ def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
         return [least]
-    count = max(2, min(count, 1 + int(math.log(distinct / least, _LEAST_STEP))))
+    count = max(2, min(count, 1 + int(math.log(distinct / least, _MIN_STEP))))
     return sorted({round(least * (distinct / least) ** (step / (count - 1))) for step in range(count)})
 
 

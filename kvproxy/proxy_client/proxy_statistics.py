@@ -61,7 +61,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
 
 
 def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Return the JSON of a path; None if the proxy runs without that feature."""
+    """Return the JSON of a path; None if the proxy has no such route, or no prefix cache."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):

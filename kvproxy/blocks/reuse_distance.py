@@ -13,8 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 _LEAST_SEGMENTS = 1 << 10
-_GRID = [2 ** (step / 16) for step in range(160, 704)]
-"""Pool sizes at which `LiveHitCurve` counts hits: 2^10 to 2^44 units of `ReusedRun`."""
+_GRID = [2 ** (step / 16) for step in range(160, 704)]  # pool sizes from 2^10 to 2^44 units
 _MAX_LIVE_IDS = 100_000
 
 
@@ -32,7 +31,8 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts, as segments: the units that one request was the last to use. See `ReusedRun` for units.
+    """The stack of all prompts. It has a segment per request: the units that no later request used. See `ReusedRun` for
+    units.
 
     Args:
         max_ids: maximum number of ids (see `add`); the least recently used ones are forgotten. None keeps all.

@@ -1,6 +1,7 @@
 """Rates at which paused sessions return. A session pauses between two requests.
 
-The index of a pause is the highest ratio of expected returns to expected time over all horizons (the Gittins index).
+Blocks of the pause with the lowest index are evicted first. The index is the highest ratio of expected returns to
+expected time over all horizons (the Gittins index).
 """
 
 import math
@@ -10,12 +11,10 @@ PauseClass = tuple[str, ...]
 """A class of pauses. `("tool",)` contains `("tool", "<16")` and supplies its prior rates; () contains all pauses."""
 
 _NUM_BINS = 18
+# Seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end.
 _WIDTHS = [1.0] + [2.0**number for number in range(_NUM_BINS - 1)]
-"""Widths of the bins of ages in seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end."""
-_PRIOR_RETURNS = 3.0
-"""In each bin, the prior rate weighs as much as this number of observed returns."""
-_MAX_PAUSES = 20_000
-"""At this number of pauses, all counts are halved, so that the rates follow the traffic."""
+_PRIOR_RETURNS = 3.0  # weight of the prior rate in each bin
+_MAX_PAUSES = 20_000  # Then all counts are halved, so that the rates follow the traffic.
 
 
 class _LifeTable:
@@ -66,7 +65,7 @@ class ReturnRates:
                 self._current.setdefault(pause[:depth], [0] * _NUM_BINS)[_bin(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
-        """Return the index of a pause of this age in seconds. Blocks of the pause with the lowest index are evicted first."""
+        """Return the index of a pause of this age in seconds."""
         found = self._indexes.get(pause)
         if found is None:
             found = self._indexes[pause] = _indexes(self._return_rates(pause))

@@ -26,11 +26,9 @@ _SUPERSEDED: PauseClass = ("superseded",)
 _LEFT: PauseClass = ("left",)
 _RARE = {"superseded": 0.05, "left": 0.05}
 _PAUSE_BOUNDS = (16.0, 64.0, 256.0)
-_UPDATE_STEP = 16
-"""The return rates are updated after this number of requests, or 1/16 of all requests if that is more."""
+_UPDATE_STEP = 16  # minimum number of requests between two updates of the rates
 _MAX_CLIENTS = 10_000
-_MAX_KEYS_PER_BLOCK = 4
-"""Maximum known block hashes, and maximum sessions, per block of the pool. Older sessions are forgotten."""
+_MAX_KEYS_PER_BLOCK = 4  # including hashes of evicted blocks
 
 
 @dataclass(slots=True, eq=False)

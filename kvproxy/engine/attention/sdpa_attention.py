@@ -56,17 +56,8 @@ class SdpaDecode:
 
 @dataclass(frozen=True, slots=True)
 class _SdpaCall:
-    """One SDPA call, for consecutive tokens of one sequence.
-
-    Attributes:
-        rows: range of the query rows.
-        keys: range of the keys in `blocks`, or in the step's keys if `blocks` is None.
-        blocks: ids of cached blocks.
-        mask: added to the scores; None for causal attention.
-    """
-
     rows: slice
-    keys: slice
+    keys: slice  # of the keys in `blocks`, or of the keys of the step's tokens
     blocks: torch.Tensor | None
     mask: torch.Tensor | None
 

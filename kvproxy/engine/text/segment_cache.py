@@ -6,7 +6,8 @@ search must find the same tokens, so segments begin only at added tokens with th
 - The token's `normalized`, `single_word`, and `lstrip` are false.
 - No other added token contains the token, or ends with its beginning.
 
-Some tokenizers prepend a blank to a text (Metaspace), but only if the text does not begin with an added token.
+Some tokenizers prepend a blank to a text that begins without an added token (Metaspace). Only a first segment can begin
+so.
 """
 
 import re

@@ -78,7 +78,7 @@ def test_the_harness_detects_a_lost_write() -> None:
 
 
 def test_stored_answers_are_served_while_the_upstream_is_away() -> None:
-    assert passed(outage.run(1, 0, lambda: None))
+    assert passed(outage.run(2, 0, lambda: None))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -50,7 +50,7 @@ def test_fifty_identical_requests_on_three_proxies_are_one(empty_postgres: str, 
         streams = ask_all(proxies, 6, stream=True)
         assert all("[DONE]" in answer.text for answer in streams)
         assert len(calls) == 1
-        # A request for a fresh response waits for nobody.
+        # A request for a fresh response does not wait.
         began = time.monotonic()
         fresh = httpx.post(answers[0].request.url, content=calls[0], headers={"cache-control": "no-cache"})
         assert (fresh.status_code, len(calls), time.monotonic() - began < 5) == (200, 2, True)

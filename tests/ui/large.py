@@ -42,7 +42,7 @@ def filled(num_blocks: int, seed: int = 1) -> KVCacheManager:
 
 
 class Worker:
-    """What an engine's worker shows of a pool."""
+    """The part of an engine's worker that shows a pool."""
 
     block_bytes = 1024
 

@@ -27,19 +27,19 @@ class Page:
         self.driver = driver
 
     def open(self, url: str, view: str = "overview") -> None:
-        """Load the page anew, with one of its views."""
+        """Reload the page, with one of its views."""
         self.driver.get("about:blank")
         self.driver.get(f"{url}/ui/#{view}")
         self.until(lambda: self.run("return document.querySelector('main h1') !== null"))
 
     def switch(self, view: str) -> None:
-        """Show another view without loading the page anew, which takes a second of CPU time."""
+        """Show another view without a reload, which takes a second of CPU time."""
         self.run("location.hash = arguments[0]", f"#{view}")
         name = view.partition("?")[0]
         self.until(lambda: self.run("return document.querySelector('main').dataset.view") == name)
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a script returns."""
+        """Return the result of a script."""
         return self.driver.execute_script(script, *arguments)
 
     def until(self, find: Callable[[], T]) -> T:
@@ -64,7 +64,7 @@ class Page:
         return self.until(lambda: next((node for node in self.all(selector) if node.is_displayed()), None))
 
     def text(self, selector: str) -> str:
-        """The text of the first node that fits; empty where there is none."""
+        """Return the text of the first matching node; empty if no node matches."""
         return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 
     def texts(self, selector: str) -> list[str]:
@@ -111,7 +111,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def errors(self) -> list[str]:
-        """What the browser complained of, but for requests that a proxy did not answer or refused."""
+        """Return the errors of the browser, except those of failed and refused requests."""
         told = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
         return [message for message in told if "Failed to load resource" not in message]
 

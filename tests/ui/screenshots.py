@@ -41,7 +41,7 @@ SYSTEMS = (
 RIGHT, ENTER = "\ue014", "\ue007"
 WIDTHS = {"wide": (1440, 900), "phone": (390, 844)}
 SCHEMES = ("light", "dark")
-# Name, view, and what is waited for.
+# Name, view, and the condition to wait for.
 PICTURES = (
     ("overview", "overview", ".bars li"),
     ("journal", "journal?layer=semantic", ".row[id]"),

@@ -1,4 +1,4 @@
-"""The dashboard for everybody: no violation that axe finds, in light and dark, and every part within reach of the keyboard."""
+"""Accessibility of the dashboard: axe finds no violation in light and dark, and the keyboard reaches every part."""
 
 import contextlib
 from pathlib import Path
@@ -27,7 +27,7 @@ READY = {"overview": ".bars li", "journal": ".row[id]", "pool": ".legend li", "p
     "upstreams": "main p",
     "sessions": "main tbody tr",
 }
-# Notes what gets the focus, and what does not show that it has it.
+# Collects the elements with focus, and those that do not show it.
 WATCH = """
 window.reached = new Set();
 window.unseen = [];

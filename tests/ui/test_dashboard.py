@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: it shows what the admin API says, and its buttons do what they say."""
+"""The dashboard in a real browser: it shows the data of the admin API, and its buttons work."""
 
 import threading
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     page.until(lambda: figure(page.text("[data-figure=tokens]")) == tokens)
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
     page.until(lambda: figure(page.text("[data-figure=entries]")) == entries)
-    # The reasons are those of the same time.
+    # The reasons are of the same period.
     by_reason = httpx.get(f"{url}/admin/log/series?since=3600&step=60&by=reason").json()["counts"]
     reasons = {name: sum(each) for name, each in by_reason.items()}
 
@@ -52,7 +52,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
         return dict(zip(page.texts(".bars li a"), counts, strict=True))
 
     page.until(lambda: shown() == reasons)
-    # The chart tells each of its bars to the keyboard.
+    # The keyboard selects each bar of the chart.
     canvas = page.find(".chart")
     canvas.send_keys("\ue010")
     # The requests are some minutes old.

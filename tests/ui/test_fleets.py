@@ -1,4 +1,4 @@
-"""The dashboard in front of servers: one that publishes its events and llama.cpp, as the admin routes tell of them."""
+"""The dashboard in front of servers: it shows the data of the admin routes for vLLM with events and for llama.cpp."""
 
 import contextlib
 import sqlite3
@@ -13,7 +13,7 @@ from tests.ui.page import Page
 from tests.upstreams.fleets import chat
 from tests.upstreams.mixed_fleets import IN_VLLM, Mixed, run_mixed
 
-# The cells of the table with a caption; null where there is none.
+# The cells of the table with a caption; null if the table is missing.
 CELLS = """
 const table = [...document.querySelectorAll("table")].find((each) => each.caption?.textContent === arguments[0]);
 return table ? [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent)) : null;
@@ -64,7 +64,7 @@ def test_servers_and_mirrors_are_those_of_the_admin_routes(page: Page, mixed: Mi
     assert [row[-1] for row in mirrors()] == ["6"]
     page.until(lambda: cells(page, "Mirrors") == mirrors())
 
-    # What an engine publishes is seen, and what is lost of it, until it was asked for again.
+    # Published blocks appear, and removed blocks disappear.
     publisher = mixed.engine.sockets
     publisher.send(publisher.model.store([101, 102], tokens=list(range(32))))
     page.until(lambda: (rows := cells(page, "Mirrors")) == mirrors() and rows[0][-1] == "8")
@@ -122,7 +122,7 @@ def test_the_pool_shows_what_both_hold(page: Page, mixed: Mixed) -> None:
 
 
 def test_the_reasons_are_those_of_the_time_that_is_chosen(page: Page, mixed: Mixed) -> None:
-    """Not those of the calendar's hour or week, as far as it has come."""
+    """They are not limited to the current hour or week of the calendar."""
     until(lambda: len(mixed.get("/log")) >= 2)
     count = len(mixed.get("/log"))
     with (

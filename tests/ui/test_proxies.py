@@ -17,7 +17,7 @@ from kvproxy.settings import RoutingSettings, load_settings
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
-from tests.servers import run_proxy
+from tests.servers import run_front, run_proxy
 from tests.ui.large import Worker, run_large
 from tests.ui.page import Page
 
@@ -84,10 +84,10 @@ def test_an_outage_of_the_upstream_is_on_the_first_page_within_five_seconds(page
 
 
 def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) -> None:
-    settings = load_settings(
-        data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}, admin_token="secret"
-    )
-    with run_proxy(settings) as (url, _):
+    with (
+        run_plain_upstream() as upstream,
+        run_front(tmp_path, upstream, admin_token="secret") as (url, _),
+    ):
         page.open(url, "stored")
         page.find("dialog input").send_keys("wrong\ue007")
         page.until(lambda: "is not the admin token" in page.text("dialog .note"))

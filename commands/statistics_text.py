@@ -112,5 +112,5 @@ def _served_sentences(served: int, expected: float, most: float) -> list[str]:
     sentence = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
     return [
         f"{sentence} answered from the cache.",
-        f"Wrong among these: {expected:,.2f} expected, at most {most:,.0f} (90% confidence; hits of checked: estimated).",
+        f"Wrong: {expected:,.2f} expected, at most {most:,.0f} (90% confidence, not for checked).",
     ]

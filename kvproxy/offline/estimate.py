@@ -45,7 +45,7 @@ class HitSavings:
 
     Attributes:
         prompt_tokens: as the logged response reports them, or else as the tokenizer counts them.
-        response_tokens: the same for the response. A hit without a logged response has none.
+        response_tokens: the same for the response. A hit without a logged response adds no tokens.
         without_response: number of hits without response tokens in the log.
         cached_tokens: prompt tokens that the backend would have reused: as the log reports them, or else by a simulated
             unlimited pool.

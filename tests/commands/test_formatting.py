@@ -41,11 +41,11 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
         "1 stored response was compared with a fresh one.",
         "The learned policy would answer 0.0% of the similar questions.",
         "1 similar question was answered from the cache.",
-        "Wrong among these: 0.01 expected, at most 1 (90% confidence; hits of checked: estimated).",
+        "Wrong: 0.01 expected, at most 1 (90% confidence, not for checked).",
     ]
     assert policy_sentences(many)[2:] == [
         "1,234 similar questions were answered from the cache.",
-        "Wrong among these: 2.50 expected, at most 14 (90% confidence; hits of checked: estimated).",
+        "Wrong: 2.50 expected, at most 14 (90% confidence, not for checked).",
     ]
 
 

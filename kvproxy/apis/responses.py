@@ -21,6 +21,14 @@ _CALL_EVENTS = {
 }
 
 
+_STATES = {"web_search_call": "searching", "file_search_call": "searching", "image_generation_call": "generating"} | {
+    "code_interpreter_call": "interpreting",
+    "mcp_call": None,
+    "mcp_list_tools": None,
+}
+"""Events of hosted tools between `in_progress` and `completed`, by the type of the item."""
+
+
 class ResponseAssembler:
     def __init__(self) -> None:
         self._response: JsonObject | None = None
@@ -145,10 +153,16 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     for name in lists:
         for place, part in enumerate(as_list(item.get(name) or [])):
             yield from _part_events({**at, f"{name}_index": place}, as_object(part))
+    if kind in _STATES:
+        yield {"type": f"response.{kind}.in_progress", **at}
     if isinstance(streamed, str):
         yield {"type": f"response.{call}.delta", **at, "delta": streamed}
         function: JsonObject = {"name": item["name"]} if kind == "function_call" and "name" in item else {}
         yield {"type": f"response.{call}.done", **at, **function, field_name: streamed}
+    if kind in _STATES:
+        failed = item.get("error") is not None or item.get("status") == "failed"
+        end = "failed" if failed and kind.startswith("mcp_") else "completed"
+        yield from ({"type": f"response.{kind}.{state}", **at} for state in (_STATES[kind], end) if state)
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 

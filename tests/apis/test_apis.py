@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.json import JsonObject
-from kvproxy.apis.sse import encode_event
+from kvproxy.apis.json import JsonObject, as_object, loads
+from kvproxy.apis.sse import EventReader, encode_event
 from kvproxy.flow.backend_response import UpstreamReader
 
 TEXTS = st.text(max_size=30)
@@ -91,6 +93,27 @@ def assembled(name: ApiName, parts: list[bytes]) -> JsonObject | None:
         reader.push(part)
     whole = asyncio.run(reader.result())
     return whole if whole is not None and APIS[name].is_storable(whole, LIMITED) else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "states"),
+    [
+        ("web_search_call", {"status": "completed"}, "in_progress searching completed"),
+        ("file_search_call", {"queries": ["q"], "status": "completed"}, "in_progress searching completed"),
+        ("image_generation_call", {"result": "", "status": "completed"}, "in_progress generating completed"),
+        ("code_interpreter_call", {"code": "1", "status": "completed"}, "in_progress interpreting completed"),
+        ("mcp_call", {"name": "f", "server_label": "s", "arguments": "{}", "error": None}, "in_progress completed"),
+        ("mcp_call", {"name": "f", "server_label": "s", "arguments": "{}", "error": "no"}, "in_progress failed"),
+        ("mcp_list_tools", {"server_label": "s", "tools": []}, "in_progress completed"),
+    ],
+)
+def test_hosted_tools_are_replayed_with_their_states(kind: str, fields: JsonObject, states: str) -> None:
+    whole: JsonObject = {"object": "response", "status": "completed", "output": [{"id": "i", "type": kind, **fields}]}
+    events = [as_object(loads(each.data)) for each in EventReader().push(b"".join(APIS["responses"].replay(whole, {})))]
+    found = [event for event in events if str(event["type"]).startswith(f"response.{kind}.")]
+    assert [event["type"] for event in found] == [f"response.{kind}.{state}" for state in states.split()]
+    for event in found:
+        TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
 
 
 @settings(deadline=None)

@@ -176,12 +176,12 @@ function tiersOf(tiers) {
 
 /** The hit rate of other pools, as a chart and in words. */
 function forecastOf({ engine, requests, measured_hit_rate: measured, pool_tokens: size, points, chart }) {
-  const [width, height, left] = [600, 160, 40];
-  const x = (tokens) => left + ((width - left) * Math.log2(tokens / chart[0][0])) / Math.log2(chart.at(-1)[0] / chart[0][0]);
-  const y = (rate) => 8 + (height - 28) * (1 - rate);
+  const [width, height, left, right] = [600, 170, 66, 566];
+  const x = (tokens) => left + ((right - left) * Math.log2(tokens / chart[0][0])) / Math.log2(chart.at(-1)[0] / chart[0][0]);
+  const y = (rate) => 10 + (height - 40) * (1 - rate);
   const path = chart.map(([tokens, rate], place) => `${place ? "L" : "M"}${x(tokens).toFixed(1)} ${y(rate).toFixed(1)}`).join("");
-  const marks = [0, 0.5, 1].map((rate) => svg("text", { x: left - 6, y: y(rate) + 4, "text-anchor": "end" }, percent(rate)));
-  const sizes = chart.filter((_, place) => place % 5 === 0).map(([tokens]) => svg("text", { x: x(tokens), y: height - 2, "text-anchor": "middle" }, short(tokens)));
+  const marks = [0, 0.5, 1].map((rate) => svg("text", { x: left - 6, y: y(rate) + 4, "text-anchor": "end" }, `${100 * rate}%`));
+  const sizes = chart.filter((_, place) => place % 5 === 0).map(([tokens]) => svg("text", { x: x(tokens), y: height - 6, "text-anchor": "middle" }, short(tokens)));
   const now = size === null ? null : svg("line", { class: "now", x1: x(size), x2: x(size), y1: y(1), y2: y(0) });
   const rate = points.find((point) => point.name === "current")?.hit_rate ?? null;
   const rows = points.map((point) => [point.name, point.pool_tokens === null ? "–" : count(point.pool_tokens), percent(point.hit_rate),

@@ -83,7 +83,7 @@ def warm(
         default_model = model or target.first_model(credential_headers("chat", api_key))
         found = warm_requests.read_requests(file, read_text(file), default_model, system)
     elif from_log:
-        found = warm_requests.logged_requests(origin, token, data, top, api_key)
+        found = warm_requests.logged_requests(origin, token, data, top, api_key, prefix_only=prefix_only)
     else:
         found = warm_requests.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
@@ -91,7 +91,7 @@ def warm(
         requests = warm_requests.prefix_only(requests)
     control = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None
     report = WarmReport(
-        skipped=found.skipped,
+        skipped=found.skipped + found.uncacheable,
         unreadable=len(found.errors),
         duplicates=sum(each.count - 1 for each in requests) if file else 0,
         errors=list(found.errors),
@@ -108,6 +108,8 @@ def warm(
         print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
     if from_log and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
+    if found.uncacheable:
+        print_note(f"skipped {plural(found.uncacheable, 'uncacheable prompt')}: {warm_requests.UNCACHEABLE}")
     if file is not None and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'line')} without a request")
     if found.plain_lines:

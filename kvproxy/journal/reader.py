@@ -88,6 +88,7 @@ class PromptCount:
     api: str
     model: str
     requests: int
+    cacheable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,8 @@ class JournalReader:
     def prompt_counts(self) -> list[PromptCount]:
         """Count the successful requests of clients with each prompt, the most frequent first."""
         sql = (
-            "select prompt, tenant, api, model, count(*) from requests where prompt is not null and status = 200"
+            "select prompt, tenant, api, model, count(*), sum(case when reason in ('asked-sample', 'uncacheable',"
+            " 'bypass-rule') then 0 else 1 end) from requests where prompt is not null and status = 200"
             f" and layer not in {_PROXY} group by prompt, tenant, api, model order by 5 desc, 1"
         )
         return [PromptCount(*row) for row in self.rows(sql, [])]
@@ -301,8 +303,7 @@ class JournalReader:
             groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
         costs: dict[str, list[tuple[PrefillCost, int]]] = {}
         for (model, _), rows in groups.items():
-            cost = prefill_cost([row[0] for row in rows], [row[1] for row in rows])
-            if cost is not None:
+            if (cost := prefill_cost([row[0] for row in rows], [row[1] for row in rows])) is not None:
                 costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
         return {model: mean_cost(found) for model, found in costs.items()}
 
@@ -312,9 +313,8 @@ class JournalReader:
         An item is: time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
         """
         sql = (
-            "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens,"
-            " p.regions, p.shape, s.sizes"
-            " from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
+            "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens, p.regions, p.shape,"
+            " s.sizes from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
             " join prompt_sizes s on s.prompt = p.number where p.regions is not null order by r.number"
         )
         for time, tenant, prompt, response, reused, digests, shape, sizes in self.rows(sql, []):

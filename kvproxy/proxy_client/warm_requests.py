@@ -12,6 +12,8 @@ from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.journal import DirectJournal, open_journal
 from kvproxy.units import plural
 
+UNCACHEABLE = "a temperature above 0 (cache.sampled_requests), state, or a rule excludes hits; --prefix-only sends them"
+
 
 @dataclass(slots=True)
 class WarmRequest:
@@ -36,6 +38,7 @@ class WarmSource:
         requests: distinct requests, the most frequent first.
         skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
         first_record, plain_lines: see `RequestLog`.
+        uncacheable: number of ignored prompts whose requests no stored response may answer.
     """
 
     requests: list[WarmRequest] = field(default_factory=list)
@@ -43,6 +46,7 @@ class WarmSource:
     errors: list[LineError] = field(default_factory=list)
     first_record: int | None = None
     plain_lines: list[int] = field(default_factory=list)
+    uncacheable: int = 0
 
 
 def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
@@ -88,13 +92,20 @@ def stored_requests(
 
 
 def logged_requests(
-    client: ProxyClient, admin_token: str | None, data: Path | None, max_requests: int | None, api_key: str | None
+    client: ProxyClient,
+    admin_token: str | None,
+    data: Path | None,
+    max_requests: int | None,
+    api_key: str | None,
+    *,
+    prefix_only: bool,
 ) -> WarmSource:
     """Return the requests of the journal whose text is stored, the most frequent first.
 
     Args:
         data: data folder of the proxy; None for the folder that the proxy reports.
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
+        prefix_only: also return requests that no response cache may answer.
 
     Raises:
         InvalidRequest: the journal is on another machine.
@@ -112,6 +123,10 @@ def logged_requests(
         others = f"; {len(prompts)} of other tenants: give their key with --api-key" if prompts else ""
         raise NotFound(f"the journal has no successful request of this tenant{others}")
     source = WarmSource()
+    if not prefix_only:
+        sent = len(own)
+        own = sorted((prompt for prompt in own if prompt.cacheable), key=lambda prompt: -prompt.cacheable)
+        source.uncacheable = sent - len(own)
     with contextlib.closing(journal.bodies(own)) as bodies:
         for prompt, body in zip(own, bodies, strict=True):
             if body is None:
@@ -121,6 +136,8 @@ def logged_requests(
             source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
             if rank == max_requests:
                 break
+    if not own:
+        raise NotFound(f"the journal has no cacheable request: {UNCACHEABLE}")
     if not source.requests:
         raise NotFound(
             f"the journal has no text of {plural(len(own), 'prompt')}, and their responses are not stored:"

@@ -115,6 +115,23 @@ def test_frequent_requests_of_the_journal_are_sent_first(tmp_path: Path, text: s
             assert "; hit" in answer.headers["cache-status"]
 
 
+def test_sampled_requests_of_the_journal_are_sent_for_their_prefix_only(tmp_path: Path) -> None:
+    upstream = Upstream()
+    with proxied(tmp_path, upstream, journal={"text": "all"}) as url, httpx.Client(base_url=url) as client:
+        for question, temperature in (("b", 1), ("b", 1), ("a", 0)):
+            body = said(question, temperature=temperature)
+            client.post("/v1/chat/completions", json=body, headers={"cache-control": "confirm"}).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 3)
+        upstream.asked.clear()
+        done = kvproxy("warm", "--from-log", "--json", url=url)
+        report = json.loads(done.stdout)
+        assert (report["requests"], report["exact_hits"], report["skipped"]) == (1, 1, 1)
+        assert "skipped 1 uncacheable prompt: a temperature above 0 (cache.sampled_requests)" in done.stderr
+        assert not upstream.asked
+        assert result("warm", "--from-log", "--prefix-only", "--concurrency", 1, url=url)["requests"] == 2
+        assert upstream.questions() == ["b", "a"]
+
+
 def test_warming_is_no_hit_of_a_client_and_is_not_sent_again(tmp_path: Path) -> None:
     file = tmp_path / "questions.txt"
     file.write_text("a\nb\n")

@@ -1,7 +1,7 @@
 """Keeps the prompt prefixes of paused sessions cached until the session continues.
 
 Anthropic's cache is controlled by keep-warm requests and by lifetimes of breakpoints, the embedded engine by pins. Rules
-enable each method. `pause_policy.py` decides from the lengths of earlier pauses whether a method saves money.
+enable each method. `provider_cache_policy.py` decides from the lengths of earlier pauses whether a method saves money.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_dig
 from kvproxy.flow.revalidate import Join, send_in_background
 from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
-from kvproxy.pause_policy import (
+from kvproxy.provider_cache_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
     CachePrices,

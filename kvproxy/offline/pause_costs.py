@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvproxy.pause_policy import (
+from kvproxy.provider_cache_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
     CachePrices,
@@ -80,8 +80,8 @@ def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
     return min(kept, step.shared) if step.pause - sent * KEEP_WARM_SECONDS <= HOUR else 0
 
 
-def pause_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
-    """Return `session_price` for the keep-warm requests and the one-hour writes that `pause_policy` chooses."""
+def provider_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
+    """Return `session_price` for the keep-warm requests and the one-hour writes that `provider_cache_policy` chooses."""
     return session_price(
         session,
         lambda tokens, kept: keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0),

@@ -28,10 +28,10 @@ from kvproxy.journal.sessions.session_reader import (
     ledger_of,
     summarize_session,
 )
-from kvproxy.offline.pause_costs import LongWrite, SessionStep, pause_policy_price, session_price
+from kvproxy.offline.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.transcripts import TraceSession
-from kvproxy.pause_policy import CachePrices, PauseTimes
+from kvproxy.provider_cache_policy import CachePrices, PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
@@ -236,6 +236,6 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
             costs[name] += found.input * session_price(steps, lambda tokens, kept: 0, long_write, relative)
-        costs["pause policy"] += found.input * pause_policy_price(steps, survival, relative)
+        costs["pause policy"] += found.input * provider_policy_price(steps, survival, relative)
     base = costs["five-minute writes"]
     return {name: cost / base for name, cost in costs.items()} if base else {}

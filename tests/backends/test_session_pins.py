@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.pause_policy import PauseTimes, likely_pause
+from kvproxy.provider_cache_policy import PauseTimes, likely_pause
 from kvproxy.settings import load_settings
 from tests.polling import until
 from tests.servers import run_proxy

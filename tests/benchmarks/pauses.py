@@ -20,11 +20,11 @@ from kvproxy.offline.pause_costs import (
     Session,
     SessionStep,
     cached_tokens,
-    pause_policy_price,
+    provider_policy_price,
     session_price,
 )
 from kvproxy.offline.transcripts import read_transcripts
-from kvproxy.pause_policy import CachePrices, PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.provider_cache_policy import CachePrices, PauseTimes, SurvivalFunction, keep_warm_requests
 from tests.benchmarks.options import read_options
 
 
@@ -134,7 +134,7 @@ def compare_policies(folds: Sequence[tuple[SurvivalFunction, Sequence[Session]]]
         {count: total(lambda tokens, kept, count=count: count) / base for count in range(1, 13)},
         total(lambda tokens, kept: 0, lambda new, unprotected: True) / base,
         learned(warm_price) / base,
-        learned(pause_policy_price) / base,
+        learned(provider_policy_price) / base,
         sum(lowest_price(session, prices, long_writes=False) for session in tested) / base,
         sum(lowest_price(session, prices, long_writes=True) for session in tested) / base,
     )

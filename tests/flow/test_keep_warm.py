@@ -15,7 +15,7 @@ from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.savings import savings
-from kvproxy.pause_policy import KEEP_WARM_SECONDS, PauseTimes
+from kvproxy.provider_cache_policy import KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.polling import until, until_async

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.offline.pause_costs import Session, SessionStep, pause_policy_price, session_price
-from kvproxy.pause_policy import (
+from kvproxy.offline.pause_costs import Session, SessionStep, provider_policy_price, session_price
+from kvproxy.provider_cache_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
     CachePrices,
@@ -106,7 +106,7 @@ def test_no_policy_is_cheaper_than_known_pauses() -> None:
     sessions = [_random_session(draw) for _ in range(60)]
     survival = learn(sessions)
     for session in sessions:
-        for price_of, long_writes in ((warm_price, False), (pause_policy_price, True)):
+        for price_of, long_writes in ((warm_price, False), (provider_policy_price, True)):
             least = lowest_price(session, PRICES, long_writes=long_writes)
             assert least <= price_of(session, survival, PRICES) + 1e-6
     found = compare_policies([(survival, sessions)], PRICES)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index errors units charts pause_policy generation token_bucket trace_context upstreams.routing:
+index errors units charts provider_cache_policy generation token_bucket trace_context upstreams.routing:
 # The library's names are imported at their first use.
 kvproxy: blocks commands index library offline.simulate settings
 open_response_cache: encryption errors index optional_packages pattern_redaction settings
@@ -43,7 +43,7 @@ backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
 journal: apis blocks errors exchange index optional_packages settings units
 telemetry: apis errors exchange index journal settings trace_context
-flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal pause_policy quotas
+flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal provider_cache_policy quotas
     open_response_cache
     settings shared_state token_bucket
 backends.admission: errors
@@ -54,7 +54,7 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
 offline.simulate: blocks charts errors upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate rules
-    pause_policy open_response_cache settings upstreams
+    provider_cache_policy open_response_cache settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
     index journal optional_packages quotas pattern_redaction

@@ -19,7 +19,7 @@ from typing import Generic
 
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.eviction.eviction_policy import CacheUse, Key
-from kvproxy.blocks.eviction.return_rates import PauseClass, ReturnRates
+from kvproxy.blocks.eviction.session_return_rates import PauseClass, ReturnRates
 
 _SHARED: PauseClass = ()
 _SUPERSEDED: PauseClass = ("superseded",)

@@ -37,8 +37,12 @@ class Containers:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         # A container's usual limits may be more than this machine allows.
         self._limits = ["--ulimit", f"nofile=1024:{hard}", "--ulimit", "nproc=1024:1024"]
-        self.base = self._found_base()
-        self._choose_runtime()
+        try:
+            self.base = self._found_base()
+            self._choose_runtime()
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, *arguments: str, seconds: float = 120.0, ok: bool = True) -> str:
         """What a command says, on both of its streams."""
@@ -73,8 +77,9 @@ class Containers:
     def close(self) -> None:
         if self.is_podman:
             self("system", "reset", "--force", ok=False)
-            # Podman leaves this mount, and nothing could remove the folder.
-            subprocess.run(["umount", "--lazy", self.folder / "images/overlay"], capture_output=True, check=False)
+            # Podman leaves a mount, and debootstrap another one if it is stopped. Nothing could remove their folders.
+            for mount in ("system/proc", "images/overlay"):
+                subprocess.run(["umount", "--lazy", self.folder / mount], capture_output=True, check=False)
 
     def _found_base(self) -> str:
         try:

@@ -9,6 +9,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.search.refusal_budget import MAX_REFUSALS
 from kvproxy.index.store.observations import Observations
 from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
@@ -59,6 +60,20 @@ def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
         assert explain(url, FAR)["semantic"]["neighbours"][0]["verdict"] == "low probability"
         vetoed = explain(url, f"{QUESTION} not")["semantic"]["neighbours"][0]
         assert (vetoed["verdict"], vetoed["guard"], vetoed["score"]) == ("vetoed", "negation", None)
+
+
+def test_after_many_refused_questions_an_entry_has_exact_hits_only(tmp_path: Path) -> None:
+    with proxy(tmp_path, checked()) as (url, _, _):
+        ask(url, QUESTION)
+        for _ in range(MAX_REFUSALS):
+            explain(url, FAR)
+            assert "fwd=" in ask(url, FAR, "no-store").headers["cache-status"]
+        assert "fwd=" in ask(url, NEAR, "no-store").headers["cache-status"]
+        neighbour = explain(url, NEAR)["semantic"]["neighbours"][0]
+        assert (neighbour["verdict"], neighbour["served"]) == ("refusal limit", False)
+        assert neighbour["why"].startswith("too many similar questions were refused")
+        assert stats(url)["lookups"]["refusal limit"] == 1
+        assert "; hit" in ask(url, QUESTION).headers["cache-status"]
 
 
 def test_forwarded_answers_are_compared_with_cached_ones(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import httpx
 import psycopg
 import pytest
 
-from kvproxy.errors import SettingsError
+from kvproxy.errors import StoreUnavailable
 from kvproxy.http.services import build_services
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, first_line
 from kvproxy.index.store import Capacity, open_store
@@ -28,7 +28,7 @@ def test_a_start_without_the_server_fails_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(CacheStoreError, match=r"cannot reach .*127\.0\.0\.1:1/responses.*start PostgreSQL") as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
-    with pytest.raises(SettingsError, match="cannot reach"):
+    with pytest.raises(StoreUnavailable, match="cannot reach"):
         build_services(load_settings(data=tmp_path, store=url))
 
 

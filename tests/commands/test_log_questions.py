@@ -59,7 +59,8 @@ def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: 
             if question is None:
                 raise typer.Exit
             client.post("/v1/chat/completions", json=said(question)).raise_for_status()
-            until(lambda: result("log", "-n", 1, url=url)["question"] == question)
+            # The log is empty until the journal has written the first record.
+            until(lambda: f'"question": "{question}"' in kvproxy("log", "--json", "-n", 1, url=url).stdout)
 
         monkeypatch.setattr("kvproxy.commands.log.requests.time", SimpleNamespace(sleep=sleep))
         done = kvproxy("log", "-f", "--columns", "status,question", url=url)

@@ -32,7 +32,7 @@ def read_bytes(file: Path) -> bytes:
         raise InvalidRequest(f"cannot read {file}: {error.strerror}") from None
 
 
-def input_path(file: Path) -> Path:
+def stdin_or_path(file: Path) -> Path:
     """Return the path to open. For `-` it is the path of stdin, which can be read only once."""
     return Path("/dev/stdin") if str(file) == "-" else file
 

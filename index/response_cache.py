@@ -93,7 +93,7 @@ class ResponseCache:
         """Return the stored or pending entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`).
 
         Args:
-            latest: do not accept an entry that another process may have changed in the last second.
+            latest: read the store even if the entry was read in the last second, because another process may have changed it.
         """
         pending = self.pending_writes.get(key)
         entry = await pending.wait_for_entry() if pending is not None else None

@@ -54,7 +54,7 @@ def calibrate(
 
     Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, input_path, save_charts
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts, stdin_or_path
     from kvproxy.errors import SettingsError
     from kvproxy.offline import calibration
     from kvproxy.settings import load_settings
@@ -64,14 +64,14 @@ def calibrate(
     if stream is not None and pairs is None:
         with progress_bar("replaying") as progress:
             report = calibration.calibrate_stream(
-                input_path(stream), settings, max_error, judge, judge_error, orders, progress
+                stdin_or_path(stream), settings, max_error, judge, judge_error, orders, progress
             )
         charts = calibration.stream_charts(report)
         save_charts(charts, plot)
         return Output(report.document(), lambda: _print_stream(report, charts))
     if pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
-            result = calibration.calibrate_pairs(input_path(pairs), settings, target_error, progress)
+            result = calibration.calibrate_pairs(stdin_or_path(pairs), settings, target_error, progress)
         charts = calibration.calibration_charts(result)
         save_charts(charts, plot)
         return Output(result.document(), lambda: _print_pairs(result, charts))

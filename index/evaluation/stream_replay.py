@@ -62,7 +62,7 @@ class ReplayOutcome:
 
     @property
     def worst_wrong_share(self) -> float:
-        """The largest share of wrong answers among the first n served answers, for n from 500 on."""
+        """The largest share of wrong answers among the first n hits, for n from 500 on; `wrong_share` if there are fewer hits."""
         wrong = self.wrong[self.served]
         shares = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
         return float(shares[_FROM - 1 :].max()) if len(wrong) >= _FROM else self.wrong_share

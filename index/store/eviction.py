@@ -42,7 +42,7 @@ def make_room(
 ) -> float:
     """Evict entries with `remove` until a new entry of `entry_bytes` fits; return the priority of the new entry."""
     if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
-        _evict_from_tenant(run, remove, _owner(entry.tenant), limit, entry_bytes)
+        _evict_from_tenant(run, remove, _client_of(entry.tenant), limit, entry_bytes)
     while True:
         totals = run("select entries, bytes, age from totals")[0]
         entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + entry_bytes, float(totals["age"])
@@ -95,8 +95,8 @@ def _is_over_capacity(capacity: Capacity, num_entries: int, total_bytes: int) ->
 
 
 def _tenant_limit(capacity: Capacity, tenant: str) -> int | None:
-    return None if capacity.tenant_limit is None else capacity.tenant_limit(_owner(tenant))
+    return None if capacity.tenant_limit is None else capacity.tenant_limit(_client_of(tenant))
 
 
-def _owner(tenant: str) -> str:
+def _client_of(tenant: str) -> str:
     return tenant.partition("/")[0]

@@ -72,7 +72,7 @@ class SavingsReport:
 
     Attributes:
         total: None for tags, because a request may have several tags.
-        wrong: None if no semantic hit was compared with a fresh response.
+        wrong: estimated share of wrong semantic hits; None if none was compared with a fresh response.
         refused: number of requests that the proxy refused; no group counts them.
         semantic: number of semantic hits.
     """

@@ -54,7 +54,10 @@ def _is_transcript(path: Path) -> bool:
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
-    """Return the requests of all transcripts in order of time, and the sessions of all agent traces."""
+    """Return the requests of transcripts (of Claude Code and Codex) in order of time, and the sessions of WEKA traces.
+
+    A file is one or the other: a transcript has texts, and a trace has hashes of blocks.
+    """
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     for file in files:

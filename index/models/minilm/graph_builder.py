@@ -125,7 +125,7 @@ def _quantize(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.round(matrix / scales[:, None]).astype(np.int8).T, scales.astype(np.float32)
 
 
-def probe_graph() -> bytes:
+def int8_test_graph() -> bytes:
     """Build the graph of `computes_int8_exactly`, which multiplies `tokens`, `[1, 1, 2]`, by the largest int8 weights."""
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))

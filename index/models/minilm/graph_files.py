@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.disable_usage_reports import disable_usage_reports
-from kvproxy.index.models.minilm.graph_builder import code_digest, probe_graph
+from kvproxy.index.models.minilm.graph_builder import code_digest, int8_test_graph
 from kvproxy.index.models.minilm.weights import file_digest
 
 MAX_FILES = 4  # Of each kind. Two versions of kvproxy can share the folder.
@@ -115,7 +115,7 @@ def computes_int8_exactly(files: GraphFiles) -> bool:
     x86 processors without VNNI add two products in 16 bits, which saturate, unless ONNX Runtime selects exact products.
     """
     largest = np.full((1, 1, 2), 255, np.float32)
-    product = files.open("probe", code_digest()[:16], probe_graph).run(None, {"tokens": largest})[0].item()
+    product = files.open("probe", code_digest()[:16], int8_test_graph).run(None, {"tokens": largest})[0].item()
     return bool(product == 2 * 255 * 127)
 
 

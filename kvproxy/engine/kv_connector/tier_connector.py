@@ -117,9 +117,10 @@ class TierConnector:
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return the length of the prefix that pool and tiers may contain, an upper bound.
+        """Return an upper bound of the prefix length in pool and tiers.
 
-        Only the first chunk after the prefix in the pool is looked up, and in local tiers only.
+        Only the first chunk after the prefix in the pool is looked up. If a local tier contains it, or a tier is remote, the
+        tiers are assumed to contain the whole prompt.
         """
         end = self._max_loaded_tokens(sequence.cache_request)
         if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():

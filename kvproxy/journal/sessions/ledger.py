@@ -16,7 +16,7 @@ CAUSES = {
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
 STORED_TOKEN_HOURS = "stored"
-"""Result for the sum of reused tokens, each times the hours for which the provider stored it."""
+"""Name of the row, beside the causes, with the sum of reused tokens times the hours for which the provider stored them."""
 _BLOCK = 16
 """Tokens in a block, if the backend does not report it. Incomplete blocks are not cached."""
 _PROVIDER_BLOCK = 128

@@ -212,7 +212,11 @@ class SessionReader:
         """Return sums of the tokens in a provider's cache by group and model.
 
         An item is: group, model, tokens written for five minutes, tokens written for one hour, and reused tokens times the hours
-        for which they were stored. `by` is an SQL expression for the group.
+        for which they were stored.
+
+        Args:
+            by: SQL expression for the group.
+            since: first day (UTC), such as `2026-11-26`; None counts all days.
         """
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)

@@ -224,12 +224,12 @@ class TurnWriter:
         repeated: float = sum(size for digest, size in later if digest in sent)
         if chain.names[shared] in other.names and chain.digests[shared] not in sent:
             before = other.digests[other.names.index(chain.names[shared])]
-            place, share = self._first_difference(before, chain.digests[shared])
+            place, share = self._difference_and_repeated_share(before, chain.digests[shared])
             repeated += share * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
         tokens = round(record.prompt_tokens * repeated / max(1, sum(chain.sizes)))
         return _PromptChange(chain.names[shared], place, tokens)
 
-    def _first_difference(self, before: bytes, after: bytes) -> tuple[int | None, float]:
+    def _difference_and_repeated_share(self, before: bytes, after: bytes) -> tuple[int | None, float]:
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
             return None, 0.0

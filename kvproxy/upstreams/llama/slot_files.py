@@ -83,7 +83,7 @@ class SlotFiles:
         return sum(file.num_bytes for file in self._files.values())
 
     def allocate_name(self, identity: str) -> str:
-        """Return the name of an unused file, or a new name. It is reserved until `commit` or `discard`."""
+        """Return the name of an unused file of this server, or a new name. It is reserved until `commit` or `discard`."""
         # After a crash, a reused file of another model could have the wrong identity.
         file = next((file for file in self.list_unused() if file.identity == identity), None)
         if file is None:

@@ -14,7 +14,7 @@ from kvproxy.upstreams.llama.slot_files import SlotFile, SlotFiles
 from kvproxy.upstreams.llama.slots import Slot
 
 MAX_FAILURES = 3
-"""After this number of consecutive restores without reuse, restores stop."""
+"""After this number of consecutive restores without reuse, the server's slots are not restored until it restarts."""
 _MIN_UNSAVED_SHARE = 0.2
 _MAX_EMPTY_FILE_BYTES = 1024
 _log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.models.minilm.graph_builder import probe_graph
+from kvproxy.index.models.minilm.graph_builder import int8_test_graph
 from kvproxy.index.models.minilm.graph_files import MAX_FILES, GraphFiles, content_digest
 
-PROBE = probe_graph()
+PROBE = int8_test_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
 
 
@@ -93,8 +93,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from kvproxy.index.models.minilm.graph_files import GraphFiles
-from kvproxy.index.models.minilm.graph_builder import probe_graph
-graph = probe_graph()
+from kvproxy.index.models.minilm.graph_builder import int8_test_graph
+graph = int8_test_graph()
 print("ready", flush=True)
 number = 0
 while True:

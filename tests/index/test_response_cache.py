@@ -23,6 +23,7 @@ from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
+from kvproxy.settings.privacy import RedactionSettings
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -122,6 +123,14 @@ async def test_a_forgotten_await_is_reported_and_its_result_unusable(tmp_path: P
         with pytest.warns(RuntimeWarning, match=f"coroutine 'AsyncCache.{call}' was never awaited"):
             forget(getattr(cache, call)(*given))
         assert await cache.get("a") is None
+
+
+def test_an_opened_cache_redacts(tmp_path: Path) -> None:
+    redaction = RedactionSettings(patterns=("secret",))
+    with open_cache(tmp_path / "r.db", EXACT, redaction=redaction) as cache:
+        assert not cache.set("who asked", "a secret")
+        assert cache.set("who asked for the secret", "nobody")
+    assert not any(b"secret" in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:

@@ -150,6 +150,14 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     assert (divergence.position, divergence.cached, divergence.prompt) == (6, (6, 7), (99, 98))
 
 
+def test_blocks_of_one_token_leave_the_last_token_to_compute() -> None:
+    engine = Engine([GroupSpec("full", 1)], 20)
+    engine.start([5, 6])
+    engine.publish()
+    assert [engine.predicted(tokens) for tokens in ([], [5], [5, 6])] == [0, 0, 1]
+    assert [engine.reused(tokens) for tokens in ([5], [5, 6])] == [0, 1]
+
+
 def test_an_empty_mirror_holds_nothing() -> None:
     tokens = list(range(40))
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)

@@ -47,6 +47,9 @@ def test_the_ring_decides_between_equal_costs() -> None:
     assert rank_engines(candidates, 100, ["c", "a", "b"])[0] == "c"
     unknown = [EngineCandidate(name, None, 0.0) for name in "abc"]
     assert rank_engines(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
+    # Its first engine may have the mean load after this prompt.
+    loaded = [EngineCandidate("a", None, 100.0), EngineCandidate("b", None, 0.0)]
+    assert rank_engines(loaded, 100, ["a", "b"]) == ["a", "b"]
 
 
 @settings(max_examples=40)

@@ -1,6 +1,7 @@
 """Lookups have timeouts; skipped questions are embedded later."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -289,3 +290,11 @@ async def test_lookups_run_before_background_jobs() -> None:
 async def test_a_job_that_waits_too_long_runs_after_the_next_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_queue, "_BACKGROUND_SECONDS", 0.0)
     assert (await order_of(jobs=1, lookups=6)).index("job") == 1
+
+
+async def test_a_lookup_that_is_too_late_ends_before_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_queue, "_MAX_QUEUED_SHARE", 0.0)
+    queue, began = LookupQueue(LookupRequest.empty_result, threads=1, size=64), time.monotonic()
+    with contextlib.closing(queue), pytest.raises(TimeoutError):
+        await queue.find(LookupRequest("n", "lookup"), seconds=20.0)
+    assert time.monotonic() - began < 10.0

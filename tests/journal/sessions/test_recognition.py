@@ -1,5 +1,7 @@
 """Requests find the session that they continue."""
 
+from math import inf
+
 import pytest
 
 from kvproxy.apis.json import Json, JsonObject
@@ -28,6 +30,13 @@ def test_turns_of_a_conversation_are_one_session(sessions: Sessions) -> None:
         220,
         pytest.approx(69),
     )
+
+
+def test_a_session_without_a_request_for_an_hour_ends_with_an_infinite_pause(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 100, 0, 0, api="messages"), request(SECOND, 120, 100, 30, api="messages"))
+    last = sessions.last().time
+    for seconds, pauses in ((3_599.5, [29]), (3_600.5, [inf, 29])):
+        assert [pause for pause, *_ in sessions.reader().pauses(last + seconds)] == pytest.approx(pauses)
 
 
 def test_another_first_question_begins_another_session(sessions: Sessions) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
@@ -40,6 +41,19 @@ def test_requests_go_to_the_slot_with_the_longest_prefix(tmp_path: Path) -> None
         httpx.post(f"{running.url}/v1/chat/completions", content=plain, headers=headers).raise_for_status()
         assert server.bodies[-1][-len(plain) + 1 :] == plain[1:]
         assert server.bodies[-1][: -len(plain) + 1] in (b'{"id_slot":0,', b'{"id_slot":1,')
+
+
+def test_explain_shows_the_first_difference_from_the_closest_prefix(tmp_path: Path) -> None:
+    with llama(tmp_path) as (_, running):
+        common, chat = "Compare the colours red and ", list[dict[str, Any]]()
+        running.turn(chat, f"{common}blue.")
+        assert running.explain([{"role": "user", "content": f"{common}green."}])["divergence"] == {
+            "position": len(f"<user>{common}"),
+            "cached": "blue.\n<assis",
+            "prompt": "green.\n<assi",
+            "context": common[-12:],
+        }
+        assert running.explain([*chat, {"role": "user", "content": "Go on."}])["divergence"] is None
 
 
 def test_the_server_places_requests_for_several_slots(tmp_path: Path) -> None:

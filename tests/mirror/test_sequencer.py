@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.mirror.mirror_state import MirrorState
-from kvproxy.mirror.sequencer import Sequencer
+from kvproxy.mirror.sequencer import MAX_REPLAY_ATTEMPTS, Sequencer
 from tests.mirror.publisher import Model
 
 
@@ -220,6 +220,7 @@ def test_repeated_replay_failures_count_as_a_loss() -> None:
         follower.sequencer.fail_replay()
         if not follower.sequencer.complete:
             break
+    assert number == 3 + MAX_REPLAY_ATTEMPTS
     assert follower.sequencer.counts.losses == 1
     assert follower.held() <= model.held
     follower.sequencer.on_idle()

@@ -60,6 +60,7 @@ async def test_a_late_subscriber_receives_earlier_events(sockets: Sockets) -> No
         sockets.send(sockets.model.store([number]))
     sockets.send(sockets.model.store([7]), sockets.model.remove([3]))
     async with subscribe(sockets) as subscriber:
+        assert not subscriber.status().replay_fails
         await until_async(lambda: held(subscriber) == sockets.model.held)
         assert subscriber.is_connected
         assert subscriber.sequencer.complete

@@ -256,6 +256,7 @@ def test_a_reset_waits_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
         assert not concurrent.futures.wait([pending], 0.2).done
         server.delays_saves = False
         assert pending.result().json()["reset"]
+        assert not any(slot.tokens for slot in server.slots)
 
 
 def test_the_slot_of_a_cancelled_stream_is_known(tmp_path: Path) -> None:

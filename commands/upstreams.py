@@ -54,7 +54,7 @@ def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()
         for each in upstreams:
             for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
                 if note:
-                    print_text(f"{each['url']}: {note}")
+                    print_text(note if each["url"] in note else f"{each['url']}: {note}")
 
     return Output(upstreams, show)
 

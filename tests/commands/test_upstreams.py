@@ -191,6 +191,8 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert NOWHERE not in public.text
         told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
         assert f"is not ready: cannot reach the upstream {NOWHERE}" in told.stdout
+        listed = kvproxy("upstreams", "--token", "secret", url=url).stdout
+        assert f"\ncannot reach the upstream {NOWHERE}" in listed
 
 
 def test_serve_reads_the_settings_of_its_data_folder(demo: tuple[str, Services], tmp_path: Path) -> None:

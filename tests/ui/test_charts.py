@@ -171,7 +171,7 @@ def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
     page.open(url)
     link = page.find(".bars a[data-reason=veto-numbers]")
     page.run("arguments[0].focus()", link)
-    page.until(lambda: page.text("#tip") == REASONS["veto-numbers"])
+    page.until(lambda: page.text("#tip") == REASONS["veto-numbers"].replace("`", ""))
     assert link.get_attribute("aria-describedby") == "tip"
     page.press(ESCAPE)
     page.until(lambda: not page.find("body").find_element("id", "tip").is_displayed())
@@ -180,7 +180,7 @@ def test_reasons_are_explained_where_they_stand(page: Page, url: str) -> None:
 
         def explains(place: str = f"{place} [data-reason={reason}]", reason: str = reason) -> bool:
             page.hover(page.find(place), 5, 5)
-            return page.text("#tip") == REASONS[reason]
+            return page.text("#tip") == REASONS[reason].replace("`", "")
 
         page.until(explains)
 

@@ -85,14 +85,14 @@ def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> 
     assert [each["guard"] for each in wanted] == ["numbers"]
     page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == ["veto-numbers"])
     page.click(rows)
-    page.until(lambda: "The guard `numbers` vetoed" in page.text(".beside .sentences"))
+    page.until(lambda: "The guard numbers vetoed" in page.text(".beside .sentences"))
     assert wanted[0]["request_id"] in page.text(".beside")
     assert page.texts(".beside .said") == [wanted[0]["question"], wanted[0]["stored_question"]]
     # The address keeps it: it can be sent to somebody else.
     shared = page.driver.current_url
     page.driver.get("about:blank")
     page.driver.get(shared)
-    page.until(lambda: "The guard `numbers` vetoed" in page.text(".beside .sentences"))
+    page.until(lambda: "The guard numbers vetoed" in page.text(".beside .sentences"))
     page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == ["veto-numbers"])
 
 

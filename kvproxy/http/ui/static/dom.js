@@ -26,6 +26,11 @@ export function fill(node, ...children) {
   return node;
 }
 
+/** The nodes of a sentence, whose parts between backticks are code. */
+export function sentenceNodes(sentence) {
+  return sentence.split("`").map((part, place) => place % 2 ? h("code", {}, part) : part);
+}
+
 /** An element of an SVG picture. */
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -1,6 +1,6 @@
 // One request's story: what became of it, why, how long each step took, and the similar question that was judged.
 
-import { button, facts, fill, h } from "./dom.js";
+import { button, facts, fill, h, sentenceNodes } from "./dom.js";
 import { clock, count, decimal, digest, ms, percent, tenantName } from "./format.js";
 import { layerName, reason } from "./layers.js";
 import { match } from "./match.js";
@@ -27,7 +27,7 @@ export async function story(node, name, { api, signal, close }) {
   fill(node, head,
     h("p", { class: "lead" }, layerName(record.layer), " ", reason(record.reason)),
     details.question ? h("blockquote", {}, details.question) : null,
-    h("ul", { class: "sentences" }, details.sentences.map((sentence) => h("li", {}, sentence))),
+    h("ul", { class: "sentences" }, details.sentences.map((sentence) => h("li", {}, sentenceNodes(sentence)))),
     differences(details.explained),
     steps(record),
     record.near ? h("h3", {}, "The similar question") : null,

@@ -1,6 +1,6 @@
 // Explanations of nodes with `data-tip`, and of reasons (`data-reason`), while they are pointed at or have the focus.
 
-import { h } from "./dom.js";
+import { fill, h, sentenceNodes } from "./dom.js";
 import { reasonSentences } from "./layers.js";
 
 /** Show them on the whole page. */
@@ -27,7 +27,7 @@ export function tooltips(api) {
     shown = node;
     const text = node.dataset.tip ?? await sentence(node.dataset.reason);
     if (shown !== node || !node.isConnected || !text) return;
-    tip.textContent = text;
+    fill(tip, sentenceNodes(text));
     tip.hidden = false;
     node.setAttribute("aria-describedby", "tip");
     const [at, size] = [node.getBoundingClientRect(), tip.getBoundingClientRect()];

@@ -141,14 +141,14 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
 def _closest_sentence(closest: dict[str, Any]) -> str:
     changes = closest["differs"]
     parts = [
-        f"{change['part']} (stored {_shown(change['stored'])}, request {_shown(change['request'])})"
+        f"{change['part']} (stored {_format_field(change['stored'])}, request {_format_field(change['request'])})"
         for change in changes[:_LISTED_CHANGES]
     ]
     more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
     return f"closest    {closest['id'][:12]} has the same question, and differs in {', '.join(parts)}{more}"
 
 
-def _shown(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if value is None:
         return "unset"
     if isinstance(value, dict) and isinstance(value.get("content"), str):

@@ -119,7 +119,7 @@ def warm(
         )
     document = report.document()
     if report.has_cache and report.num_cached:
-        document["required"] = _required_for_hits(target, requests, api_key, headers)
+        document["required"] = _hit_requirements(target, requests, api_key, headers)
 
     def show() -> None:
         _print(report)
@@ -138,7 +138,7 @@ def _field_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
-def _required_for_hits(
+def _hit_requirements(
     client: "ProxyClient", requests: "list[WarmRequest]", api_key: str | None, headers: dict[str, str]
 ) -> dict[str, Any]:
     from kvproxy.errors import KvproxyError

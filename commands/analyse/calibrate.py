@@ -105,7 +105,7 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     same = plural(result.same, "equivalent pair")
     print_text(
         f"Served counts all pairs at or above the level. Hit rate is the served share of the {same}, wrong the share of other"
-        f" pairs among the served ones. {_AREA.format('pairs', _areas(result.p_chr_auc))}"
+        f" pairs among the served ones. {_AREA.format('pairs', _format_areas(result.p_chr_auc))}"
     )
 
 
@@ -126,7 +126,7 @@ def _row(
     }
 
 
-def _areas(areas: dict[str, float]) -> str:
+def _format_areas(areas: dict[str, float]) -> str:
     return ", ".join(f"{name} {area:.3f}" for name, area in areas.items())
 
 
@@ -152,7 +152,7 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
         f" {int(report.outcomes['learned'].served.sum()):,} hits are wrong (90% confidence); threshold is the best"
         f" fixed threshold in hindsight; best has the highest hit rate within the"
         f" bound; worst is the largest share of wrong hits after 500 hits. "
-        + _AREA.format("questions", _areas({name: found.p_chr_auc for name, found in report.outcomes.items()}))
+        + _AREA.format("questions", _format_areas({name: found.p_chr_auc for name, found in report.outcomes.items()}))
     )
     if report.orders:
         orders = document["orders"]

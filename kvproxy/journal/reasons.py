@@ -162,7 +162,7 @@ def meaning_of(token: str) -> str:
     return REASONS.get(token, "")
 
 
-def reason_without_history(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
+def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
     """Return the reason token of a miss that neither a similar request nor a removed response explains.
 
     Args:

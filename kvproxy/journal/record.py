@@ -132,7 +132,7 @@ def record_of(exchange: Exchange) -> Record:
     )
 
 
-def is_computed_warming(exchange: Exchange) -> bool:
+def is_warmed_by_backend(exchange: Exchange) -> bool:
     """Return whether a request warmed a cache with a response that the backend computed."""
     is_computed = exchange.layer == "forward" and not exchange.was_collapsed
     return exchange.is_warming and is_computed and exchange.status < 400

@@ -10,8 +10,8 @@ from kvproxy.index.entry_redaction import Redactor
 from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.event_queue import Event
-from kvproxy.journal.reasons import reason_without_history
-from kvproxy.journal.record import Record, is_computed_warming, record_of
+from kvproxy.journal.reasons import reason_of_unexplained_miss
+from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
 from kvproxy.journal.request_regions import Regions, regions_of
 from kvproxy.journal.schema import record_row, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
@@ -160,7 +160,7 @@ class RecordWriter:
                 stored = self._stored_responses[key].event
                 self._history.set_entry(stored)
                 prompt = PromptRecord(number, stored.id, stored.expires)
-        is_computed = record.layer in ("forward", "prefix", "revalidated") or is_computed_warming(exchange)
+        is_computed = record.layer in ("forward", "prefix", "revalidated") or is_warmed_by_backend(exchange)
         if is_computed and record.status == 200:
             measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
@@ -196,7 +196,7 @@ class RecordWriter:
             record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
             return
         computed = prompt is not None and prompt.seconds is not None
-        record.reason = reason_without_history(exchange, asked_before=prompt is not None, computed_before=computed)
+        record.reason = reason_of_unexplained_miss(exchange, asked_before=prompt is not None, computed_before=computed)
 
     def _set_or_await_entry(self, key: str, exchange: Exchange, record: Record) -> None:
         stored_response = self._stored_responses.get(key)
@@ -209,7 +209,7 @@ class RecordWriter:
 
     def _add_to_totals(self, totals: _Totals, exchange: Exchange, record: Record) -> None:
         # Warming that a cache answered neither saves nor costs anything.
-        if record.layer == "revalidated" or (record.layer == "warming" and not is_computed_warming(exchange)):
+        if record.layer == "revalidated" or (record.layer == "warming" and not is_warmed_by_backend(exchange)):
             return
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, record.reused_tokens or 0)

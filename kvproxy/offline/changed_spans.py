@@ -73,7 +73,7 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
 def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
     one, other = _split(old[0].text), _split(new[0].text)
     same = common_prefix_length(one, other)
-    resumed = _find_resumption(one[same:], other[same:])
+    resumed = _find_equal_run(one[same:], other[same:])
     if resumed is None:
         rest = _count_equal_words(old[1:], new[1:])
         if rest < _WORDS_THAT_END_A_SPAN or len(old[0].text) > _MAX_SPAN_CHARACTERS + len(new[0].text):
@@ -93,7 +93,7 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: Prom
     return ChangedSpan(new[0].name, role, at, was, now, before, after, kind, lost)
 
 
-def _find_resumption(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
+def _find_equal_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
     runs: dict[tuple[str, ...], int] = {}
     for place in range(len(one) - 2 * _WORDS_THAT_END_A_SPAN, -1, -1):
         runs[tuple(one[place : place + 2 * _WORDS_THAT_END_A_SPAN])] = place

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 import orjson
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.reasons import reason_without_history
+from kvproxy.journal.reasons import reason_of_unexplained_miss
 from kvproxy.journal.record import record_of
 from kvproxy.settings.telemetry import LogSettings
 
@@ -31,7 +31,7 @@ def log_access(exchange: Exchange) -> None:
         return
     record = record_of(exchange)
     if record.reason == "miss-new":
-        record.reason = reason_without_history(exchange, asked_before=False, computed_before=False)
+        record.reason = reason_of_unexplained_miss(exchange, asked_before=False, computed_before=False)
     fields = {
         "method": exchange.method,
         # The path is decoded, and could contain escape sequences.

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from kvproxy.apis.json import Json
 from kvproxy.exchange import Exchange
-from kvproxy.journal.record import Record, is_computed_warming
+from kvproxy.journal.record import Record, is_warmed_by_backend
 from kvproxy.trace_context import Trace
 
 Value: TypeAlias = str | int | float | bool
@@ -91,7 +91,7 @@ def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]
         start, after = after, nanoseconds(exchange.semantic_done)
         judged: dict[str, Value] = {"kvproxy.hit": exchange.layer == "semantic"}
         yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour_attributes(record))
-    if record.layer not in _BACKEND and record.reason not in _BROKEN and not is_computed_warming(exchange):
+    if record.layer not in _BACKEND and record.reason not in _BROKEN and not is_warmed_by_backend(exchange):
         return
     known: dict[str, Value] = {"gen_ai.request.model": record.model} if record.model else {}
     opened = {"answer begins": nanoseconds(exchange.backend_started)} if exchange.backend_started else {}

@@ -149,7 +149,7 @@ class TurnWriter:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time
             return
-        self._link_agents(chain, turn, known)
+        self._link_sub_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
 
     def _add_to_curve(
@@ -241,7 +241,7 @@ class TurnWriter:
         content = self.contents.get(digest)
         return None if content is None else loads(content)
 
-    def _link_agents(self, chain: PromptChain, turn: KnownTurn, known: KnownPrefix | None) -> None:
+    def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, known: KnownPrefix | None) -> None:
         if turn.parent is None:
             first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):

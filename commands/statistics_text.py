@@ -63,7 +63,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield labels and formatted values of the statistics of a `group`, `cache` or `blocks`, without lists."""
+    """Yield the label and the formatted value of each statistic, except lists. `group` is `cache` or `blocks`."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def _format_value(name: str, value: object) -> str:
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:
-    """Describe the comparisons, hits, and error bound of the policy `learned`."""
+    """Describe the statistics of the policy `learned` in sentences."""
     compared, served = int(learned["observations"]), int(learned["served"])
     return [
         "1 stored response was compared with a fresh one."

@@ -54,9 +54,9 @@ def warm(
 ) -> Output:
     """Fill both caches from prompts, logs or another cache.
 
-    It sends each request once; --url may be any OpenAI-compatible server. A client finds a stored response only with the
-    tenant and the fields that the last line lists. Stored responses are not recomputed, so an interrupted run can be
-    continued. With --prefix-only each prompt is computed up to its first token.
+    It sends each request once; --url may be any OpenAI-compatible server. A client receives a stored response only if its
+    request has the tenant and the fields in the last line of the output. Stored responses are not recomputed, so an
+    interrupted run can be continued. With --prefix-only each prompt is computed up to its first token.
 
     The exit code is 0 if every request was answered, 1 if a request or a pin failed or nothing was stored, 130 after Ctrl-C.
 

@@ -41,9 +41,9 @@ def audit(
     tokens proves that the second one is warm. Pairs without this proof are not counted.
 
     With --history, the next turn is sent twice: after the original answer, and after the answer with other white space and
-    without its reasoning. A proxy with repair_history gives the same response.
+    without its reasoning. A proxy with the rule repair_history returns equal responses.
 
-    The exit code is 0 if no response differs, 1 if one differs or nothing is proven.
+    The exit code is 0 if the responses of all counted pairs are equal, 1 if a pair differs or no pair counts.
 
     Example: kvproxy audit http://127.0.0.1:8000 --requests 200
     """

@@ -45,10 +45,10 @@ def calibrate(
     """Measure semantic policies on your own questions.
 
     With labelled pairs it reports hits and wrong hits for each minimum score, and recommends one. The score of the policy
-    threshold is the cosine similarity; the score of the policy checked is the verifier's probability.
+    `threshold` is the cosine similarity; the score of the policy `checked` is the verifier's probability.
 
-    With --stream it replays questions in order, and reports the hit rate and the wrong hits of the policies learned and
-    checked, and of the fixed threshold that was best in hindsight.
+    With --stream it replays questions in order, and reports the hit rate and the wrong hits of the policies `learned` and
+    `checked`, and of the fixed threshold that was best in hindsight.
 
     Example: kvproxy calibrate pairs.jsonl.gz --target-error 0.02 --plot curves.svg
 

@@ -35,7 +35,7 @@ def ls(
 def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
     """List unreferenced blocks in eviction order.
 
-    `Last operation` is the number of the last operation of the pool that used the block.
+    `Last operation` is the value of the pool's operation counter at the last use of the block.
 
     Example: kvproxy blocks queue --limit 5
     """

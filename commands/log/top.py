@@ -26,8 +26,8 @@ def top(
 ) -> Output:
     """List the most frequent or most expensive requests.
 
-    Prompts with the same question have rows of their own; `Differs in` names the other fields in which they differ from the
-    first of them.
+    A question has several rows if its requests differ in other fields; `Differs in` names the fields that differ from the
+    first row.
 
     Example: kvproxy log top --since 1h
 

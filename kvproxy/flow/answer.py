@@ -85,7 +85,7 @@ class Answerer:
         return dict(self._lookup.stale_counts) | self._revalidator.counts
 
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
-        """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
+        """Answer the request of an exchange, and record the outcome in it: see `Exchange`. Raises a KvproxyError.
 
         `watch` wraps all steps after the exact lookup, to cancel them if the client disconnects. Without it they continue.
         """

@@ -158,7 +158,7 @@ def _breakpoint(holder: JsonObject, lifetime: Lifetime) -> Json:
 
 
 def find_one_hour_end(body: JsonObject) -> int:
-    """Return the index of the last message with a breakpoint for one hour; -1 if no message has such a breakpoint."""
+    """Return the index of the last message with a breakpoint for one hour, or -1."""
     for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
         markers = [field(block, BREAKPOINT_FIELD) for block in objects(message.get("content"))]
         if any(field(marker, "ttl") == "1h" for marker in markers):

@@ -45,8 +45,9 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     """Compute the keys of a request. Raises InvalidRequest if the body cannot be serialised.
 
     Args:
+        backend: see `Backend.name`.
         shared: tenants share responses.
-        conversations: semantic hits may also reword earlier user turns; see `CacheSettings.conversations`.
+        conversations: earlier user turns may differ in a semantic hit; see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
     parts: JsonObject = {
@@ -80,10 +81,10 @@ def _is_comparable(text: str) -> bool:
 
 
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
-    """Return the body without the user turns that a semantic hit may reword, and the texts of these turns.
+    """Return the body without the texts of user turns that may differ in a semantic hit, and these texts.
 
-    A turn stays in the body if it is too long to compare, has hidden characters, or has no answer. Answers stay in the body,
-    so that a follow-up such as `continue` matches in its own conversation only.
+    A text stays in the body if it is too long to compare, has hidden characters, or is not answered. Answers stay in the body,
+    so that a follow-up such as `continue` matches only after the same answers.
     """
     turns, texts = objects(question.rest[question.turns_field]), list[str]()
     for place, text in enumerate(question.earlier_texts[:-1]):

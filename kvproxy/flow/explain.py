@@ -29,7 +29,7 @@ _MAX_SAME_PROMPT = 1000
 
 
 def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
-    """Return a function that loads the regions of a recorded prompt, from the journal or else from the response cache."""
+    """Return a loader of recorded prompts' regions (see `Regions`), from the journal or else from the response cache."""
 
     def load(prompt: int) -> Mapping[str, Json] | None:
         contents, entry = reader.contents(prompt), reader.entry_id(prompt)

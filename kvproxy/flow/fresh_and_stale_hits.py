@@ -33,7 +33,7 @@ class CacheLookup:
         self.stale_counts: Counter[str] = Counter()
 
     async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """Serve the fresh response to an equal request. If it has expired, set the exchange's `stale_entry` instead."""
+        """Serve the response to an equal request if it is fresh; if it has expired, set the exchange's `stale_entry`."""
         with _logging_failures(exchange):
             entry = await self._cache.find(exchange.cache_key.exact)
             exchange.exact_done = time.perf_counter()

@@ -1,7 +1,7 @@
 """Keeps the prompt prefixes of paused sessions cached until the session continues.
 
-Anthropic's cache is controlled by keep-warm requests and by lifetimes of breakpoints, the embedded engine by pins. Rules
-enable each method. `provider_cache_policy.py` decides from the lengths of earlier pauses whether a method saves money.
+Anthropic's cache requires keep-warm requests or one-hour breakpoints; the embedded engine requires pins. Rules enable each
+method. `provider_cache_policy.py` decides from the lengths of earlier pauses whether a method saves money.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _log = logging.getLogger("kvproxy")
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A session between two requests. Times are in seconds since the epoch.
+    """A session that waits for the client's next request. Times are in seconds since the epoch.
 
     Attributes:
         request: the last request, without its parsed body, to save memory.

@@ -70,7 +70,7 @@ def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int)
 
 
 class UnparsedRequestCharge:
-    """Charges a request of an uncached API to a quota.
+    """Charges a quota for a request that the proxy forwards without parsing it.
 
     The charge is the `usage` in a JSON response, or else one token per four bytes of request and response. `content_length`
     is 0 if it is unknown.
@@ -104,7 +104,7 @@ class UnparsedRequestCharge:
             yield part
 
     def refund(self, error: BaseException) -> None:
-        """Refund a failed request. If the quota was exhausted during the upload, raise the quota's error from `error`."""
+        """Refund a request that failed with `error`. If the quota stopped its upload, raise the quota's error instead."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error

@@ -265,7 +265,7 @@ class SingleFlight:
         self._releases: set[asyncio.Task[None]] = set()
 
     def requires_own_response(self, exchange: Exchange) -> bool:
-        """Return whether the request must not join another: it has `no-cache`, or its response is not stored."""
+        """Return whether the request must not join another: it has `no-cache`, or its response must not be stored."""
         return exchange.api_request.control.no_cache or not self._allows_storing(exchange)
 
     def _allows_storing(self, exchange: Exchange) -> bool:
@@ -273,9 +273,9 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the TTL in seconds of a stored response with these headers, for a request that sets a TTL.
+        """Return the seconds for which a response with these headers is stored, if the request sets a TTL.
 
-        Return None if the request sets no TTL, or forbids storing the response.
+        Return None if it sets no TTL, or the response must not be stored.
         """
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._allows_storing(exchange)

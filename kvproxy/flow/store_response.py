@@ -47,7 +47,7 @@ class ResponseWriter:
     def lifetime(self, request: ApiRequest, directives: ResponseDirectives = ResponseDirectives()) -> float:
         """Return the TTL in seconds: of the request, else of its rule, else of the upstream's `max-age`, else of the settings.
 
-        The setting `max_ttl` limits the request's TTL; if it is missing, the rule's TTL does, or else `max-age`.
+        The limit of the request's TTL is the setting `max_ttl`, else the rule's TTL, else `max-age`.
         """
         requested, rule_ttl = request.control.ttl, request.control.rule.ttl
         longest, max_age = self.settings.max_ttl, directives.max_age

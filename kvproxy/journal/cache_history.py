@@ -52,7 +52,7 @@ class PromptRecord:
 
     Attributes:
         entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None if no response was stored.
-        seconds: shortest time in which the backend computed a response; None if it computed none.
+        seconds: shortest time in which the backend computed a response; None if it computed no response.
     """
 
     number: int

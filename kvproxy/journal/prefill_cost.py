@@ -29,7 +29,8 @@ class PrefillCost:
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
     """Return the Theil-Sen slope of seconds by tokens; None with too few requests, or too similar numbers of tokens.
 
-    The range is Sen's 90% interval, extended to the slope of each quarter of the requests, because the load changes.
+    The range is Sen's 90% interval. Because the load changes, it is extended to contain the slope of each
+    quarter of the requests.
 
     Args:
         tokens: computed tokens of each request, newest first.

@@ -70,7 +70,8 @@ class RecordWriter:
     def write(self, events: Sequence[Event]) -> None:
         """Write a record for each exchange, and the changes of the response store, in one transaction.
 
-        After JournalFailed, write the same events again. No record is stored twice, even if the failed transaction was committed.
+        After JournalFailed, the caller must retry with the same events. No record is stored twice,
+        even if the failed transaction was committed.
         """
         first = None
         try:

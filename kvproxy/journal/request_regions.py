@@ -36,7 +36,7 @@ class Regions:
         return [own or before for before, own in self.changes_since(other)]
 
     def changes_since(self, earlier: "Regions") -> list[tuple[str, str]]:
-        """Return the names of each differing region in the earlier and in this request, "" if only the other has it.
+        """Return the names of each differing region in the earlier request and in this one; "" for a missing region.
 
         Messages are aligned as in a diff: if one was inserted, the messages after it do not differ.
         """
@@ -93,7 +93,7 @@ def _body_items(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:
-    """Return the request body that has these contents of regions by name. It lacks fields that the exact key ignores."""
+    """Build a request body from the contents of its regions by name. It lacks fields that the exact key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():

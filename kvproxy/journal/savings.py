@@ -40,10 +40,10 @@ class Saving:
         seconds: saved time: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
         unmeasured_tokens: reused tokens of unknown prefill time, which `seconds` does not include.
-        money: saved money, if the provider had reused `cached_tokens` of the hits' prompts; None if no model has a price.
+        money: saved money, with `cached_tokens` at the price of reuse; None if no model has a price.
         least_money: the same with the largest plausible numbers of cached tokens and of wrong hits, which save nothing.
         cached_tokens: prompt tokens of hits that the provider would have reused; see `CachedShare`.
-        uncertain_tokens: prompt tokens of hits with an unknown share of cached tokens; `money` counts none as cached.
+        uncertain_tokens: prompt tokens of hits with an uncertain share of cached tokens; `money` assumes the lowest share.
     """
 
     name: str
@@ -72,7 +72,7 @@ class SavingsReport:
 
     Attributes:
         total: None for tags, because a request may have several tags.
-        wrong: estimated share of wrong semantic hits; None if none was compared with a fresh response.
+        wrong: estimated share of wrong semantic hits; None if no hit was compared with a fresh response.
         refused: number of requests that the proxy refused; no group counts them.
         semantic: number of semantic hits.
     """

@@ -36,7 +36,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """Output tokens of a response, or its words if the server returns no tokens, and the reuse of the prompt that it reported."""
+    """Output tokens of a response (its words if the server returns no tokens), and the reported reuse of its prompt."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -45,9 +45,9 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The cold and the warm response to a request, which `number` counts from 1.
+    """The cold and the warm response to a request; `number` is its place, from 1.
 
-    If `Auditor` compares histories, `cold` follows the original answer, and `warm` the changed answer.
+    If `Auditor` compares histories, `cold` is the response after the original answer, and `warm` after the changed answer.
     """
 
     number: int

@@ -49,7 +49,7 @@ class HitSavings:
         without_response: number of hits without response tokens in the log.
         cached_tokens: prompt tokens that the backend would have reused: as the log reports them, or else by a simulated
             unlimited pool.
-        money: price of these tokens at the backend; None if no model has a price.
+        money: price of prompts and responses, with `cached_tokens` at the price of reuse; None if no model has a price.
     """
 
     requests: int
@@ -103,7 +103,7 @@ async def estimate(
     """Replay a log, and count the hits of both caches. Raises SettingsError.
 
     Args:
-        sizes: pool sizes in blocks; by default, eight sizes up to the distinct blocks of the log.
+        sizes: pool sizes in blocks; by default, eight sizes up to the number of distinct blocks.
         draws: number of replays with different random numbers. A log without responses is replayed once.
     """
     count = draws if has_responses(requests) else 1

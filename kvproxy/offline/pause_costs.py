@@ -1,7 +1,7 @@
 """Computes the price of an agent session's input, if the provider's cache keeps its prefix during pauses.
 
-A keep-warm request reads the prefix that the next request shares, and so extends its lifetime in the provider's cache. A
-one-hour write is paid for the new tokens only, although the provider is assumed to keep the whole prefix for one hour.
+A keep-warm request reads the prefix that the next request shares, and so extends its lifetime in the provider's cache. For
+a one-hour write, only the new tokens are paid, and the provider is assumed to keep the whole prefix for one hour.
 """
 
 import math
@@ -81,7 +81,10 @@ def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
 
 
 def provider_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
-    """Return `session_price` for the keep-warm requests and the one-hour writes that `provider_cache_policy` chooses."""
+    """Return `session_price` for the keep-warm requests and the one-hour writes that `provider_cache_policy` chooses.
+
+    `survival` has the probabilities of long pauses.
+    """
     return session_price(
         session,
         lambda tokens, kept: keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0),

@@ -59,8 +59,8 @@ class SessionReport:
         repeated: median and mean over the sessions of the share of prompt tokens that the previous turn also had.
         cost: price of all input.
         uncached: price of all input if the provider cached nothing.
-        pause_costs: costs of the input with one-hour writes and with the pause policy, divided by the cost with five-minute
-            writes.
+        pause_costs: cost of the input by method: five-minute writes, one-hour writes, or `provider_policy_price`. The unit is the
+            cost with five-minute writes.
         without_usage: number of ignored requests whose response does not report its usage.
         is_relative: a model has no price, so the unit of all prices is the price of a million input tokens.
     """
@@ -82,10 +82,7 @@ def report_sessions(
     settings: JournalSettings,
     progress: Callable[[float], None] = lambda share: None,
 ) -> SessionReport:
-    """Assign requests to sessions, and find the cause of each prompt token that was not reused.
-
-    `traces` are sessions of agent traces, which have no texts.
-    """
+    """Assign requests to sessions, and find the cause of each prompt token that was not reused."""
     models = {request.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
     is_relative = not all(price_of(str(model), settings.prices) for model in models)

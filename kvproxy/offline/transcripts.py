@@ -32,7 +32,7 @@ class TraceSession:
 
 
 def transcript_files(path: Path) -> list[Path] | None:
-    """Return all transcripts and agent traces in a folder, or the given file if it is one; None for another file.
+    """Return all transcripts and agent traces in a folder, or the given transcript or trace; None for another file.
 
     Raises:
         NotFound: the folder has no transcripts.
@@ -54,10 +54,7 @@ def _is_transcript(path: Path) -> bool:
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
-    """Return the requests of transcripts (of Claude Code and Codex) in order of time, and the sessions of WEKA traces.
-
-    A file is one or the other: a transcript has texts, and a trace has hashes of blocks.
-    """
+    """Return the requests of transcripts (of Claude Code and Codex) in order of time, and the sessions of WEKA traces."""
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     for file in files:

@@ -44,7 +44,7 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
 
     Args:
         block_size: tokens in a block; by default, the size in the trace, or 16.
-        users: number of simulated users, who replay the files of the folder one after another; by default, requests arrive at
+        users: number of simulated users, who each replay one file at a time; by default, requests arrive at
             the recorded times.
 
     Raises:

@@ -137,7 +137,7 @@ def configured_url(data: Path | None = None) -> str:
 
 
 def configured_token(url: str, data: Path | None = None) -> str | None:
-    """Return the admin token in the settings of a data folder; None if they have another URL or are invalid."""
+    """Return the admin token in the settings of a data folder; None if the settings have another URL or are invalid."""
     from kvproxy.settings import load_settings
 
     with suppress(SettingsError):

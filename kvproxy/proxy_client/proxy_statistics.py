@@ -25,7 +25,7 @@ class Snapshot:
     Attributes:
         at: seconds of the monotonic clock.
         requests, first_byte_seconds: number of requests, and sum of their times to the first byte, by layer.
-        totals: other statistics by name. `blocks` is None if only the upstream knows its prefix cache.
+        totals: other statistics by name. `blocks` is None if the proxy sees no prefix cache.
     """
 
     at: float

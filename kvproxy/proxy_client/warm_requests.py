@@ -36,9 +36,9 @@ class WarmSource:
 
     Attributes:
         requests: distinct requests, the most frequent first.
-        skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
+        skipped: number of lines without a request, stored responses of other tenants, or prompts whose text is not stored.
         first_record, plain_lines: see `RequestLog`.
-        uncacheable: number of ignored prompts whose requests no stored response may answer.
+        uncacheable: number of prompts that are ignored because no stored response may answer them.
     """
 
     requests: list[WarmRequest] = field(default_factory=list)
@@ -67,11 +67,11 @@ def distinct_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
 def stored_requests(
     client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
 ) -> WarmSource:
-    """Return the requests whose stored responses had hits, the most saved tokens first. Raises NotFound if there are none.
+    """Return the requests whose stored responses had hits, the most saved tokens first. Raises NotFound if no response had one.
 
     Args:
         api_key: client's key with which the requests will be sent.
-        same_proxy: the requests will be sent to the proxy of `client`; requests of other tenants are omitted.
+        same_proxy: `client` is also the proxy to warm, so requests of other tenants are omitted.
     """
     cache = RemoteCache(client)
     entries, _ = cache.entries({}, limit=0)
@@ -147,7 +147,7 @@ def logged_requests(
 
 
 def prefix_only(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return the requests without embeddings, with a limit of one output token, so that they fill the prefix cache only."""
+    """Omit requests for embeddings, and limit the output to one token, so that only the prefix cache is filled."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)

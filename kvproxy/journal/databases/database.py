@@ -27,7 +27,7 @@ class JournalDatabase(Protocol):
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     def execute(self, sql: str, values: Sequence[object]) -> None:
-        """Run a statement without a result in the open transaction, at the latest before the next `rows` or the commit."""
+        """Run a statement without a result in the open transaction. It may be delayed until the next query or the commit."""
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 

@@ -32,12 +32,12 @@ class EarlierPrefix:
     Attributes:
         tokens: length of the prefix in tokens.
         is_exact: `tokens` is measured, not estimated.
-        answer: tokens of the engine's answer to that prefix, which the prompt contains next; 0 if answers are not cached.
+        answer: tokens of the engine's answer to that prefix, if the prompt continues with it; always 0 for a provider.
         answer_changed: the client sent the answer back with changes.
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
         moved: the prefix was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
-        diverges: the prompt changed before the next `cache_control` breakpoint, up to which the provider had stored it.
+        diverges: the prompt changed before the earlier prompt's next `cache_control` breakpoint.
         minimum: length in tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
         block: tokens in a block of the engine; 0 if unknown.

@@ -93,7 +93,8 @@ class SessionIndex:
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues (None for a first turn), and the number of its session (None for a new one).
 
-        A request continues the turn with the longest equal conversation, or else the turn after the latest known answer.
+        The continued turn has the longest equal conversation, or else the longest equal prefix, or else the latest equal answer,
+        or else the same first message.
 
         Args:
             name: the client's name for the session; the request continues no turn of another session.

@@ -265,8 +265,8 @@ def ledger_of(
 ) -> LedgerReport:
     """Return a ledger from the number of tokens by model and by result.
 
-    The results `reused` and `CAUSES` together are all prompt tokens. Others are `written_5m` and `written_1h`, the tokens written
-    to a provider's cache, and `STORED_TOKEN_HOURS`.
+    The results `reused` and `CAUSES` add up to all prompt tokens. More results are `written_5m` and `written_1h`, the tokens
+    written to a provider's cache, and `STORED_TOKEN_HOURS`.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()

@@ -138,7 +138,7 @@ def pool_cost(
     recomputed if that is faster.
 
     Args:
-        hits: prompt tokens that an LRU pool of this size reuses, then for each tier, that an LRU pool of the tier's size reuses.
+        hits: number of prompt tokens that LRU pools reuse: a pool of this size, then a pool of the size of each tier.
         tokens, requests: number of all prompt tokens, and of all requests.
     """
     seconds, known = 0.0, hits[0]

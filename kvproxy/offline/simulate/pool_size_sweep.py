@@ -25,7 +25,7 @@ class Sweep:
         rates: for each policy, the share of the prompt tokens that are hits with each size.
         errors: for each policy, twice the standard error of each rate; 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
-        requests, blocks, tokens: number of requests, blocks, and prompt tokens in the trace, with incomplete blocks.
+        requests, blocks, tokens: number of requests, of blocks (also incomplete ones), and of prompt tokens in the trace.
     """
 
     sizes: tuple[int, ...]

@@ -265,7 +265,7 @@ class KVCacheManager:
 
     def take_events(self) -> list[KVEvent]:
         return [
-            self.groups[event.group or 0].add_group_info(event) if isinstance(event, BlockStored) else event
+            self.groups[event.group or 0].with_attention_type(event) if isinstance(event, BlockStored) else event
             for event in self.pool.take_events()
         ]
 
@@ -279,7 +279,7 @@ class KVCacheManager:
             group = self.groups[block.group or 0]
             size = group.block_size
             event = BlockStored.from_request(request, [block.hash], block.parent, start // size, size, block.group)
-            events.append((start, group.add_group_info(event)))
+            events.append((start, group.with_attention_type(event)))
         return [event for _, event in sorted(events, key=itemgetter(0))]
 
     def stats(self) -> PoolStats:

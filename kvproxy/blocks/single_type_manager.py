@@ -72,7 +72,7 @@ class SingleTypeKVCacheManager:
     def get_cached_block(self, digest: bytes) -> KVCacheBlock | None:
         return self.pool.get_cached_block(digest if self.group_id is None else (self.group_id, digest))
 
-    def add_group_info(self, event: BlockStored) -> BlockStored:
+    def with_attention_type(self, event: BlockStored) -> BlockStored:
         if self.group_id is None and self.spec.kind == "full":
             return event
         window = self.spec.window if self.spec.kind == "sliding_window" else None

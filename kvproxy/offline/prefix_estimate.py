@@ -6,7 +6,7 @@ from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, lru_hits
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, SimulatedPool, lru_hits
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
@@ -80,7 +80,7 @@ def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]
     """Return the number of reused blocks of each request. `pool` is the pool's size in blocks; None is unlimited."""
     # One block is the null block, as in vLLM.
     capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
-    cache = ChainCache(capacity, LRU(capacity))
+    cache = SimulatedPool(capacity, LRU(capacity))
     return [cache.serve(chain) or 0 for chain in chains]
 
 

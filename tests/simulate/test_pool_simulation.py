@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES, POLICY_NAMES
-from kvproxy.offline.simulate.pool_simulation import ChainCache, ChainRequest, simulate
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, SimulatedPool, simulate
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
 from kvproxy.offline.simulate.trace_reader import TraceError, read_chains, read_trace
 
@@ -90,7 +90,7 @@ def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(PATHS, st.integers(6, 12), st.sampled_from(list(ONLINE_POLICIES)))
 def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
-    cache = ChainCache(capacity, ONLINE_POLICIES[policy](capacity))
+    cache = SimulatedPool(capacity, ONLINE_POLICIES[policy](capacity))
     for request in chains(paths):
         cache.serve(request)
         assert len(cache._parents) <= capacity

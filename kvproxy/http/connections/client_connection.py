@@ -199,7 +199,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             if not running.more_body:
                 # The error is in a successor of the request in progress.
-                self._end_after_complete_requests(running)
+                self._close_after_received_requests(running)
                 return
             if running.response_started:
                 # The client would read the error as a part of the response in progress.
@@ -213,7 +213,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._lingering.linger = True
         self.transport.close()
 
-    def _end_after_complete_requests(self, running: RequestResponseCycle) -> None:
+    def _close_after_received_requests(self, running: RequestResponseCycle) -> None:
         self._ignores_input = True
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()

@@ -62,7 +62,7 @@ def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
     return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
 
 
-class ChainCache:
+class SimulatedPool:
     """A simulated pool that serves one request at a time. It evicts a block only if no cached block follows it.
 
     Args:
@@ -126,7 +126,7 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     size = capacity if capacity is not None else blocks
     if not can_have_hits(requests):
         return PoolSimulation(blocks, 0, sum(len(each.blocks) + each.partial > size for each in requests))
-    cache = ChainCache(size, _make_belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
+    cache = SimulatedPool(size, _make_belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
 

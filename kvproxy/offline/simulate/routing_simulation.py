@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import Arrival, ChainCache, cached_prefix_length
+from kvproxy.offline.simulate.pool_simulation import Arrival, SimulatedPool, cached_prefix_length
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, RequestLoad, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
@@ -66,7 +66,7 @@ class SimulatedEngine:
         self.load = EngineLoad()
         self.hits = self.computed = self.refused = 0
         self.waits: list[float] = []
-        self._cache = ChainCache(shape.blocks, LRU(shape.blocks))
+        self._cache = SimulatedPool(shape.blocks, LRU(shape.blocks))
         self._published: set[int] = set()
         self._pending: deque[tuple[float, list[int], list[int]]] = deque()
         self._losses = random.Random(name)

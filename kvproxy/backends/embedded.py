@@ -167,7 +167,6 @@ class EmbeddedBackend:
         return form.grammar(tools.schemas, required=tools.required, parallel=tools.parallel)
 
     def cache_request(self, id: str, generation: GenerationRequest) -> CacheRequest:
-        """Return a request that looks up the blocks of the prompt."""
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, generation.tokens, salt=generation.salt, lora=lora)
 

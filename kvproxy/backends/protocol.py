@@ -25,7 +25,7 @@ class GeneratedResponse:
 
     Attributes:
         pieces: the output. The iterator raises a KvproxyError if the engine fails.
-        usage: token counts after the first output token, including the prompt's reused tokens.
+        usage: token counts when the first output is sent, including the number of reused prompt tokens.
         echo: the prompt, if the response must begin with it (a completion with `echo`).
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.
@@ -47,7 +47,7 @@ class ServingUpstream:
         predicted_tokens: number of prompt tokens that it should reuse; None without a prediction.
         report_reuse: receives the response's model, number of prompt tokens, and number of reused tokens.
         is_engine: whether it is a self-hosted engine, not a provider's API.
-        has_generated_tokens: whether `TokenRestorer` put generated tokens into the prompt.
+        has_generated_tokens: whether the prompt has the tokens that vLLM generated for earlier answers (`TokenRestorer`).
         block_size: tokens in a block of its prefix cache; 0 if unknown.
     """
 

@@ -28,8 +28,8 @@ class CacheRequest:
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
-        shared_prefix_end: if full-attention groups have cached a longer prefix than all groups, its length, else 0. The
-        sliding-window groups then cache the window before it.
+        shared_prefix_end: length of the prefix that the full-attention groups cache; 0 if other groups cache it too. The
+            sliding-window groups then cache the last window of this prefix.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ _MAX_LIVE_IDS = 100_000
 
 
 class ReusedRun(NamedTuple):
-    """Consecutive units of a prompt that the same earlier request was the last to use. A unit is a block or a byte.
+    """Consecutive units (blocks or bytes) of a prompt that had their last use in the same earlier request.
 
     Attributes:
         start, stop: range in the prompt.
@@ -31,8 +31,7 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts. It has a segment per request: the units that no later request used. See `ReusedRun` for
-    units.
+    """The stack of all prompts. It has a segment per request: the units (blocks or bytes) that no later request used.
 
     Args:
         max_ids: maximum number of ids (see `add`); the least recently used ones are forgotten. None keeps all.
@@ -125,8 +124,8 @@ class HitCurve:
         """Add a prompt.
 
         Args:
-            reusable: number of leading blocks that may be hits.
-            partial: whether an incomplete block follows `blocks`.
+            reusable: maximum number of leading blocks that count as hits, because at least one token is computed.
+            partial: whether the prompt ends in an incomplete block, which is not cached.
         """
         runs = self._stack.add(blocks)
         self.min_blocks = max(self.min_blocks, len(blocks) + partial)
@@ -152,7 +151,7 @@ class HitCurve:
 class LiveHitCurve:
     """Hit rates of LRU pools of all sizes in bounded memory, interpolated between the sizes of a grid.
 
-    A hit is a number of whole blocks of `block_tokens` tokens, without the last token of the prompt.
+    Only whole blocks of `block_tokens` tokens are hits, and never the last token of a prompt.
     """
 
     def __init__(self, block_tokens: int = 16) -> None:

@@ -18,7 +18,7 @@ class BlockLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRow:
-    """A block of a pool, or the content of a llama.cpp slot or file.
+    """A block of a pool, or the content of a slot or of a saved slot of llama.cpp.
 
     Attributes:
         parent: hash of the previous block of the prompt. Hashes are hexadecimal.

@@ -3,7 +3,6 @@ import torch
 from kvproxy.errors import Overloaded
 
 FAILURE_THRESHOLD = 3
-"""Number of failed steps in a row after which the engine counts as failed."""
 _DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -40,7 +39,7 @@ def first_line(error: BaseException) -> str:
 class EngineHealth:
     """The engine's failures, which any thread may read.
 
-    `fatal_error` is permanent. A `failure` by `FAILURE_THRESHOLD` failed steps ends with the next successful step.
+    `fatal_error` is permanent. After `FAILURE_THRESHOLD` failed steps in a row, `failure` is set until a step succeeds.
     """
 
     def __init__(self) -> None:

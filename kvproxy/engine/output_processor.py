@@ -16,7 +16,7 @@ class OutputProcessor:
 
     Args:
         on_finished: receives each finished sequence, before its blocks are freed.
-        on_failed: receives a sequence's logits and its error; must abort the request.
+        on_failed: receives the output that could not be processed, and the error; must abort its `sequence.request`.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class OutputProcessor:
         self._on_failed = on_failed
 
     def process(self, outputs: Sequence[SequenceLogits]) -> None:
-        """Sample and send the next token of each sequence of which all tokens are computed."""
+        """Sample and send the next token of each sequence that has no uncomputed token."""
         ready: list[tuple[SequenceState, SequenceLogits]] = []
         for output in outputs:
             with self._abort_on_error(output):

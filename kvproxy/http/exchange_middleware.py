@@ -28,7 +28,7 @@ def is_proxy_path(path: str) -> bool:
 
 
 class ExchangeMiddleware:
-    """ASGI middleware that creates exchanges, and adds `X-Request-Id` and a missing `Date` to responses.
+    """ASGI middleware that creates an `Exchange` per request, and adds `X-Request-Id` and a missing `Date` to responses.
 
     The request id is the client's, or new. If the upstream sets another `X-Request-Id`, the request id is sent as
     `X-KVProxy-Request-Id`.

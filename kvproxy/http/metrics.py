@@ -55,7 +55,7 @@ class _MetricGroup(Collector):
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
     def set(self, values: Mapping[str, float | None], *labels: str) -> None:
-        """Set values by the name of the member, without `_total`. Other names are ignored."""
+        """Set the values for these labels, by member name without `_total`. Names of other metrics are ignored."""
         self._values[labels] = values
 
     def collect(self) -> Iterator[Metric]:

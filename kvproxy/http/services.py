@@ -102,7 +102,7 @@ class Services:
         ]
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply the rule that matches the request: limits, edits, history repair, and `cache_control` breakpoints."""
+        """Apply the rule that matches the request: limits, edits, `repair_history`, and `breakpoints`."""
         request = self.rules.apply(request)
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
@@ -111,7 +111,7 @@ class Services:
         return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
 
     def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """Apply the matching rule like `prepare`, without `cache_control` breakpoints, which do not affect cache keys."""
+        """Apply the matching rule like `prepare`, without `breakpoints`, which do not affect cache keys."""
         return self._edit_and_repair(self.rules.apply(request))
 
     def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
@@ -214,7 +214,7 @@ def build_services(settings: Settings) -> Services:
         redact=load_redactor(settings.redaction),
         proxy=f"{socket.gethostname()}:{settings.port}",
     )
-    telemetry = _open_telemetry(settings.telemetry)
+    telemetry = _create_exporter(settings.telemetry)
     report = partial(finish, [journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices
     shared = SharedState(cache.store.database) if cache.store.remote else None
@@ -234,7 +234,7 @@ def build_services(settings: Settings) -> Services:
     return Services(settings, answerer, metrics, built, clients, telemetry, shared)
 
 
-def _open_telemetry(settings: TelemetrySettings) -> "Exporter | None":
+def _create_exporter(settings: TelemetrySettings) -> "Exporter | None":
     if settings.endpoint is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Computes the price of an agent session's input, if the provider's cache keeps its prefix during pauses.
+"""Computes the price of an agent session's input, with measures that keep its prefix in the provider's cache.
 
-A keep-warm request reads the prefix that the next request shares, and so extends its lifetime in the provider's cache. For
-a one-hour write, only the new tokens are paid, and the provider is assumed to keep the whole prefix for one hour.
+A keep-warm request reads the prefix that the next request shares, and so extends its lifetime in the provider's cache. A
+one-hour write is assumed to keep the whole prefix for one hour, at the write price of its new tokens only.
 """
 
 import math

@@ -74,7 +74,7 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Return the tenant of requests with these headers. `model` is any model of the proxy."""
+        """Return the tenant of requests with these headers; the proxy explains a sample request to `model`."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:

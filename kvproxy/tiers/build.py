@@ -27,7 +27,7 @@ def build_chain(
     Args:
         pin_memory: copies a buffer to page-locked memory.
         token_bytes: size of a token's keys and values.
-        batch_tokens: maximum number of tokens in a step. The limit of pending writes allows for two such steps.
+        batch_tokens: maximum number of tokens in a step. Chunks of two steps may be pending.
     """
     if not settings.enabled:
         return None

@@ -51,7 +51,7 @@ class ChunkStore(Protocol):
 
     name: str
     remote: bool
-    """Whether `contains` calls another machine. The engine's thread must not call it then."""
+    """Whether `contains` calls another machine, so that the engine's thread must not call `contains`."""
 
     @property
     def available(self) -> bool: ...

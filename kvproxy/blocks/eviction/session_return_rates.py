@@ -1,14 +1,14 @@
 """Rates at which paused sessions return. A session pauses between two requests.
 
-Blocks of the pause with the lowest index are evicted first. The index is the highest ratio of expected returns to
-expected time over all horizons (the Gittins index).
+The index of a pause (Gittins index) is the probability of a return within a time limit, divided by the expected wait;
+the limit maximizes it. The session with the lowest index loses its blocks first.
 """
 
 import math
 from collections.abc import Iterable
 
 PauseClass = tuple[str, ...]
-"""A class of pauses. `("tool",)` contains `("tool", "<16")` and supplies its prior rates; () contains all pauses."""
+"""A class of pauses. `("tool", "<16")` is a subclass of `("tool",)`, whose rates are its prior; () has all pauses."""
 
 _NUM_BINS = 18
 # Seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end.
@@ -17,7 +17,7 @@ _PRIOR_RETURNS = 3.0  # weight of the prior rate in each bin
 _MAX_PAUSES = 20_000  # Then all counts are halved, so that the rates follow the traffic.
 
 
-class _LifeTable:
+class _PauseCounts:
     __slots__ = ("censored", "returned")
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class ReturnRates:
     """Learns how often sessions return, by class and age of the pause.
 
     Args:
-        prior_factors: factors for the prior rates of classes, by the first element of the class; 1 by default.
+        prior_factors: factor of the prior rates of each class of one element, by this element; 1 by default.
     """
 
     def __init__(self, prior_factors: dict[str, float]) -> None:
         self._prior_factors = prior_factors
-        self._tables: dict[PauseClass, _LifeTable] = {}
+        self._tables: dict[PauseClass, _PauseCounts] = {}
         self._current: dict[PauseClass, list[int]] = {}
         self._rates: dict[PauseClass, list[float]] = {}
         self._indexes: dict[PauseClass, list[float]] = {}
@@ -47,7 +47,7 @@ class ReturnRates:
     def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
         """Record the end of a pause: the session returned, or it is no longer observed."""
         for depth in range(len(pause) + 1):
-            table = self._tables.setdefault(pause[:depth], _LifeTable())
+            table = self._tables.setdefault(pause[:depth], _PauseCounts())
             (table.returned if returned else table.censored)[_bin(age)] += 1
         self._num_pauses += 1
         if self._num_pauses >= _MAX_PAUSES:
@@ -78,7 +78,7 @@ class ReturnRates:
         # Without measurements, the rate is inversely proportional to the age, which is the order of LRU.
         prior = self._return_rates(pause[:-1]) if pause else [0.5 / width for width in _WIDTHS]
         scale = self._prior_factors.get(pause[0], 1.0) if len(pause) == 1 else 1.0
-        table, current = self._tables.get(pause, _LifeTable()), self._current.get(pause, [0] * _NUM_BINS)
+        table, current = self._tables.get(pause, _PauseCounts()), self._current.get(pause, [0] * _NUM_BINS)
         rates = self._rates[pause] = [0.0] * _NUM_BINS
         longer = 0.0
         for number in range(_NUM_BINS - 1, -1, -1):

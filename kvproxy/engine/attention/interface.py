@@ -51,8 +51,8 @@ class PrefillBackend(Protocol):
 class DecodeBackend(Protocol):
     name: str
     supports_capture: bool
-    """Whether CUDA graphs can capture it. If true, the host does not read `table` and `lengths`, and unused columns of
-    `table` cost no time.
+    """Whether CUDA graphs can capture it. This requires that the host does not read `table` and `lengths`, and that unused
+    columns of `table` cost no time.
     """
 
     def prepare(

@@ -14,7 +14,7 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class PackedModule(torch.nn.Module):
-    """Base class of linear layers without readable weights; `digest` is the hash of the weights."""
+    """Base class of linear layers without readable weights. The buffer `digest` replaces them in `model_fingerprint`."""
 
     digest: torch.Tensor
 
@@ -48,8 +48,6 @@ class MergedLinearSlice(PackedModule):
 
 
 class _MergedLinear:
-    """Linear layers with the same input, computed as one layer."""
-
     def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]
         first = linears[0]

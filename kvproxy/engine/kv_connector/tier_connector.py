@@ -71,7 +71,7 @@ class TierLoad:
     Attributes:
         start, end: positions of the tokens to load.
         loaded_until: position up to which tokens were written to the pool.
-        deadline: time of the timeout, which each chunk extends.
+        deadline: time of the timeout; each new chunk postpones it.
         payloads: chunks that were read, but not yet written to the pool.
     """
 

@@ -58,7 +58,7 @@ def group_layers(config: Any) -> tuple[LayerGroup, ...]:
     """Divide a model's layers into groups of equal size.
 
     The size is the number of layers of the rarest attention type, or of the most frequent type if that is less than 1.5
-    times as large. A few empty slots then waste less memory than more groups.
+    times as large. The empty slots of smaller groups then waste less memory than additional groups.
     """
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
     for layer, kind in enumerate(layer_attention_types(config)):

@@ -29,7 +29,7 @@ _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that uses the engine's attention. `shape.layers` is the size of the layer groups."""
+    """A model that uses the engine's attention."""
 
     name: str
     model: Any

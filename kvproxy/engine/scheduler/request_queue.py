@@ -34,7 +34,7 @@ class RequestQueue:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
-        """Count a sequence as unfinished until `unregister`."""
+        """Count a sequence as unfinished until `unregister`. A tenant without unfinished sequences gains no advantage."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
             # A tenant gains no credit while it has no unfinished sequence.

@@ -28,7 +28,6 @@ class AsyncTokenizer:
         return await self.run(lambda tokenizer: tokenizer.chat(messages, tools, self._validate_length, scope))
 
     async def decode_with_special_tokens(self, ids: Sequence[int]) -> str:
-        """Return the texts of all tokens, concatenated; special tokens are not removed."""
         return await self.run(lambda tokenizer: "".join(map(tokenizer.token_text, ids)))
 
     async def run(self, call: Callable[[ChatTokenizer], T]) -> T:

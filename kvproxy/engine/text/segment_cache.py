@@ -1,13 +1,12 @@
 """Caches token ids of chat segments: only the new segments of a continued chat are tokenized.
 
-A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. A text
-search must find the same tokens, so segments begin only at added tokens with these properties:
+A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. The cache
+finds these tokens with a regular expression. Segments begin only at tokens that the tokenizer always finds, too:
 
 - The token's `normalized`, `single_word`, and `lstrip` are false.
 - No other added token contains the token, or ends with its beginning.
 
-Some tokenizers prepend a blank to a text that begins without an added token (Metaspace). Only a first segment can begin
-so.
+Some tokenizers prepend a blank to a text that does not begin with an added token. Only a first segment can be such a text.
 """
 
 import re
@@ -66,7 +65,7 @@ class SegmentCache:
                 self._bytes -= _entry_bytes(*self._ids.popitem(last=False))
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
-        """Make `encode` return an output's generated tokens, because it may split their text into other tokens.
+        """Make `encode` return the generated tokens of an output, because the tokenizer may split its text differently.
 
         Args:
             output: generated tokens without the end token.

@@ -22,7 +22,7 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 class ToolCallFormat:
     """The texts around tool calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
 
-    `special_tokens` maps special tokens, which an output's text does not contain, to their ids.
+    `special_tokens` has the ids of the tokenizer's special tokens, which an output's text omits.
     """
 
     begin: str

@@ -14,6 +14,8 @@ _CACHE_LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
+    """`layers` is the number of slots per block, which is the size of the largest layer group."""
+
     layers: int
     kv_heads: int
     head_dim: int

@@ -151,7 +151,7 @@ async def import_(request: Request) -> Response:
 
 
 async def feedback(request: Request) -> Response:
-    """Report whether a response was right, so that semantic matching learns. A wrong response keeps exact hits only.
+    """Report whether a response was right, so that semantic matching learns. A wrong response is used for exact hits only.
 
     If the body has the `question` of a semantic hit, the policy `learned` also learns from this hit.
     """

@@ -123,7 +123,7 @@ async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncI
 
 
 async def series(request: Request) -> Response:
-    """Count requests and prompt tokens in intervals of length `step`, for the time `since` before `until` (default: now)."""
+    """Count requests and prompt tokens in intervals of `step`, in the period of length `since` before `until` (default: now)."""
     query = request.query_params
     step = parse_duration(query.get("step", "60"), "step")
     since = parse_duration(query.get("since", "3600"), "since")

@@ -25,7 +25,8 @@ async def cancel_on_disconnect(
 ) -> T:
     """Return the result of `work`; cancel it when the client disconnects or the deadline passes.
 
-    Raises ClientDisconnect or the deadline's error. With `upload_done`, only `work` calls `receive` until it is set.
+    Raises ClientDisconnect or the deadline's error. `work` may call `receive` until `upload_done` is set; this function
+    detects disconnects afterwards.
     """
     working = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))

@@ -40,7 +40,7 @@ class ProxyServer(uvicorn.Server):
     """Serves the app until SIGTERM or SIGINT.
 
     Args:
-        deadlines: ends requests in flight after `drain_seconds`.
+        deadlines: at shutdown, ends requests in flight after `drain_seconds`.
         on_limit: receives the setting's name when a limit is reached.
         refuse: app that answers requests on connections beyond the limit.
         reload: called on SIGHUP.

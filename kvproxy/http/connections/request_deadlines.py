@@ -29,7 +29,7 @@ class Deadlines:
 
     @contextmanager
     def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future whose result is set at `time` of the event loop: `error`, or earlier the error of `end_all`."""
+        """Yield a future. Its result becomes `error` at `time` of the event loop, or earlier the error of `end_all`."""
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[KvproxyError] = loop.create_future()
         if self._final_error is not None:
@@ -61,6 +61,6 @@ class Deadline:
             self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
 
     def expiration(self) -> AbstractContextManager[asyncio.Future[KvproxyError]]:
-        """Yield a future whose result is the error that ends the request: at the deadline, or in `end_all`."""
+        """See `Deadlines.schedule`."""
         error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
         return self._deadlines.schedule(self._began + self._seconds, error)

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
 from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
 from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
 from kvproxy.upstreams.generated_tokens import TokenRestorer
-from kvproxy.upstreams.health import Health
+from kvproxy.upstreams.health import Health, HealthProbe
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer
     from kvproxy.upstreams.llama.slots import SlotsStatus
 
-_log = logging.getLogger("kvproxy")
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
 _METRICS_RETRY_SECONDS = 300.0
@@ -85,11 +83,11 @@ class FleetEngine:
         self.reuse: dict[str, ReuseStats] = {}
         self.llama: LlamaServer | None = None
         """The slots of a server that may be llama.cpp; None if the engine publishes KV events."""
-        self._probe_timeout = routing.health_timeout
-        self._outage_logged = False
+        self._probe = HealthProbe(self.client, self.health, routing.health_timeout)
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
         self._metrics: tuple[float, EngineMetrics] | None = None
+        self._metrics_timeout = routing.health_timeout
         self._next_metrics = 0.0
 
     async def start(self) -> None:
@@ -105,34 +103,14 @@ class FleetEngine:
         await self.client.close()
 
     async def probe(self) -> None:
-        """Check `/health`. A status below 500 is a success, because some servers lack the route."""
-        try:
-            async with asyncio.timeout(self._probe_timeout):
-                reply = await self.client.request("GET", "/health", {})
-                await reply.close()
-        except TimeoutError:
-            self._record_probe(f"/health did not respond within {self._probe_timeout:g} s")
-        except KvproxyError as error:
-            self._record_probe(error.message)
-        else:
-            self._record_probe(None if reply.status < 500 else f"/health answered {reply.status}")
-        if self.llama is not None and not self.llama.is_identified and self.health.error is None:
-            await self.llama.identify()
-
-    def _record_probe(self, failure: str | None) -> None:
-        if failure is None:
-            if self._outage_logged:
-                self._outage_logged = False
-                _log.info("the upstream %s responds again", self.url)
-            self.health.record_success()
+        await self._probe.run()
+        if self.llama is None:
             return
-        self.health.record_failure(failure)
-        if not self._outage_logged:
-            self._outage_logged = True
-            _log.warning("the upstream %s does not respond: %s", self.url, failure)
-        if self.llama is not None:
+        if self.health.error is not None:
             # Another server may start at this URL.
             self.llama.is_identified = False
+        elif not self.llama.is_identified:
+            await self.llama.identify()
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
         """Restore the tokens of earlier answers (see `TokenRestorer`) if the request's rule enables `repair_history`."""
@@ -156,7 +134,7 @@ class FleetEngine:
     async def monitor(self) -> None:
         if time.monotonic() >= self._next_metrics:
             try:
-                async with asyncio.timeout(self._probe_timeout):
+                async with asyncio.timeout(self._metrics_timeout):
                     reply = await self.client.request("GET", "/metrics", {"accept-encoding": "identity"})
                     page = (await reply.body()).decode("utf-8", "replace")
                 found = await asyncio.to_thread(read_metrics, page) if reply.status == 200 else None

@@ -1,4 +1,11 @@
+import asyncio
+import logging
 from dataclasses import dataclass
+
+from kvproxy.errors import KvproxyError
+from kvproxy.upstreams.client import UpstreamClient
+
+_log = logging.getLogger("kvproxy")
 
 
 @dataclass(slots=True)
@@ -43,3 +50,38 @@ class Health:
         self.failures += 1
         self.error = error
         self.ejections += self.ejected and not was_ejected
+
+
+class HealthProbe:
+    """Probes `/health` of one upstream, and records and logs the result."""
+
+    def __init__(self, client: UpstreamClient, health: Health, timeout: float) -> None:
+        self._client = client
+        self._health = health
+        self._timeout = timeout
+        self._outage_logged = False
+
+    async def run(self) -> None:
+        """Send one probe. A status below 500 is a success, because some servers lack the route."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await self._client.request("GET", "/health", {})
+                await reply.close()
+        except TimeoutError:
+            self._record(f"/health did not respond within {self._timeout:g} s")
+        except KvproxyError as error:
+            self._record(error.message)
+        else:
+            self._record(None if reply.status < 500 else f"/health answered {reply.status}")
+
+    def _record(self, failure: str | None) -> None:
+        if failure is not None:
+            self._health.record_failure(failure)
+            if not self._outage_logged:
+                self._outage_logged = True
+                _log.warning("the upstream %s does not respond: %s", self._client.url, failure)
+            return
+        if self._outage_logged:
+            self._outage_logged = False
+            _log.info("the upstream %s responds again", self._client.url)
+        self._health.record_success()

@@ -3,8 +3,8 @@ import re
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.row_types import PoolReport
 from kvproxy.mirror import pool_rows
+from kvproxy.mirror.apply_events import MirroredBlock, MirroredPool, MirrorState, PoolKey
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool, MirrorState, PoolKey
 from kvproxy.mirror.mirrored_groups import hash_block_size
 from kvproxy.mirror.prefix_match import CachedChains, MirrorMatch, chains_after_prefix, match_prefix
 from kvproxy.mirror.stream_status import StreamStatus
@@ -86,12 +86,15 @@ class Mirror:
     def num_resets(self) -> list[int]:
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
-    def confirm_reset(self, before: list[int]) -> None:
-        """Clear the pools of ranks that have not published a reset since `num_resets` was `before`.
+    def clear_after_reset(self, num_resets_before: list[int]) -> None:
+        """Clear the pools after the engine has confirmed a reset, unless the ranks have published the reset as an event.
 
-        Call it after a successful reset, because vLLM publishes the reset only after its response.
+        vLLM publishes the event only after its response.
+
+        Args:
+            num_resets_before: result of `num_resets` before the request to reset.
         """
-        for subscriber, num_resets in zip(self.subscribers, before, strict=True):
+        for subscriber, num_resets in zip(self.subscribers, num_resets_before, strict=True):
             if subscriber.state.num_resets == num_resets:
                 subscriber.state.clear_blocks()
 

@@ -5,9 +5,9 @@ from math import gcd
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_window_hit
+from kvproxy.mirror.apply_events import MirroredBlock, MirroredPool
 from kvproxy.mirror.event_decoder import Hash
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool
 
 NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)
 """Placeholder for blocks before a sliding window, which need not be cached."""

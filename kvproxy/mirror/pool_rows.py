@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
+from kvproxy.mirror.apply_events import MirroredBlock, MirrorState
 from kvproxy.mirror.event_decoder import Hash
-from kvproxy.mirror.mirror_state import MirroredBlock, MirrorState
 from kvproxy.mirror.mirrored_groups import attention_window
 
 

@@ -12,8 +12,8 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.longest_prefix import find_longest_cache_hit
 from kvproxy.blocks.row_types import Divergence
+from kvproxy.mirror.apply_events import MirroredBlock, MirroredPool
 from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.mirror_state import MirroredBlock, MirroredPool
 from kvproxy.mirror.mirrored_groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
 
 if TYPE_CHECKING:

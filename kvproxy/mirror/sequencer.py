@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
-from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.stream_status import StreamCounts
 
 MAX_FINGERPRINTS = 10_000

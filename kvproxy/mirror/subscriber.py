@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from kvproxy.mirror.mirror_state import MirrorState
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.sequencer import Sequencer
 from kvproxy.mirror.stream_status import StreamStatus
 

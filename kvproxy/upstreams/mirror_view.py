@@ -92,7 +92,7 @@ async def reset_engine(engine: FleetEngine) -> EngineResetResult:
             continue
         failure = _reset_failure(status, reply)
         if failure is None and engine.mirror is not None:
-            engine.mirror.confirm_reset(resets)
+            engine.mirror.clear_after_reset(resets)
         return EngineResetResult(engine.url, failure is None, failure)
     raise NoPrefixCache(f"{engine.url} has no {_RESET_PATHS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
 

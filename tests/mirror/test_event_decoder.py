@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import (
     ClearedEvent,
     EventBatch,
@@ -15,7 +16,6 @@ from kvproxy.mirror.event_decoder import (
     StoredEvent,
     decode_batch,
 )
-from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.pool_rows import find_blocks, list_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(

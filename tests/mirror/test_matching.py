@@ -13,10 +13,10 @@ from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.single_type_manager import GroupSpec
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.prefix_match import compute_hashes, match_prefix
 
 SEED = BlockHasher(seed="0")
@@ -195,7 +195,7 @@ def test_a_confirmed_reset_clears_the_ranks_that_have_not_published_it(is_publis
     if is_published:
         # A block of the next step is kept.
         state.apply(EventBatch(2.0, [ClearedEvent(), stored], 0))
-    mirror.confirm_reset(before)
+    mirror.clear_after_reset(before)
     assert mirror.report().cached == is_published
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.mirror.mirror_state import MirrorState
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.sequencer import MAX_REPLAY_ATTEMPTS, Sequencer
 from tests.mirror.publisher import Model
 

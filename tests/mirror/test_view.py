@@ -1,8 +1,8 @@
 """Views of a mirrored engine."""
 
 from kvproxy.blocks.row_types import BlockLocation
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
-from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.mirror.pool_rows import find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
 
 URL = "http://engine"

@@ -15,9 +15,9 @@ from kvproxy.apis.json import dumps
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.demo import model_path
 from kvproxy.errors import UpstreamUnreachable
+from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import EventBatch, StoredEvent
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.mirror_state import MirrorState
 from kvproxy.upstreams.generated_tokens import TokenRestorer
 
 SIZE = 8

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.mirror.apply_events import MirroredPool
 from kvproxy.mirror.event_decoder import Hash, StoredEvent
-from kvproxy.mirror.mirror_state import MirroredPool
 
 SIZE = 2
 

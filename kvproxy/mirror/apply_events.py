@@ -1,4 +1,4 @@
-"""The block pools of an engine, rebuilt from its KV events; `sequencer.py` puts these in order."""
+"""Applies KV events to the block pools of a mirrored engine; `sequencer.py` puts the events in order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Measures policies on labelled pairs at many levels: minimums of the cosine, or of the verifier's probability."""
+"""Measures policies on labelled pairs of questions at many levels.
+
+A level is the lowest score at which a policy serves a stored answer: a cosine for the policy `threshold`, and the verifier's
+probability for the policy `checked`.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -41,13 +45,7 @@ class LevelResult:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredLevels:
-    """The levels in the settings.
-
-    Attributes:
-        threshold: minimum cosine of the policy `threshold`.
-        checked: minimum probability of the policy `checked`.
-        floor: minimum cosine of the policy `checked`.
-    """
+    """The levels of the policies `threshold` and `checked` in the settings. `floor` is the minimum cosine of `checked`."""
 
     threshold: float
     checked: float
@@ -56,14 +54,13 @@ class ConfiguredLevels:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The results of all policies. Dictionaries have the names of policies as keys.
+    """The results of `threshold`, `guards` (`threshold` with guards), and `checked`, which are the keys of the dictionaries.
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
-        target_error: see `calibrate`.
         default: the level in the settings.
         p_chr_auc: see `precision_hit_ratio_area`.
-        recommended: the level with the highest hit rate within the target error; None if no level is within it.
+        recommended: the level with the most hits whose share of wrong answers is within `target_error`, if any.
     """
 
     pairs: int
@@ -97,11 +94,11 @@ def calibrate(
     languages: Sequence[str] = (EVERY,),
     progress: Progress = lambda share: None,
 ) -> Calibration:
-    """Measure `threshold` without guards, `threshold` with guards, and `checked` on labelled pairs.
+    """Measure the policy `threshold` without guards, the same with guards, and the policy `checked`.
 
     Args:
         pairs: the second question of each pair is used as the cached question.
-        verifier: None omits `checked`.
+        verifier: None omits the policy `checked`.
         target_error: maximum share of wrong answers at a recommended level: the upper end of `LevelResult.wrong_interval`.
         languages: ISO 639-1 codes; pairs in other languages are never served.
 

@@ -119,13 +119,14 @@ class LearningStatus:
     """A report on the learned policy in one namespace.
 
     Attributes:
-        observations: number of comparisons.
+        observations: number of comparisons between fresh and stored answers.
         serves: the policy decides without `checked`.
         level: maximum estimated error of a served answer.
         expected_wrong: expected number of wrong answers among the `served` answers.
-        most_wrong: upper bound of the number of wrong answers among these, with 90% probability. The answers that `checked`
-            accepted count with an estimated error, which has no bound.
-        would_serve: share of recent requests whose estimated error is within the level.
+        most_wrong: upper bound of the number of wrong answers among these, with 90% probability. For
+            the answers that `checked` accepted, it counts estimated errors, which are not bounded.
+        max_error: maximum share of wrong answers, from the settings.
+        would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of answer classes that may have changed.
     """
 
@@ -142,7 +143,13 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """Sums of the status of all namespaces in memory; `would_serve` is a mean, and `max_error` is a maximum."""
+    """The sums of `LearningStatus` over all namespaces in memory.
+
+    Attributes:
+        serving: number of namespaces in which the policy decides without `checked`.
+        would_serve: mean of `LearningStatus.would_serve`, weighted by `observations`.
+        max_error: the highest of all namespaces.
+    """
 
     namespaces: int
     serving: int

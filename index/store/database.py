@@ -74,7 +74,7 @@ class Database(Protocol):
 
     def disk_bytes(self) -> int: ...
 
-    def check(self) -> int:
-        """Read all data and return the number of responses; raises StoreDamaged."""
+    def count_intact_responses(self) -> int:
+        """Check the whole database, and return the number of responses. Raises StoreDamaged."""
 
     def close(self) -> None: ...

@@ -7,7 +7,7 @@ The priority of an entry is computed when it is stored, and after each hit:
 `tokens` is the sum of prompt and answer tokens, which a hit saves. `age` is the priority of the last evicted entry. It rises
 with every eviction, so old entries without hits have lower priorities than new ones.
 
-The tenants `NAME` and `NAME/PART` belong to the owner `NAME`, and share the owner's limit.
+The tenants `CLIENT` and `CLIENT/USER` share the limit of the client.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -65,10 +65,10 @@ def expired_ids(run: Transaction, now: float) -> list[str]:
     return [row["id"] for row in run(sql, {"now": now, "limit": _MAX_EXPIRED})]
 
 
-def _evict_from_tenant(run: Transaction, remove: Remove, owner: str, limit: int, entry_bytes: int) -> None:
-    of_owner = "select tenant, bytes from tenants where tenant = :owner or substr(tenant, 1, :length) = :prefix"
+def _evict_from_tenant(run: Transaction, remove: Remove, client: str, limit: int, entry_bytes: int) -> None:
+    of_client = "select tenant, bytes from tenants where tenant = :client or substr(tenant, 1, :length) = :prefix"
     while True:
-        tenants = run(of_owner, {"owner": owner, "prefix": f"{owner}/", "length": len(owner) + 1})
+        tenants = run(of_client, {"client": client, "prefix": f"{client}/", "length": len(client) + 1})
         total = sum(int(row["bytes"]) for row in tenants) + entry_bytes
         if total <= limit:
             return

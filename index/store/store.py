@@ -256,8 +256,8 @@ class Store(StoreWriter):
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
 
-    def check(self) -> int:
-        return self.database.check()
+    def count_intact_responses(self) -> int:
+        return self.database.count_intact_responses()
 
     def _check_keys(self) -> None:
         names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names

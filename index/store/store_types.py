@@ -127,7 +127,8 @@ class Capacity:
 
     Attributes:
         bytes: maximum sum of `NewEntry.size`.
-        tenant_limit: returns the limit in bytes of a tenant's owner (see `eviction`); called on the writing thread.
+        tenant_limit: returns a client's limit in bytes; the tenants `CLIENT` and `CLIENT/USER` share it. Called on the
+            writing thread.
     """
 
     entries: int | None = None

@@ -69,14 +69,14 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     question = api.question(body)
     if question is None:
         return CacheKey(exact, exact, None, api.display_text(body), parts)
-    similar = question.allows_semantic and _is_comparable(question.text)
+    similar = question.allows_semantic and _can_have_semantic_hits(question.text)
     splits = similar and conversations and question.earlier_texts
     rest, earlier = _split_earlier_turns(question) if splits else (question.rest, [])
     space = _digest({**parts, "body": rest})
     return CacheKey(exact, space, join_turns([*earlier, question.text]) if similar else None, question.text, parts)
 
 
-def _is_comparable(text: str) -> bool:
+def _can_have_semantic_hits(text: str) -> bool:
     return len(text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES and SEPARATOR not in text
 
 
@@ -90,7 +90,7 @@ def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
     for place, text in enumerate(question.earlier_texts[:-1]):
         turn, following = turns[place : place + 2]
         is_answered = turn.get("role") == "user" and following.get("role") == "assistant"
-        if is_answered and text and _is_comparable(text) and not has_hidden_text(text):
+        if is_answered and text and _can_have_semantic_hits(text) and not has_hidden_text(text):
             texts.append(text)
             turns[place] = {**turn, "content": None}
     return {**question.rest, question.turns_field: list[Json](turns)}, texts

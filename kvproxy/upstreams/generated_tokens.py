@@ -1,7 +1,7 @@
 """Restores the tokens that vLLM generated for earlier answers of a conversation.
 
-The tokenizer may split an answer into other tokens than the engine generated, which ends the cached prefix. If the tokens in
-the mirror decode to the same text, they replace the tokenizer's tokens.
+The client sends earlier answers as text. The tokenizer may split an answer into other tokens than the engine generated, so that
+the cached prefix ends there. If tokens in the engine's mirror decode to the same text, they replace the tokenizer's tokens.
 
 vLLM renders the prompt (`/render`, with `--enable-scale-out`). The restored prompt is sent in
 `kv_transfer_params.prompt_token_ids`. vLLM still parses reasoning and tool calls.
@@ -45,7 +45,11 @@ class TokenRestorer:
         self._next_try = 0.0
 
     async def restore(self, request: ApiRequest) -> ApiRequest:
-        """Return the request with the restored prompt, or the same request if no token changes or vLLM fails."""
+        """Return the request with the tokens of its prompt, in which earlier answers have the tokens that vLLM generated.
+
+        Return the same request if the tokenizer's tokens are equal, if the API or the client's fields do not allow
+        restoring, or if vLLM failed within the last minute.
+        """
         if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
             return request
         try:

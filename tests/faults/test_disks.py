@@ -55,7 +55,7 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         assert lines == ["ERROR", "WARNING"], caplog.text
         store = SqliteStore(tmp_path / "responses.db")
         assert {entry.prompt for entry in store.list_entries()} == {"with room", *map(str, range(kept))}
-        assert store.check() == kept + 1
+        assert store.count_intact_responses() == kept + 1
         store.close()
 
 

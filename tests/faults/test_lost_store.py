@@ -90,7 +90,7 @@ def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     again = SqliteStore(path)
     # The log of the old file still stood there, and SQLite would have written it over the new one.
     assert [entry.prompt for entry in again.list_entries()] == ["from the backup"]
-    assert again.check() == 1
+    assert again.count_intact_responses() == 1
     again.close()
     moved = SqliteStore(tmp_path / "moved.db")
     assert [entry.prompt for entry in moved.list_entries()] == ["of today"]

@@ -61,34 +61,37 @@ _MAX_OBSERVATION_WEIGHT = 8.0
 class ErrorModel:
     """Estimates the probability that the nearest neighbour's answer is wrong, by Bayesian logistic regression.
 
-    The probability of a right answer is `(1 - slips) * sigmoid(weights . features)`. `slips` is the share of random errors,
-    which the features cannot predict: `num_slips / num_sure`.
+    An answer is right with the probability `(1 - slips) * sigmoid(weights . features)`. `slips` is the share of random errors,
+    which features cannot predict, such as a mistaken comparison: `num_random_errors / num_predictable`.
 
     Attributes:
         weights, covariance: `[n]` and `[n, n]` for n features.
-        num_slips: estimated number of random errors.
-        num_sure: estimated number of comparisons whose result the features predict.
+        num_predictable: estimated number of comparisons whose result the features predict.
     """
 
     weights: np.ndarray
     covariance: np.ndarray
-    num_slips: float = 0.5
-    num_sure: float = 1000.0
+    num_random_errors: float = 0.5
+    num_predictable: float = 1000.0
 
     def error(self, features: np.ndarray) -> float:
-        return 1 - (1 - self.num_slips / self.num_sure) * _sigmoid(float(features @ self.weights))
+        return 1 - (1 - self.num_random_errors / self.num_predictable) * _sigmoid(float(features @ self.weights))
 
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
-        """Update the weights by one Newton step after a comparison. A probably wrong answer has little influence.
+        """Update the weights by one Newton step after a comparison.
+
+        If the model already predicts that the answer is wrong, the observation has little influence, because such an answer
+        would not be served.
 
         Args:
+            right: the compared answers are equal.
             chance: probability with which this request was chosen for a comparison; its inverse is the observation's weight.
         """
         probability = _sigmoid(float(features @ self.weights))
-        slips = self.num_slips / self.num_sure
+        slips = self.num_random_errors / self.num_predictable
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
-        self.num_slips += slip
-        self.num_sure += probability**2
+        self.num_random_errors += slip
+        self.num_predictable += probability**2
         weight = (1 - slip) * probability**2 * min(1 / chance, _MAX_OBSERVATION_WEIGHT)
         curvature = probability * (1 - probability) * weight
         gain = self.covariance @ features
@@ -103,7 +106,7 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Initial `ServingLevel.expected` of a namespace; low, so that each namespace needs its own evidence."""
+"""Initial `ServingLevel.expected` of a namespace. It is below `MIN_EXPECTED_ERRORS`, so each namespace needs comparisons."""
 
 
 @dataclass(slots=True)

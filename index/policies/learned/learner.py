@@ -148,7 +148,7 @@ class Learner:
                 "features": FEATURES,
                 "weights": model.weights.tolist(),
                 "covariance": model.covariance.tolist(),
-                "slips": [model.num_slips, model.num_sure],
+                "slips": [model.num_random_errors, model.num_predictable],
                 "served": level.served,
                 "risk": level.risk,
                 "seen": [level.wrong, level.expected],

@@ -53,7 +53,7 @@ class ServingLevel:
     @property
     def most_wrong(self) -> int:
         """An upper bound, with 90% probability, of the number of wrong answers among the served answers."""
-        risk = self.risk / (1 - self.judge_error)
+        risk = self.risk / (1 - self.comparison_error_rate)
         return bisect_left(
             range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
         )
@@ -84,7 +84,7 @@ class ServingLevel:
         self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += count
 
     @property
-    def judge_error(self) -> float:
+    def comparison_error_rate(self) -> float:
         """The probability that a comparison of answers errs, at most 0.5, estimated from comparisons between equal questions."""
         return min(0.5, (_PRIOR_JUDGE_ERRORS + self.num_judged_different) / (_PRIOR_REPEATS + self.num_repeats))
 
@@ -93,14 +93,14 @@ class ServingLevel:
         self.update_limit()
 
     def update_factor(self) -> None:
-        self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.judge_error)
+        self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.comparison_error_rate)
 
     def planned_risk(self) -> float:
         """Return the mean estimated error that the next 500 served answers may have, so that `max_error` allows them."""
         if not self.expected:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.wrong, self.expected)
-        left = (allowed * (1 - self.judge_error) - self.risk) / _PLANNED_ANSWERS
+        left = (allowed * (1 - self.comparison_error_rate) - self.risk) / _PLANNED_ANSWERS
         return max(
             0.0, min(left, _MAX_PLANNED_FACTOR * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR))
         )

@@ -110,7 +110,7 @@ class PostgresDatabase:
         sql = "select pg_total_relation_size('responses') + pg_total_relation_size('vectors') as bytes"
         return int(self.query(sql)[0]["bytes"])
 
-    def check(self) -> int:
+    def count_intact_responses(self) -> int:
         sql = (
             "select (select count(*) from responses where length(request) + length(response) >= 0) as stored,"
             " (select entries from totals) as counted"

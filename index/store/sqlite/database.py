@@ -94,7 +94,7 @@ class SqliteDatabase:
             self._writer.execute("vacuum")
             self._writer.execute("pragma wal_checkpoint(truncate)")
 
-    def check(self) -> int:
+    def count_intact_responses(self) -> int:
         verdict = self.query("pragma integrity_check")[0]["integrity_check"]
         if verdict != "ok":
             raise StoreDamaged(f"the store {self.path} is damaged ({verdict}): restore a backup, or move it away")

@@ -154,8 +154,8 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
     for error, right in ((0.12, False), (0.13, False), (0.1, True)):
         level.add_comparison(error, right)
     assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
-    for repeats, slips, judge_error in ((50, 9, 0.1), (50, 1000, 0.5)):
+    for repeats, slips, error_rate in ((50, 9, 0.1), (50, 1000, 0.5)):
         level.num_repeats, level.num_judged_different = repeats, slips
         level.update()
-        assert level.judge_error == pytest.approx(judge_error)
-        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - judge_error))
+        assert level.comparison_error_rate == pytest.approx(error_rate)
+        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - error_rate))

@@ -138,7 +138,7 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a shared request, and begins to store it at its end."""
+    """Reads the response of a backend request, for which identical requests wait, and begins to store it at its end."""
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, may_store: bool) -> None:
         self.limit = writer.settings.max_response_bytes

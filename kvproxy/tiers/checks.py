@@ -15,7 +15,11 @@ _GIB = 2**30
 
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
-    """Check that the block size divides `chunk_tokens`, and that block hashes of a persistent tier survive a restart."""
+    """Check that the block size divides `chunk_tokens`, and that block hashes of a persistent tier survive a restart.
+
+    Returns:
+        The chunk size in words. Raises a KvproxyError if a check fails.
+    """
     check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(

@@ -49,7 +49,7 @@ class KnownPrefix:
     """The longest common prefix of a prompt with an earlier request.
 
     Attributes:
-        regions: its length in regions.
+        regions: its length in parts of the request, such as `tools` or `messages[3]`; see `Regions`.
         tokens: its length in tokens, which is measured if `is_exact`, and otherwise estimated.
         turn: the last request that sent the prefix.
     """

@@ -1,5 +1,3 @@
-"""Permissions of files and folders that contain private texts."""
-
 import contextlib
 import errno
 import os

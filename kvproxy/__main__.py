@@ -1,5 +1,3 @@
-"""Entry point of `kvproxy` and of `python -m kvproxy`."""
-
 import sys
 
 

@@ -105,7 +105,7 @@ class Exchange:
 
     Attributes:
         api: name of the cached API; None for other routes.
-        tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
+        tenant: see `flow.cache_keys.tenant_of`.
         arrived: seconds since the epoch.
         method, path: empty for the proxy's own routes and for background requests. `path` has no query.
         account: charges tokens to the client's quota; None if the proxy has no clients.

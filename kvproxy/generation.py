@@ -50,7 +50,7 @@ class GenerationRequest:
     Attributes:
         salt: requests with different salts share no KV blocks.
         priority: KV blocks of a higher priority are evicted later.
-        tenant: owner of the request; tenants whose requests have equal queue priority get equal shares of the engine.
+        tenant: the client, or one of its users; tenants whose requests have equal queue priority get equal shares of the engine.
         queue_priority: requests with a lower value run first, across all tenants.
         tenant_priority: requests with a lower value run first, within the tenant.
         adapter: name of the LoRA adapter; None for the base model.

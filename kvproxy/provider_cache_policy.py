@@ -93,7 +93,7 @@ def likely_pause(survival: SurvivalFunction, share: float = _LIKELY) -> float:
 def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept: float = 0.0) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
-    Each keep-warm request costs one read of the prefix. If the pause lasts longer, the next request must write the prefix again,
+    Each keep-warm request costs one read of the prefix. After the last one expires, the next request must write the prefix again,
     except for the fraction `kept`, which the provider keeps for one hour.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0

@@ -31,7 +31,7 @@ class StreamLine:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The results of the policies on a stream.
+    """The results of the policies on a stream of questions.
 
     Attributes:
         outcomes: results by policy; the policy `threshold` uses `level`.
@@ -173,7 +173,7 @@ def replay_policies(
     Args:
         learned: creates a `learned` policy that has no observations yet.
         orders: number of further replays with `learned`, each in a random order.
-        judge_error: share of inverted comparisons, to simulate a judge of answers that errs.
+        judge_error: share of comparisons of answers whose result is inverted, to simulate errors.
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> ReplayOutcome:

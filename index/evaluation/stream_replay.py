@@ -44,7 +44,7 @@ class ReplayOutcome:
         served: the policy served a stored answer.
         wrong: the policy served a wrong answer.
         scores: the highest score of a stored answer; -1 if no stored answer may be served.
-        right: the answer with the highest score is right.
+        right: the answer with the highest score is right, whether or not it was served.
     """
 
     served: np.ndarray

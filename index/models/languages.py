@@ -124,7 +124,7 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether a text may have semantic hits: nothing is hidden, the language is allowed, and the embedder can read it."""
+    """Whether a text may have semantic hits: it has no hidden text, and the language and the embedder allow it."""
     return (
         not has_hidden_text(text) and is_in_languages(text, languages, embedder.vocabulary) and embedder.can_read(text)
     )

@@ -88,7 +88,7 @@ class LearningRecord:
     Attributes:
         place: index of the neighbour about which the policy decided.
         features, error, checked: see `Observation`.
-        risk: estimated error that counts in `ServingLevel.risk` if the neighbour is served.
+        risk: error to add to `ServingLevel.risk` if the neighbour is served; if `checked` accepted it, the error of `checked`.
     """
 
     place: int
@@ -104,7 +104,7 @@ class PolicyResult:
 
     Attributes:
         chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        exploration_share: probability with which the caller forwards this accepted request, in order to compare answers.
+        exploration_share: if a neighbour is accepted, the probability with which the caller forwards the request instead.
         record: None if the policy does not learn from the decision.
     """
 

@@ -1,5 +1,3 @@
-"""Background embedding of entries that were stored without a vector."""
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -52,7 +52,7 @@ class Lookup:
         entry: the entry to serve, if any.
         candidates: similar stored questions, nearest first.
         chosen: the accepted candidate. It is not served if the request is forwarded for exploration.
-        observation: None if the policy compared no candidate.
+        observation: None if the policy estimated no score and no error of a candidate.
         skip_reason: None if the lookup ran.
     """
 

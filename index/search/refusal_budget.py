@@ -9,7 +9,7 @@ _MAX_ENTRIES = 20_000
 
 
 class RefusalBudget:
-    """Limits how often questions may be refused near one entry, against attackers who search for wrong hits by trial and error.
+    """Limits how often a policy may refuse an entry for similar questions, against attackers who search for wrong hits.
 
     Each entry has a token bucket of 32 refusals, which regains one refusal per hour. The buckets of the 20,000 entries with
     the latest refusals are kept in memory. Thread-safe.
@@ -27,7 +27,7 @@ class RefusalBudget:
         return id in self._refusals and self._recent_refusals(id) > MAX_REFUSALS - 1
 
     def add(self, ids: Iterable[str]) -> None:
-        """Count a refusal of one question near these entries."""
+        """Count a question for which the policy refused these entries."""
         with self._lock:
             for id in ids:
                 self._refusals[id] = self._recent_refusals(id) + 1, self._clock()

@@ -29,7 +29,7 @@ class VectorSearch:
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest entries and their cosines, nearest first; only the first entry if its cosine is below `floor`."""
+        """Return the nearest entries and their cosines, nearest first; only the nearest if all cosines are below `floor`."""
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:

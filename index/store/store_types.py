@@ -97,7 +97,7 @@ class RemovedEntry:
     """An entry that was removed, or not stored.
 
     Attributes:
-        numbers: numbers of its vectors, one for each embedder; see `WriteResult`.
+        numbers: ids of its vectors, one for each embedder; see `WriteResult`.
         reason: None if the entry was not stored, because it exceeds the capacity.
     """
 
@@ -113,7 +113,7 @@ class WriteResult:
     """The result of `Store.put_many`.
 
     Attributes:
-        numbers: number of each entry's vector; None for an entry without a vector. Numbers ascend, and are never reused.
+        numbers: id of each entry's vector; None for an entry without a vector. Ids ascend, and are never reused.
         removed: replaced and evicted entries, and new entries that were not stored.
     """
 

@@ -23,7 +23,7 @@ class ApiRequest:
     Attributes:
         raw: `body` as JSON, as the client sent it or after the operator's edits.
         headers: names in lower case.
-        tenant: owner of the stored response, from `flow.cache_keys.tenant_of`.
+        tenant: see `flow.cache_keys.tenant_of`.
     """
 
     api: Api

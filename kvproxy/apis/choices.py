@@ -1,5 +1,3 @@
-"""The common parts of OpenAI's chat completions and completions: responses with choices."""
-
 from collections.abc import Iterator
 from typing import ClassVar
 

@@ -12,7 +12,6 @@ class PrefixReuse(NamedTuple):
     """How much of a prompt came from a prefix cache.
 
     Attributes:
-        cached_tokens: prompt tokens from the cache.
         written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if they are not reported.
         tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
     """

@@ -15,7 +15,7 @@ class MirroredBlock:
 
     Attributes:
         tokens: token ids; empty if they were not published.
-        stored: number of blocks that the pool had cached before this one, which orders blocks by time.
+        stored: number of blocks that the pool cached earlier.
         copies: number of physical blocks with this content.
     """
 

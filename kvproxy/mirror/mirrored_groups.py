@@ -100,7 +100,6 @@ def make_groups(
 
 
 def attention_window(pool: MirroredPool) -> int | None:
-    """Return the attention window in tokens; None for full attention."""
     if pool.kind == "mamba":
         return _MAMBA_WINDOW
     return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None

@@ -163,7 +163,6 @@ class Sequencer:
             self._request_replay(self._last_applied())
 
     def end_replay(self) -> None:
-        """End a replay, and apply the batches that were published during it."""
         replay = self._replay
         if replay is None:
             return

@@ -1,5 +1,3 @@
-"""Base class and types of the sections of the settings."""
-
 import re
 from typing import Annotated, Any
 

@@ -1,5 +1,3 @@
-"""HTTP client for one OpenAI-compatible server."""
-
 import asyncio
 from collections.abc import Mapping
 

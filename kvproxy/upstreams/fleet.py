@@ -76,7 +76,7 @@ class Fleet:
         return await self.available_engines()[0].client.models()
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
-        """Forward a request of an uncached API, always to the first available engine, which has all uploaded files."""
+        """Forward a request of an uncached API to the first available engine: all uploaded files must be on one engine."""
         return await self.available_engines()[0].client.forward(method, path, headers, body)
 
     async def send(self, request: ApiRequest) -> RelayedResponse:

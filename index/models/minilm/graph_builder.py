@@ -1,7 +1,7 @@
 """Builds MiniLM as an ONNX graph. A run computes one text or one pair, so that its result does not depend on a batch.
 
 The input is the sum of the embeddings of each token, from `weights.embed_tokens`. `ranges` contains the largest activation of
-each input channel of each matrix. If it is given, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights are
+each input channel of each matrix. With it, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights are
 scaled per output channel, and activations once per run.
 
 If you change the rounding, also change `embedder.INT8_NAME`.

@@ -14,9 +14,9 @@ class ClassAssignment:
     """The result of comparing a fresh answer with the answers of its question's neighbours.
 
     Attributes:
-        right: the fresh answer equals the answer of the judged neighbour: the neighbour about which the policy decided.
+        right: the fresh answer equals the answer of the neighbour about which the policy decided.
         joined: class of the fresh answer; None if it differs from all compared answers.
-        is_outlier: the judged neighbour's answer differs, but another answer of the same class is equal.
+        is_outlier: this neighbour's answer differs, but another answer of its class is equal.
     """
 
     right: bool
@@ -27,7 +27,7 @@ class ClassAssignment:
 def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
     """Return the indexes of neighbours to compare with a fresh answer. Comparisons end with the first equal answer.
 
-    The order is: the judged neighbour, another neighbour of its class, and the nearest neighbour of each of two other classes.
+    The order is: `judged_index`, another neighbour of its class, and the nearest neighbour of each of two other classes.
 
     Args:
         judged_index: index of the neighbour about which the policy decided.

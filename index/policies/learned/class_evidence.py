@@ -11,11 +11,11 @@ _OBSOLETE_ODDS = 1000.0
 
 @dataclass(slots=True)
 class ClassEvidence:
-    """Evidence about the answer classes (see `answer_classes`) of one namespace.
+    """Evidence from comparisons about the answer classes (see `answer_classes`) of one namespace.
 
     Attributes:
         odds: odds that the right answer has changed since it was stored, by class; a class without evidence has no item.
-        lifted_guards: pairs of a class and a guard whose vetoes are ignored, because the answers after its last veto were equal.
+        lifted_guards: pairs of a class and a guard. The guard's vetoes are ignored, because the last vetoed answer was right.
     """
 
     odds: dict[str, float] = field(default_factory=dict)

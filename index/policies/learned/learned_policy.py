@@ -35,7 +35,7 @@ class LearnedPolicy:
             neighbour is served in these cases.
         max_error: maximum share of wrong answers among the served answers.
         floor: minimum cosine of a served neighbour.
-        guards: veto hits, until comparisons show that the difference does not change the answer.
+        guards: veto hits. A veto is ignored once comparisons show that it does not apply to the answer's class.
         has_new_words: returns whether a question contains words that no stored question with the answer contains. Such a
             question is neither served nor counted as a comparison. None disables the test.
     """
@@ -143,7 +143,7 @@ class LearnedPolicy:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))
 
     def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit and its estimated error in memory. The namespace's next observation stores the counts."""
+        """Count a semantic hit in memory; the namespace's next observation stores the counts (`Observation.served`)."""
         with self._lock:
             answers, risk = self._pending.get(namespace, (0, 0.0))
             self._pending[namespace] = answers + 1, risk + error

@@ -31,7 +31,7 @@ _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The estimate for the nearest neighbour whose class is not obsolete (see `ClassEvidence.is_obsolete`).
+    """The error of the nearest neighbour whose class is not obsolete (see `ClassEvidence.is_obsolete`).
 
     Attributes:
         place: index of the neighbour.
@@ -69,7 +69,6 @@ class Learner:
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        """Estimate the error of the nearest neighbour whose class is not obsolete; None if there is no such neighbour."""
         places = [place for place, each in enumerate(neighbours) if not self.class_evidence.is_obsolete(each.answer)]
         if not places:
             return None
@@ -88,7 +87,7 @@ class Learner:
         return self.level.limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
-        """Return the share of accepted requests with this estimated error that are forwarded to compare the answers."""
+        """Return the share of hits with this estimated error that are forwarded instead, to compare the answers."""
         known = min(1.0, math.sqrt(_KNOWN_ERRORS / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 

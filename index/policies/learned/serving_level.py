@@ -64,7 +64,7 @@ class ServingLevel:
         return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
 
     def bound_allows(self, error: float) -> bool:
-        """Whether `max_error` allows one more hit of the policy `checked` with this estimated error."""
+        """Whether `max_error` allows the policy `checked` to serve one more answer with this estimated error."""
         return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
 
     def add_served(self, answers: int, risk: float) -> None:
@@ -96,7 +96,7 @@ class ServingLevel:
         self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.comparison_error_rate)
 
     def planned_risk(self) -> float:
-        """Return the mean estimated error that the next 500 served answers may have, so that `max_error` allows them."""
+        """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""
         if not self.expected:
             return 0.0
         allowed = max_risk(self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.wrong, self.expected)

@@ -1,5 +1,3 @@
-"""Connections to SQLite files, and their schema version."""
-
 import contextlib
 import os
 import sqlite3
@@ -91,7 +89,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Write the write-ahead log into the deleted file, which is still open. Otherwise, SQLite would write to a new file."""
+        """Empty the write-ahead log into the deleted file. Otherwise, SQLite would later write the log to a new file."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

@@ -1,5 +1,3 @@
-"""The common parts of the codecs of chat completions and completions."""
-
 import time
 from collections.abc import Iterator
 

@@ -31,8 +31,7 @@ class DecodedRequest:
 
     Attributes:
         echo: whether the response begins with the prompt.
-        salt: requests with different salts share no KV blocks.
-        queue_priority: requests with a lower value run first.
+        salt, queue_priority: see `GenerationRequest`.
     """
 
     prompt: PromptInput

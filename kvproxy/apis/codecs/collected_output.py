@@ -18,7 +18,6 @@ class CollectedOutput:
     """All completions of one prompt, by index.
 
     Attributes:
-        cached_tokens: prompt tokens that came from the prefix cache.
         prompt_logprobs: log-probabilities of all prompt tokens except the first; empty if they are not requested.
     """
 

@@ -35,7 +35,7 @@ class MirrorMonitor:
         self._known: frozenset[Problem] = frozenset()
 
     def add_computed(self, tokens: int, *, reported: bool) -> None:
-        """Add prompt tokens that the engine computed, which should cause events.
+        """Count prompt tokens that the engine computed: it must publish KV events for them.
 
         Args:
             reported: whether the engine reported the number. Otherwise, it is an estimate, and ignored after the first event.

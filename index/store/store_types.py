@@ -97,7 +97,7 @@ class RemovedEntry:
     """An entry that was removed, or not stored.
 
     Attributes:
-        numbers: ids of its vectors, one for each embedder; see `WriteResult`.
+        numbers: serial numbers of its vectors, one for each embedder; see `WriteResult`.
         reason: None if the entry was not stored, because it exceeds the capacity.
     """
 
@@ -113,7 +113,7 @@ class WriteResult:
     """The result of `Store.put_many`.
 
     Attributes:
-        numbers: id of each entry's vector; None for an entry without a vector. Ids ascend, and are never reused.
+        numbers: serial number of each entry's vector; None for an entry without a vector. Numbers ascend, and are never reused.
         removed: replaced and evicted entries, and new entries that were not stored.
     """
 

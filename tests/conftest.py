@@ -53,6 +53,8 @@ def pytest_configure() -> None:
     hypothesis.settings.register_profile(
         "kvproxy",
         deadline=None,
+        # The same examples in each run; with the variable, others.
+        derandomize="KVPROXY_EXAMPLES" not in os.environ,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
         max_examples=max(3, round(100 * _EXAMPLES)),
     )

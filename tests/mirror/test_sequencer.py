@@ -139,7 +139,8 @@ def test_any_disorder_ends_in_the_publishers_state(steps: list[tuple[str, Any]],
     play(steps, follower, model)
     assert follower.held() == model.held
     assert follower.sequencer.complete
-    assert follower.state.unknown_removals == 0
+    # After a discarded state, a replay may begin with the removal of a block that the mirror no longer has.
+    assert follower.state.unknown_removals == 0 or ("discard", 0) in steps
 
 
 @given(steps=steps, buffer=st.integers(1, 4))

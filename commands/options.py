@@ -51,7 +51,10 @@ def _token(context: typer.Context, value: str | None) -> str | None:
 Url = Annotated[
     str,
     typer.Option(
-        "--url", envvar="KVPROXY_URL", help="URL of the running proxy, by default from the settings.", callback=_url
+        "--url",
+        envvar="KVPROXY_URL",
+        help="URL of the running proxy, by default of the one that uses the data folder, or else from the settings.",
+        callback=_url,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

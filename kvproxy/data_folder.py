@@ -28,6 +28,20 @@ def locked_folder(folder: Path, url: str) -> Iterator[None]:
         yield
 
 
+def running_proxy_url(folder: Path) -> str | None:
+    """Return the URL of the proxy that uses a data folder now; None if no proxy on this machine uses it."""
+    try:
+        with (folder / _FILE).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                url = str(json.load(file)["url"])
+                return url if url.startswith("http") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
 def _describe_owner(lock_content: str) -> str:
     try:
         owner = json.loads(lock_content)

@@ -130,14 +130,14 @@ class ProxyClient:
 
 
 def configured_url(data: Path | None = None) -> str:
-    """Return the proxy's URL in the settings of a data folder. Raises SettingsError."""
+    """Return the URL of the proxy that uses a data folder, or else the URL in its settings. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
     return _url_of(load_settings(data=data))
 
 
 def configured_token(url: str, data: Path | None = None) -> str | None:
-    """Return the admin token in the settings of a data folder; None if the settings have another URL or are invalid."""
+    """Return the admin token in the settings of a data folder; None if its `configured_url` differs or is invalid."""
     from kvproxy.settings import load_settings
 
     with suppress(SettingsError):
@@ -148,6 +148,11 @@ def configured_token(url: str, data: Path | None = None) -> str | None:
 
 
 def _url_of(settings: "Settings") -> str:
+    from kvproxy.data_folder import running_proxy_url
+
+    # Flags of `kvproxy serve` may have changed the address.
+    if (url := running_proxy_url(settings.data)) is not None:
+        return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     if settings.port == 0:
         raise SettingsError("the setting port is 0, which means any free port: give --url", param="port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)

@@ -22,6 +22,14 @@ def test_commands_take_the_address_from_the_settings(demo: tuple[str, Services],
     assert result("cache", "stats", url="", KVPROXY_DATA=str(tmp_path)) == result("cache", "stats", url=demo[0])
 
 
+def test_commands_find_the_proxy_that_uses_the_data_folder(demo: tuple[str, Services], tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('port = 1\nadmin_token = "s3cret-token"\n')
+    with locked_folder(tmp_path, demo[0].replace("127.0.0.1", "0.0.0.0")):
+        assert result("blocks", "stats", "--data", tmp_path, url="")["num_blocks"] == 512
+    gone = kvproxy("blocks", "stats", "--data", tmp_path, url="")
+    assert "no proxy answers at http://127.0.0.1:1:" in gone.stderr
+
+
 def test_commands_need_an_address_if_the_port_is_any(tmp_path: Path) -> None:
     done = kvproxy("blocks", "stats", url="", KVPROXY_DATA=str(tmp_path), KVPROXY_PORT="0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

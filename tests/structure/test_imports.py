@@ -61,7 +61,7 @@ http: apis backends backends.prefix_cache backends.protocol blocks client_keys d
     open_response_cache rules settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks errors flow index journal offline pattern_redaction settings shared_state units
+proxy_client: apis checks data_folder errors flow index journal offline pattern_redaction settings shared_state units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
     proxy_client
     settings units upstreams

@@ -87,7 +87,7 @@ def _format_value(name: str, value: object) -> str:
         return one_line(value).replace(f"{Path.home()}/", "~/", 1)
     if unit is not None and isinstance(value, int | float):
         return unit(value)
-    return f"{value:,.1f}" if isinstance(value, float) else one_line(value)
+    return f"{value:,.2f}" if isinstance(value, float) else one_line(value)
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:

@@ -79,7 +79,7 @@ def calibrate(
 
 
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
-    print_text(f"{plural(result.pairs, 'pair')}, {result.same:,} of them equivalent")
+    print_text(f"{plural(result.pairs, 'distinct pair')}, {result.same:,} of them equivalent")
     rows: list[Row] = []
     recommended = {
         name: point.hit_rate

@@ -27,11 +27,12 @@ from kvproxy.settings import LEAST_SIMILARITY, Settings
 def calibrate_pairs(
     file: Path, settings: Settings, target_error: float, progress: Callable[[float], None]
 ) -> Calibration:
-    """Measure each semantic policy on labelled pairs. Raises NotFound or SettingsError."""
+    """Measure each semantic policy on the distinct labelled pairs of a file. Raises NotFound or SettingsError."""
     cache = settings.cache
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):
-        pairs = list(read_pairs(file))
+        # The intervals assume independent pairs.
+        pairs = list(dict.fromkeys(read_pairs(file)))
         if not pairs:
             raise SettingsError(f"{file} contains no pairs")
         embedder, verifier = _load_models(settings)

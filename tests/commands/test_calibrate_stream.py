@@ -60,19 +60,20 @@ def test_the_recipe_makes_labelled_pairs(tmp_path: Path) -> None:
 def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     questions = [("What is a debit card?", "What is a debit card?", True), ("What is a PIN?", "What is a loan?", False)]
-    pairs.write_text("".join(json.dumps(dict(zip(("a", "b", "same"), each, strict=True))) + "\n" for each in questions))
+    lines = [json.dumps(dict(zip(("a", "b", "same"), each, strict=True))) + "\n" for each in questions]
+    pairs.write_text("".join([*lines, lines[0]]))
     told = result("calibrate", pairs, "--verifier", "none")
     assert (told["pairs"], told["same"]) == (2, 1)
     assert {"threshold", "guards"} <= set(told)
     shown = kvproxy("calibrate", pairs, "--verifier", "none").stdout
-    assert "2 pairs, 1 of them equivalent" in shown
+    assert "2 distinct pairs, 1 of them equivalent" in shown
     # Hits among all pairs and the hit rate of the equivalent ones have different names, which the last line explains.
     assert "\tServed\tHit rate\t" in shown
     assert "Hit rate is the served share of the 1 equivalent pair" in shown.splitlines()[-1]
     assert "P-CHR AUC is the precision" in shown.splitlines()[-1]
     with pairs.open() as stdin:
         piped = subprocess.run(command("calibrate", "-", "--verifier", "none"), stdin=stdin, capture_output=True)
-    assert b"2 pairs" in piped.stdout, piped.stderr
+    assert b"2 distinct pairs" in piped.stdout, piped.stderr
     pairs.write_text("\n")
     done = kvproxy("calibrate", pairs, "--verifier", "none")
     assert (done.returncode, done.stderr) == (2, f"kvproxy: {pairs} contains no pairs\n")

@@ -36,9 +36,9 @@ def savings(
     plot: Plot = None,
     source: JournalOptions,
 ) -> Output:
-    """Sum the tokens, seconds and money that both caches saved.
+    r"""Sum the tokens, seconds and money that both caches saved.
 
-    Prices are set in kvproxy.toml: [journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
+    Prices are set in kvproxy.toml: \[journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
     tokens. A hit saves the provider's price, with the discount of the provider's own prefix cache. The column At least
     subtracts the largest plausible number of wrong semantic hits. Removed responses stay in the sums. With --ledger, each prompt
     token that reached the backend is reused, or lost to one cause.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from kvproxy.commands import app
@@ -46,6 +47,16 @@ def test_the_help_of_each_option_is_one_sentence() -> None:
         if parameter.name != "help" and not re.fullmatch(r"[A-Z\"](?:(?!\. ).)*\.", parameter.help or "")
     ]
     assert wrong == []
+
+
+def test_the_help_shows_all_text_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
+    for path, command in commands():
+        texts = [command.help, *(f"{each.help} {each.show_default}" for each in command.params)]
+        shown = kvproxy(*path.split()[1:], "--help").stdout
+        for text in texts:
+            for bracketed in re.findall(r"\[[^\]\n]*\]", text or ""):
+                assert bracketed in shown, f"{path}: {bracketed}"
 
 
 def test_help_as_a_process_loads_nothing_that_is_slow() -> None:

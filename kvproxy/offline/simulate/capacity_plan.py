@@ -57,11 +57,10 @@ class CapacityPlan:
         enough = next((at for at, rate in enumerate(lru) if rate >= 0.9 * sweep.unlimited), None)
         at = len(lru) - 1 if enough is None else enough
         name = self.pool_name(at)
-        advice = (
-            f"Use a pool of {name}, which reaches" if enough is not None else f"Simulate larger pools: {name} is below"
-        )
+        advice = f"Use a pool of {name}, which" if enough is not None else f"Simulate larger pools: {name}"
         first = (
-            f"{advice} 90% of the possible hits: {lru[at]:.1%} of the prompt tokens, of at most {sweep.unlimited:.1%}."
+            f"{advice} reaches {lru[at] / sweep.unlimited:.1%} of the possible hits: {lru[at]:.1%} of the prompt tokens,"
+            f" of at most {sweep.unlimited:.1%}."
         )
         return f"{first} {self._next_step_sentence(at, lru)} {self._policy_sentence(at, lru)}"
 

@@ -1,4 +1,4 @@
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +9,18 @@ from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
-from kvproxy.commands.tables import Row, print_table, table_output
+from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.simulate.capacity_plan import CapacityPlan
     from kvproxy.offline.simulate.pool_cost import EngineSpeed, Tier
+    from kvproxy.offline.simulate.routing_simulation import RoutingResult
     from kvproxy.offline.simulate.trace_reader import Workload
+
+
+_DEFAULT_POLICIES = "lru,s3fifo,belady"
+_DEFAULT_FLEET_BLOCKS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,9 @@ def simulate(
     ],
     blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     memory: Annotated[str | None, typer.Option(help="Pool sizes in memory, such as 20GiB,40GiB.")] = None,
-    policies: Annotated[str, typer.Option(help="Eviction policies to compare.")] = "lru,s3fifo,belady",
+    policies: Annotated[
+        str | None, typer.Option(help="Eviction policies to compare.", show_default=_DEFAULT_POLICIES)
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Do not sample large traces for policies besides lru.")
     ] = False,
@@ -85,16 +92,31 @@ def simulate(
     check_writable(report, (".html", ".md"))
     if engine.prefill_rate <= 0:
         raise typer.BadParameter("--prefill-rate must be above 0")
-    chosen = _parse_policies(policies)
+    if blocks is not None and memory is not None:
+        raise typer.BadParameter("--blocks and --memory exclude each other")
+    is_fleet = fleet.engines is not None or fleet.ttft is not None
+    if is_fleet:
+        sweep_only = {"--policies": policies, "--exact": exact, "--plot": plot, "--report": report}
+        sweep_only |= {"--tier": engine.tier, "--hour-price": engine.hour_price}
+        if memory is None:
+            sweep_only |= {"--model": engine.model, "--bytes-per-token": engine.bytes_per_token}
+        _refuse_options(sweep_only, "with --engines or --ttft")
+        _refuse_options({"--engines": fleet.engines if fleet.ttft is not None else None}, "with --ttft")
+    else:
+        events = {"--event-delay": fleet.event_delay, "--event-loss": fleet.event_loss}
+        _refuse_options(events, "without --engines or --ttft")
+    chosen = _parse_policies(policies or _DEFAULT_POLICIES)
     workload = read_workload(trace, block_size, users)
     for note in workload.notes:
         print_note(note)
-    if fleet.engines is not None or fleet.ttft is not None:
-        return _compare_routing(trace, workload, fleet, blocks, engine.prefill_rate)
     speed, tiers = _engine_speed(engine, workload), _parse_tiers(engine)
-    if speed is None and (memory is not None or tiers):
-        raise typer.BadParameter(f"--{'tier' if tiers else 'memory'} requires --model or --bytes-per-token")
-    sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload) or default_sizes(workload.chains)
+    needing_bytes = {"--tier": tiers, "--memory": memory, "--hour-price": engine.hour_price}
+    if speed is None and (names := [name for name, value in needing_bytes.items() if value]):
+        raise typer.BadParameter(f"{names[0]} requires --model or --bytes-per-token")
+    sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload)
+    if is_fleet:
+        return _compare_routing(trace, workload, fleet, sizes or [_DEFAULT_FLEET_BLOCKS], engine.prefill_rate)
+    sizes = sizes or default_sizes(workload.chains)
     with progress_bar("simulating") as progress:
         plan = plan_capacity(trace.name, workload, sizes, chosen, tiers, speed, progress, exact=exact)
     charts = plan.charts()
@@ -108,6 +130,12 @@ def simulate(
         print_charts(charts)
 
     return Output(_document(plan), show)
+
+
+def _refuse_options(values: dict[str, object], mode: str) -> None:
+    names = [name for name, value in values.items() if value]
+    if names:
+        raise typer.BadParameter(f"{', '.join(names)} cannot be used {mode}")
 
 
 def _parse_policies(text: str) -> list[str]:
@@ -150,44 +178,60 @@ def _memory_sizes(text: str | None, speed: "EngineSpeed | None", workload: "Work
 
 
 def _compare_routing(
-    trace: Path, workload: "Workload", fleet: FleetOptions, blocks: str | None, prefill_rate: float
+    trace: Path, workload: "Workload", fleet: FleetOptions, sizes: list[int], prefill_rate: float
 ) -> Output:
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing, smallest_fleet
+    from kvproxy.offline.simulate.routing_simulation import (
+        MAX_ENGINES,
+        POLICIES,
+        FleetShape,
+        RoutingResult,
+        simulate_routing,
+        smallest_fleet,
+    )
 
-    if blocks is not None and not blocks.isdigit():
-        raise typer.BadParameter("for routing, --blocks takes one number: the pool of each engine")
+    if len(sizes) > 1:
+        raise typer.BadParameter("for routing, --blocks and --memory take one size: the pool of each engine")
     if not workload.has_times:
         raise InvalidRequest(f"{trace}: routing needs a timestamp on every line")
-    pool, events = int(blocks) if blocks else 5000, (fleet.event_delay, fleet.event_loss)
-    shape = FleetShape(fleet.engines or 1, pool, workload.block_tokens, prefill_rate, *events)
-    results = []
+    events = (fleet.event_delay, fleet.event_loss)
+    shape = FleetShape(fleet.engines or 1, sizes[0], workload.block_tokens, prefill_rate, *events)
+    results: dict[str, RoutingResult | None] = {}
     with progress_bar("simulating") as progress:
         for number, policy in enumerate(POLICIES, 1):
             if fleet.ttft is None:
-                results.append(simulate_routing(workload.arrivals, shape, policy))
+                results[policy] = simulate_routing(workload.arrivals, shape, policy)
             else:
-                results.append(smallest_fleet(workload.arrivals, shape, policy, fleet.ttft))
+                results[policy] = smallest_fleet(workload.arrivals, shape, policy, fleet.ttft)
             progress(number / len(POLICIES))
-    rows: list[Row] = [
-        {
-            "Routing": each.policy,
-            "Engines#": each.engines,
-            "Hit tokens#": each.hit_tokens,
-            "Hit rate#": f"{each.hit_rate:.1%}",
-            "Imbalance#": f"{each.imbalance:.2f}",
-            "Wait p50#": f"{each.wait_p50:.2f} s",
-            "Wait p99#": f"{each.wait_p99:.2f} s",
-            "Refused#": each.refused,
-        }
-        for each in results
-    ]
+    unknown = dict.fromkeys(field.name for field in fields(RoutingResult))
     document = {
-        "shape": asdict(shape),
+        "shape": asdict(shape) | {"engines": fleet.engines},
         "requests": len(workload.arrivals),
-        "results": [asdict(each) for each in results],
+        "ttft": fleet.ttft,
+        "max_engines": MAX_ENGINES,
+        "results": [asdict(each) if each else unknown | {"policy": policy} for policy, each in results.items()],
     }
-    return table_output(document, rows)
+
+    def show() -> None:
+        print_table(_routing_row(policy, each) for policy, each in results.items())
+        if missed := [policy for policy, each in results.items() if each is None]:
+            print_text(f"not reached with up to {MAX_ENGINES} engines: a p99 of {fleet.ttft:g} s ({', '.join(missed)})")
+
+    return Output(document, show)
+
+
+def _routing_row(policy: str, result: "RoutingResult | None") -> Row:
+    return {
+        "Routing": policy,
+        "Engines#": result.engines if result else "not reached",
+        "Hit tokens#": result and result.hit_tokens,
+        "Hit rate#": result and f"{result.hit_rate:.1%}",
+        "Imbalance#": result and f"{result.imbalance:.2f}",
+        "Wait p50#": result and f"{result.wait_p50:.2f} s",
+        "Wait p99#": result and f"{result.wait_p99:.2f} s",
+        "Refused#": result and result.refused,
+    }
 
 
 def _print(plan: "CapacityPlan") -> None:

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from kvproxy.offline.simulate.routing_simulation import MAX_ENGINES
 from tests.commands.run import kvproxy, result
 
 DATA = Path(__file__).resolve().parents[1] / "simulate/data"
@@ -39,3 +42,75 @@ def test_wrong_usage(tmp_path: Path) -> None:
     bad.write_text("nonsense\n")
     done = kvproxy("simulate", bad)
     assert (done.returncode, "line 1: not JSON" in done.stderr) == (2, True)
+
+
+def test_memory_sets_the_pools_of_a_fleet() -> None:
+    trace = DATA / "mooncake-300.jsonl"
+    options = ("simulate", trace, "--engines", 2, "--bytes-per-token", 1024, "--memory")
+    # A block has 512 tokens of 1 KiB.
+    assert result(*options, "1GiB")["shape"]["blocks"] == 2048
+    assert result(*options[:4], "--blocks", 2048)["results"] == result(*options, "1GiB")["results"]
+    done = kvproxy(*options, "1GiB,2GiB")
+    assert (done.returncode, "--blocks and --memory take one size" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("fleet", [("--engines", 2), ("--ttft", 60)])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--tier", "host=1"),
+        ("--hour-price", 2),
+        ("--policies", "lru,s3fifo,belady"),
+        ("--exact",),
+        ("--plot", "plot.svg"),
+        ("--report", "report.md"),
+        ("--bytes-per-token", 1024),
+        ("--model", "model"),
+    ],
+)
+def test_an_option_without_effect_on_a_fleet_is_an_error(
+    fleet: tuple[object, ...], option: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = kvproxy("simulate", DATA / "mooncake-300.jsonl", *fleet, *option)
+    assert done.returncode == 2
+    assert f"{option[0]} cannot be used with --engines or --ttft" in done.stderr
+
+
+def test_other_options_that_exclude_each_other() -> None:
+    trace = DATA / "mooncake-300.jsonl"
+    for options, message in (
+        (("--engines", 2, "--ttft", 60), "--engines cannot be used with --ttft"),
+        (("--event-loss", 0.5), "--event-loss cannot be used without --engines or --ttft"),
+        (("--blocks", 1000, "--memory", "1GiB"), "--blocks and --memory exclude each other"),
+        (("--engines", 2, "--memory", "1GiB"), "--memory requires --model or --bytes-per-token"),
+        (("--hour-price", 2), "--hour-price requires --model or --bytes-per-token"),
+    ):
+        done = kvproxy("simulate", trace, *options)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_a_target_that_no_fleet_reaches(tmp_path: Path) -> None:
+    # A prompt of 1,000 tokens is computed in 0.1 s by any number of engines.
+    trace = tmp_path / "trace.jsonl"
+    prompt = {"timestamp": 0, "input_length": 1000, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text(f"{json.dumps(prompt)}\n")
+    shown = kvproxy("simulate", trace, "--ttft", 0.05).stdout
+    assert f"not reached with up to {MAX_ENGINES} engines: a p99 of 0.05 s (round-robin, " in shown
+    assert [line.split("\t")[1] for line in shown.splitlines()[1:6]] == ["not reached"] * 5
+    assert "0.10 s" not in shown
+    found = result("simulate", trace, "--ttft", 0.05)
+    assert (found["ttft"], found["max_engines"]) == (0.05, MAX_ENGINES)
+    assert {each["engines"] for each in found["results"]} == {each["wait_p99"] for each in found["results"]} == {None}
+    reached = result("simulate", trace, "--ttft", 0.2)["results"]
+    assert {each["engines"] for each in reached} == {1}
+
+
+def test_the_recommendation_states_the_reached_share() -> None:
+    options = ("simulate", DATA / "mooncake-300.jsonl", "--policies", "lru", "--blocks")
+    found = result(*options, "1000000")
+    assert "which reaches 100.0% of the possible hits" in found["recommendation"]
+    found = result(*options, "500")
+    share = found["rates"]["lru"][0] / found["unlimited"]
+    assert share < 0.9
+    assert f"reaches {share:.1%} of the possible hits" in found["recommendation"]

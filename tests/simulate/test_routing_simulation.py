@@ -66,7 +66,13 @@ def test_the_smallest_fleet_for_a_time_to_the_first_token() -> None:
     trace = read_trace(DATA / "mooncake-300.jsonl")
     shape = FleetShape(1, 2000, trace.block_tokens, 10_000)
     found = smallest_fleet(trace.arrivals, shape, "consistent hashing", 20.0)
+    assert found is not None
     one_less = simulate_routing(
         trace.arrivals, FleetShape(found.engines - 1, 2000, trace.block_tokens, 10_000), "consistent hashing"
     )
     assert found.wait_p99 <= 20.0 < one_less.wait_p99
+
+
+def test_no_fleet_reaches_less_than_the_time_of_a_prefill() -> None:
+    # Each prompt takes at least 0.201 s.
+    assert smallest_fleet(turns(2, 1), FleetShape(1, 100, 100, 1000), "round-robin", 0.2) is None

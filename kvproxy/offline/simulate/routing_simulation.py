@@ -16,7 +16,8 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, SimulatedPool, cac
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, RequestLoad, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
-_MAX_ENGINES = 256
+MAX_ENGINES = 256
+"""Limit of the search for the smallest fleet."""
 _NUM_HASHED_BLOCKS = 2
 
 
@@ -167,19 +168,24 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
     )
 
 
-def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult:
-    """Return the result of the smallest fleet, of at most 256 engines, whose `wait_p99` is at most `seconds`."""
+def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult | None:
+    """Return the result of the smallest fleet whose `wait_p99` is at most `seconds`.
+
+    None if no fleet of up to `MAX_ENGINES` engines reaches `seconds`.
+    """
 
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)
 
     most = 1
     found = result(most)
-    while found.wait_p99 > seconds and most < _MAX_ENGINES:
+    while found.wait_p99 > seconds and most < MAX_ENGINES:
         most *= 2
         found = result(most)
+    if found.wait_p99 > seconds:
+        return None
     least = most // 2 + 1
-    while least < most and found.wait_p99 <= seconds:
+    while least < most:
         middle = (least + most) // 2
         tried = result(middle)
         least, most, found = (least, middle, tried) if tried.wait_p99 <= seconds else (middle + 1, most, found)

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,7 +97,7 @@ def simulate(
         raise typer.BadParameter("--blocks and --memory exclude each other")
     is_fleet = fleet.engines is not None or fleet.ttft is not None
     if is_fleet:
-        sweep_only = {"--policies": policies, "--exact": exact, "--plot": plot, "--report": report}
+        sweep_only: dict[str, object] = {"--policies": policies, "--exact": exact, "--plot": plot, "--report": report}
         sweep_only |= {"--tier": engine.tier, "--hour-price": engine.hour_price}
         if memory is None:
             sweep_only |= {"--model": engine.model, "--bytes-per-token": engine.bytes_per_token}
@@ -105,7 +106,7 @@ def simulate(
     else:
         events = {"--event-delay": fleet.event_delay, "--event-loss": fleet.event_loss}
         _refuse_options(events, "without --engines or --ttft")
-    chosen = _parse_policies(policies or _DEFAULT_POLICIES)
+    chosen = _parse_policies(_DEFAULT_POLICIES if policies is None else policies)
     workload = read_workload(trace, block_size, users)
     for note in workload.notes:
         print_note(note)
@@ -132,7 +133,7 @@ def simulate(
     return Output(_document(plan), show)
 
 
-def _refuse_options(values: dict[str, object], mode: str) -> None:
+def _refuse_options(values: Mapping[str, object], mode: str) -> None:
     names = [name for name, value in values.items() if value]
     if names:
         raise typer.BadParameter(f"{', '.join(names)} cannot be used {mode}")

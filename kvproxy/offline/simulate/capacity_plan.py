@@ -57,7 +57,7 @@ class CapacityPlan:
         enough = next((at for at, rate in enumerate(lru) if rate >= 0.9 * sweep.unlimited), None)
         at = len(lru) - 1 if enough is None else enough
         name = self.pool_name(at)
-        advice = f"Use a pool of {name}, which" if enough is not None else f"Simulate larger pools: {name}"
+        advice = f"Use a pool of {name}, which" if enough is not None else f"Simulate larger pools: one of {name}"
         first = (
             f"{advice} reaches {lru[at] / sweep.unlimited:.1%} of the possible hits: {lru[at]:.1%} of the prompt tokens,"
             f" of at most {sweep.unlimited:.1%}."

@@ -33,6 +33,11 @@ def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiReques
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
 
 
+def matched_spans(request: ApiRequest, edit: EditSettings) -> list[str]:
+    """Return the texts that an edit removes or moves; the model of the request is ignored."""
+    return _without_spans(request.body, edit)[1] if edit.pattern is not None else []
+
+
 def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))

@@ -8,7 +8,6 @@ from typing import Literal
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.offline.prompt_regions import TOOLS, Region, prompt_regions, tool_line
-from kvproxy.settings.edits import EditSettings
 
 Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "text"]
 
@@ -17,7 +16,7 @@ _WORDS_THAT_END_A_SPAN = 16
 _CONTEXT = 24
 _MAX_SPAN_CHARACTERS = 400
 _BILLING = "billing-header"
-_PATTERNS: tuple[tuple[Kind, str], ...] = (
+VOLATILE_PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
     ("date", r"(?:\w{3,9},? )?(?:\d{1,2} \w{3,9}|\w{3,9} \d{1,2}),? \d{4}"),
     ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?"),
@@ -53,7 +52,11 @@ class ChangedSpan:
     @property
     def key(self) -> tuple[str, str | None, str, str]:
         """Identifies the span in all pairs of prompts, although its text changes."""
-        return self.kind, self.role, re.sub(r"\d", "0", self.before[-12:]), self.region if self.role is None else ""
+        return self.kind, self.role, without_digits(self.before[-12:]), self.region if self.role is None else ""
+
+
+def without_digits(text: str) -> str:
+    return re.sub(r"\d", "0", text)
 
 
 def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
@@ -116,15 +119,30 @@ def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> t
     line = new.rfind("\n", 0, at) + 1
     if _BILLING in new[line:end_new] and _BILLING in old[line:end_old]:
         return "billing header", line, end_old, end_new
-    for kind, pattern in _PATTERNS:
+    for kind, pattern in VOLATILE_PATTERNS:
         one, other = _widen_match(pattern, old, line, at, end_old), _widen_match(pattern, new, line, at, end_new)
         if one is not None and other is not None and one.start() == other.start():
             return kind, other.start(), one.end(), other.end()
-    while at and not new[at - 1].isspace():
-        at -= 1
-    while end_new < len(new) and end_old < len(old) and new[end_new] == old[end_old] and not new[end_new].isspace():
+    return "text", *_word_span(old, new, at, end_old, end_new)
+
+
+def _word_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[int, int, int]:
+    """Widen a span of replaced text to whole words, without equal white space at its ends. Inserted text keeps its ends."""
+    while at < min(end_old, end_new) and new[at] == old[at] and new[at].isspace():
+        at += 1
+    while at < min(end_old, end_new) and new[end_new - 1] == old[end_old - 1] and new[end_new - 1].isspace():
+        end_new, end_old = end_new - 1, end_old - 1
+    if at in (end_old, end_new):
+        return at, end_old, end_new
+    splits_word = not (new[end_new - 1].isspace() and old[end_old - 1].isspace())
+    if not (new[at].isspace() and old[at].isspace()):
+        while at and not new[at - 1].isspace():
+            at -= 1
+    while splits_word and end_new < len(new) and end_old < len(old):
+        if new[end_new] != old[end_old] or new[end_new].isspace():
+            break
         end_new, end_old = end_new + 1, end_old + 1
-    return "text", at, end_old, end_new
+    return at, end_old, end_new
 
 
 def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
@@ -146,31 +164,3 @@ def describe_span(span: ChangedSpan) -> Iterator[str]:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
-
-
-def strip_edit(span: ChangedSpan) -> EditSettings:
-    """Return an edit that removes the span from prompts, whatever its current text."""
-    if span.kind == "order of tools":
-        return EditSettings(name="tools", action="sort-tools")
-    role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
-    name = span.kind.replace(" ", "-")
-    if span.kind == "billing header":
-        pattern = r"\A(?:.*\n)??([^\n]*billing-header[^\n]*\n?)"
-        return EditSettings(name=name, action="strip", role=role, pattern=pattern)
-    before, after = _digit_insensitive_pattern(span.before), _digit_insensitive_pattern(span.after)
-    shape = next((pattern for kind, pattern in _PATTERNS if kind == span.kind and _matches(pattern, span)), None)
-    lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
-    end = f"({shape})" if shape is not None else rf"(.*?){after or chr(92) + 'Z'}"
-    return EditSettings(name=name, action="strip", role=role, pattern=(before or r"\A") + end, lead=lead)
-
-
-def move_edit(edit: EditSettings) -> EditSettings:
-    return edit.model_copy(update={"action": "move"})
-
-
-def _matches(pattern: str, span: ChangedSpan) -> bool:
-    return all(re.fullmatch(pattern, text) for text in (span.old, span.new))
-
-
-def _digit_insensitive_pattern(text: str) -> str:
-    return re.sub(r"\d", r"\\d", re.escape(text).replace(r"\ ", " "))

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.prompt_edits import apply_edits
-from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, move_edit, strip_edit
+from kvproxy.flow.prompt_edits import apply_edits, matched_spans
+from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, without_digits
 from kvproxy.offline.log_replay import response_text, to_api_request
 from kvproxy.offline.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.offline.prompt_families import Family, group_families, shingles
 from kvproxy.offline.prompt_regions import prompt_regions
 from kvproxy.offline.request_log import LoggedRequest
+from kvproxy.offline.span_edits import matches_only_changes, move_edit, strip_edits
+from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.edits import EditSettings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
@@ -104,19 +106,20 @@ async def lint(
     pool: int | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> LintReport:
-    """Find changed spans in the prompts of a log.
+    """Find changed spans in the prompts of a log, after the configured edits.
 
     `pool` is the size of the prefix cache's pool in blocks; None is unlimited.
     """
-    prompts = _TokenizedPrompts(tokenizer, block_size, pool)
+    prompts, rules = _TokenizedPrompts(tokenizer, block_size, pool), Rules(settings)
     for number, logged in enumerate(requests, 1):
-        await prompts.add(to_api_request(logged, settings), response_text(logged))
+        request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
+        await prompts.add(request, response_text(logged))
         progress(0.5 * number / len(requests))
     models = [request.model for request in prompts.requests]
     families = group_families(models, [prompt_regions(form) for form in prompts.forms])
     reports = []
     for number, family in enumerate(families, 1):
-        reports.append(await prompts.report(family))
+        reports.append(await prompts.report(family, [each for each in families if each.model == family.model]))
         progress(0.5 + 0.5 * number / len(families))
     return LintReport(tuple(reports), block_size, prompts.untokenized)
 
@@ -142,7 +145,8 @@ class _TokenizedPrompts:
         self.requests.append(request)
         self._tokenized.append(tokenized)
 
-    async def report(self, family: Family) -> FamilyReport:
+    async def report(self, family: Family, families: Sequence[Family]) -> FamilyReport:
+        """Report on one of the families of a model."""
         members = family.members
         tokenized = [self._tokenized[member] for member in members]
         blocks = self._reused_blocks(tokenized)
@@ -151,10 +155,12 @@ class _TokenizedPrompts:
         requests, least = [self.requests[member] for member in members], tokens - reused
         moved_requests = requests
         while len(savings) < _MAX_SPANS:
-            spans = _costliest_spans([prompt_input(request) for request in requests])
-            if not spans:
+            others = [[self.requests[member] for member in each.members] for each in families if each is not family]
+            found = _spans_by_cost([prompt_input(request) for request in requests])
+            chosen = next(((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, others))), None)
+            if chosen is None:
                 break
-            edit = strip_edit(spans[0])
+            spans, edit = chosen
             stripped, requests = await self._reuse_after_edit(members, requests, edit)
             moving = move_edit(edit) if edit.action == "strip" else edit
             moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
@@ -180,7 +186,22 @@ class _TokenizedPrompts:
         return reused_blocks(block_chains(tokenized, self._block_size), self._pool)
 
 
-def _costliest_spans(forms: Sequence[PromptInput]) -> list[ChangedSpan]:
+def _safe_edit(
+    span: ChangedSpan, requests: Sequence[ApiRequest], others: Sequence[Sequence[ApiRequest]]
+) -> EditSettings | None:
+    """Return the edit that matches in most requests among the edits that match no unchanging text of any family."""
+    chosen, most = None, 0
+    for edit in strip_edits(span):
+        if edit.action == "sort-tools":
+            return edit
+        families = [[matched_spans(request, edit) for request in each] for each in (requests, *others)]
+        count = sum(map(bool, families[0]))
+        if count > most and all(matches_only_changes(edit, matches) for matches in families):
+            chosen, most = edit, count
+    return chosen
+
+
+def _spans_by_cost(forms: Sequence[PromptInput]) -> list[list[ChangedSpan]]:
     found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
@@ -190,4 +211,17 @@ def _costliest_spans(forms: Sequence[PromptInput]) -> list[ChangedSpan]:
         if span is not None:
             found[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
-    return max(found.values(), key=lambda spans: sum(span.recomputed_words for span in spans), default=[])
+    _merge_inserted(found)
+    return sorted(found.values(), key=lambda spans: -sum(span.recomputed_words for span in spans))
+
+
+def _merge_inserted(found: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
+    """Count a span that changes within text of only some prompts, such as its date, as a change of that text."""
+    inserted = {key: spans for key, spans in found.items() if not (spans[0].old and spans[0].new)}
+    for key in [key for key in found if key not in inserted]:
+        around = without_digits("".join((found[key][0].before, found[key][0].new, found[key][0].after)))
+        for spans in inserted.values():
+            text = without_digits(spans[0].old or spans[0].new)
+            if text and text in around:
+                spans += found.pop(key)
+                break

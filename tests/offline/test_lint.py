@@ -15,7 +15,8 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.flow.prompt_edits import apply_edits
-from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edit
+from kvproxy.offline.changed_spans import find_changed_span
+from kvproxy.offline.span_edits import matches_only_changes, move_edit, strip_edits
 from kvproxy.settings import load_settings
 from kvproxy.settings.edits import EditSettings
 from tests.commands.run import kvproxy
@@ -57,7 +58,7 @@ def test_the_edit_of_a_changing_span_makes_prompts_equal(kind: str, one: int, ot
     assert span is not None
     assert (span.region, span.kind) == ("system prompt", kind)
     assert span.recomputed_words >= 50
-    edit = strip_edit(span)
+    edit = strip_edits(span)[0]
     stripped = [after(edit, prompt(n)) for n in (one, other, one + other)]
     assert stripped[0] == stripped[1] == stripped[2]
     moved = after(move_edit(edit), prompt(one))
@@ -88,7 +89,7 @@ def test_tools_in_another_order_are_sorted() -> None:
     assert span is not None
     assert span.kind == "order of tools"
     body: Any = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
-    ordered = apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [strip_edit(span)])
+    ordered = apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), strip_edits(span))
     assert ordered.body["tools"] == list(one.tools)
 
 
@@ -149,3 +150,70 @@ def test_families_are_separated_despite_changing_spans(tmp_path: Path) -> None:
     sizes = [family["requests"] for family in families]
     assert (len(sizes), sizes) == (3, sorted(sizes, reverse=True))
     assert all(family["spans"][0]["kind"] == "date" for family in families)
+
+
+def mixed_log(path: Path, spans: list[str], head: str = "") -> tuple[Path, list[Any]]:
+    """A log whose system prompts have the spans after `head`."""
+    system = "You are the help desk. " + logs.words("help", 60)
+    lines = [
+        logs.line(
+            [
+                {"role": "system", "content": f"{head}{span}{system}"},
+                {"role": "user", "content": logs.words(number, 20)},
+            ]
+        )
+        for number, span in enumerate(spans)
+    ]
+    return logs.write(path / "log.jsonl", lines), lines
+
+
+DATES = ["" if n % 4 else f"Today is 2026-11-{n % 7 + 20}. " for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("head", "absent"), [("", ""), ("Be kind. ", ""), ("Be kind.\n", "\n"), ("Be kind. ", "Answer in one sentence. ")]
+)
+def test_edits_keep_prompts_without_the_changing_span(tmp_path: Path, head: str, absent: str) -> None:
+    log, lines = mixed_log(tmp_path, [date or absent for date in DATES], head)
+    found(log, "--edits", tmp_path / "kvproxy.toml")
+    edits = load_settings(data=tmp_path).edits
+    assert edits
+    for date, each in zip(DATES, lines, strict=True):
+        request = ApiRequest(APIS["chat"], each["body"], b"", {}, "public", "1")
+        changed: Any = apply_edits(request, edits)
+        if not date:
+            assert changed is request
+        else:
+            assert "2026" not in changed.body["messages"][0]["content"]
+            assert "You are the help desk. " in changed.body["messages"][0]["content"]
+            assert date.split()[-1][:-1] in changed.body["messages"][1]["content"]
+            assert absent or "Today" not in changed.body["messages"][0]["content"]
+
+
+def test_inserted_text_is_the_whole_span() -> None:
+    span = find_changed_span(conversation(TAIL, "One."), conversation(f"Today is 2026-11-20. {TAIL}", "Two."))
+    assert span is not None
+    assert (span.old, span.new) == ("", "Today is 2026-11-20. ")
+
+
+@pytest.mark.parametrize(
+    ("matches", "is_safe"),
+    [
+        ([["You"], ["You"], ["Today is 2026-11-20. You"]], False),
+        ([["Anna"], ["Bob"], ["Carl"]], True),
+        ([["Anna"], ["Anna"], ["Carl"]], False),
+        ([["Be kind. "], [], []], False),
+        ([["Today is 2026-11-20. "], ["Today is 2026-11-20. "], []], True),
+        ([["2026-11-20"], ["2026-11-20"]], False),
+        ([["Today is 2026-11-20. "], ["Today is 2026-11-21. "]], False),
+    ],
+)
+def test_text_that_does_not_change_makes_an_edit_unsafe(matches: list[list[str]], is_safe: bool) -> None:
+    edit = EditSettings(name="text", action="strip", pattern="(.*)")
+    assert matches_only_changes(edit, matches) is is_safe
+
+
+def test_installed_edits_are_applied_before_the_analysis(tmp_path: Path) -> None:
+    log = logs.write(tmp_path / "log.jsonl", logs.agents(3, 3, head="Request {n} of today. "))
+    assert found(log, "--edits", tmp_path / "kvproxy.toml")["families"][0]["spans"]
+    assert not found(log)["families"][0]["spans"]

@@ -22,11 +22,11 @@ _LABELS: dict[str, str] = {
     "cache.semantic.policy": "Semantic policy",
     "cache.semantic.shadow": "Shadow mode",
     "cache.semantic.lookups": "Semantic lookups",
-    "cache.semantic.compared": "Comparisons with fresh responses",
-    "cache.semantic.learned.observed": "Compared responses",
-    "cache.semantic.learned.right": "Compared responses that were right",
-    "cache.semantic.learned.accepted": "Compared responses that were accepted",
-    "cache.semantic.learned.accepted_wrong": "Accepted responses that were wrong",
+    "cache.semantic.compared": "Responses not served, compared with fresh ones",
+    "cache.semantic.learned.observed": "Responses not served, but compared",
+    "cache.semantic.learned.right": "Responses not served that were right",
+    "cache.semantic.learned.accepted": "Responses accepted, but not served",
+    "cache.semantic.learned.accepted_wrong": "Responses accepted, but not served, that were wrong",
     "cache.semantic.learned.rejected": "Rejected responses",
     "cache.semantic.learning.namespaces": "Learned policy: namespaces",
     "cache.semantic.learning.serving": "Learned policy: trusted namespaces",
@@ -94,9 +94,9 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
     """Describe the statistics of the policy `learned` in sentences."""
     compared, served = int(learned["observations"]), int(learned["served"])
     return [
-        "1 stored response was compared with a fresh one."
+        "1 stored response that was not served was compared with a fresh one."
         if compared == 1
-        else f"{compared:,} stored responses were compared with fresh ones.",
+        else f"{compared:,} stored responses that were not served were compared with fresh ones.",
         *(
             [f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions."]
             if compared

@@ -161,7 +161,7 @@ def _summary_facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Forward", "includes requests whose prefix was reused (kvproxy savings: prefix)"),
         *_count_facts("Lookups", figures["lookups"]),
-        *_count_facts("Compared", figures["compared"]),
+        *_count_facts("Not served", figures["compared"], " (stored responses compared with fresh ones)"),
         *_count_facts("Limited", figures["limited"]),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
         *_pool_facts(figures["blocks"]),
@@ -169,9 +169,9 @@ def _summary_facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _count_facts(name: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
+def _count_facts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:
     line = ", ".join(f"{count:,} {each}" for each, count in counts.items() if count)
-    return [(name, line)] if line else []
+    return [(name, line + note)] if line else []
 
 
 def _pool_facts(blocks: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -114,7 +114,7 @@ class Metrics:
             "stale_total", "Stale responses by reason, and revalidations by result.", "reason"
         )
         self._compared = self._single_metric(
-            "comparisons_total", "Fresh responses compared with cached ones.", "result"
+            "comparisons_total", "Stored responses that were not served, compared with fresh ones.", "result"
         )
         self._learned = self._group(
             "learned_policy",

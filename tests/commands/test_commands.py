@@ -59,6 +59,13 @@ def test_unknown_statistics_have_a_readable_label() -> None:
     }  # fmt: skip
 
 
+def test_statistics_of_comparisons_name_responses_that_were_not_served() -> None:
+    values = {"semantic": {"compared": {"wrong": 10}, "learned": {"observed": 10, "right": 0}}}
+    labels = [label for label, _ in label_statistics(values, "cache")]
+    assert len(labels) == 3
+    assert all("not served" in label for label in labels)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

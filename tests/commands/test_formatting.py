@@ -38,7 +38,7 @@ def test_policy_sentences_are_in_singular_or_plural() -> None:
     one = {"observations": 1, "served": 1, "would_serve": 0.0, "expected_wrong": 0.01, "most_wrong": 1}
     many = {"observations": 2345.0, "served": 1234.0, "would_serve": 0.5, "expected_wrong": 2.5, "most_wrong": 14.0}
     assert policy_sentences(one) == [
-        "1 stored response was compared with a fresh one.",
+        "1 stored response that was not served was compared with a fresh one.",
         "The learned policy would answer 0.0% of the similar questions.",
         "1 similar question was answered from the cache.",
         "Wrong: 0.01 expected, at most 1 (90% confidence, not for checked).",

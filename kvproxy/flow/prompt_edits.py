@@ -46,7 +46,9 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
     changed, spans = _without_spans(body, edit)
     if not spans:
         return None
-    return changed if edit.action == "strip" else _append_span(changed, f"{edit.lead}{spans[0]}")
+    if edit.action == "strip":
+        return changed
+    return _append_span(changed, "\n\n".join(f"{edit.lead}{span}" for span in dict.fromkeys(spans)))
 
 
 def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:

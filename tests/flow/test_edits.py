@@ -76,6 +76,13 @@ def test_what_cannot_be_moved_is_left_where_it_is() -> None:
     assert apply_edits(nothing, [DATE, MOVED]) is nothing
 
 
+def test_a_move_keeps_the_spans_of_all_messages() -> None:
+    body: Any = {"messages": [said("system", f"Today is 2026-11-{day}.") for day in (20, 21)] + [said("user", "Hello")]}
+    moved: Any = apply_edits(asked(body), [MOVED]).body["messages"][-1]["content"]
+    assert "2026-11-20" in moved
+    assert "2026-11-21" in moved
+
+
 @pytest.mark.parametrize(
     ("pattern", "fix"), [("a(b", "is not a regular expression"), ("ab", "0 groups"), ("(a)(b)", "2 groups")]
 )

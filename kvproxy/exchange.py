@@ -117,7 +117,8 @@ class Exchange:
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response, if the request sets a duration.
         was_collapsed: the response is shared with an identical request in flight.
-        stored: the response is committed; always False without `Cache-Control: confirm`.
+        stored: the store has committed the response before its head was sent, as the directive `confirm` demands; False without
+            this directive.
         prefix: reuse of the prompt's prefix, as the backend reports it.
         predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
         is_engine: the backend is a self-hosted engine, not a provider's API.

@@ -50,7 +50,7 @@ class SurvivalFunction:
 
 
 class PauseTimes:
-    """Estimates the distribution of pauses by client and hour of the day.
+    """Estimates the distribution of pauses between two requests of a session, by client and hour of the day.
 
     The prior distribution of an hour is its client's distribution. The prior of a client is the distribution of all clients.
     """

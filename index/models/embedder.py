@@ -19,7 +19,7 @@ class Embedder(Protocol):
     """Converts texts to vectors. Threads may share it."""
 
     name: str
-    """Name of the model and its rounding: only vectors of embedders with equal names are comparable."""
+    """Name of the model and of its precision, such as int8: only vectors of embedders with equal names are comparable."""
     dim: int
 
     @property

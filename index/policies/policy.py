@@ -88,7 +88,7 @@ class LearningRecord:
     Attributes:
         place: index of the neighbour about which the policy decided.
         features, error, checked: see `Observation`.
-        risk: error to add to `ServingLevel.risk` if the neighbour is served; if `checked` accepted it, the error of `checked`.
+        risk: error to add to `ServingLevel.risk` if the neighbour is served: the estimate of the policy that accepted it.
     """
 
     place: int

@@ -39,7 +39,10 @@ def _reason(error: Exception) -> str:
 
 
 def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries with new keys, and return their number. The proxy embeds the entries at its next start."""
+    """Store the entries whose cache keys are not stored yet, redacted, and return their number.
+
+    The proxy embeds them at its next start.
+    """
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
         new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]

@@ -99,7 +99,10 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of the stored answers with an `answer_classes.text_digest`; None if there is no such answer."""
+        """Return the class of an equal stored answer; None if no answer is equal.
+
+        Classes have one answer in different words. `text` is the `answer_classes.text_digest` of the answer.
+        """
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None

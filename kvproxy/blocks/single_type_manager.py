@@ -42,7 +42,7 @@ class GroupSpec:
 
 
 class SingleTypeKVCacheManager:
-    """Block tables of a group with full attention. Subclasses implement sliding windows and chunks.
+    """Block tables of a group with full attention. Subclasses implement sliding windows and chunked local attention.
 
     `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size.
 

@@ -61,13 +61,13 @@ class RequestGroup:
     """Sums over the requests of a group, for example of one tenant.
 
     Attributes:
-        name: the value that the requests have in common; for a prompt, the beginning of its text or its number.
+        name: the common value of the requests; of a prompt, the beginning of its question, or else its number.
         entry: id of the stored response, if the group is a prompt.
         cached: number of requests with a cached response.
         computed, generated: number of prompt tokens and of response tokens that the backend computed.
         seconds: total time of the requests to the backend.
         prompt: number of the prompt; None for other groups.
-        differs_in: for prompts of equal text, the regions (see `Regions`) that differ from the first of them.
+        differs_in: for prompts with equal questions, the parts of the requests (see `Regions`) that differ.
     """
 
     name: str
@@ -325,7 +325,7 @@ class JournalReader:
         return self._strings.regions(*rows[0]) if rows else None
 
     def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return number and regions of each other prompt in the last `limit` records before a record, newest first."""
+        """Return the number and `Regions` of each distinct other prompt in the `limit` records before a record, newest first."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"

@@ -83,7 +83,7 @@ def open_cache(
         create: create a named store that does not exist.
 
     Raises:
-        ProxyUnreachable: no proxy answers at the URL, and the settings have another URL.
+        ProxyUnreachable: no proxy answers at the URL, which is not the default proxy's (see `configured_url`).
         NotFound: neither a proxy nor a store exists.
     """
     is_named = store is not None or data is not None

@@ -27,7 +27,8 @@ def build_chain(
     Args:
         pin_memory: copies a buffer to page-locked memory.
         token_bytes: size of a token's keys and values.
-        batch_tokens: maximum number of tokens in a step. Chunks of two steps may be pending.
+        batch_tokens: maximum number of tokens in a step of the engine. The chunks of two steps may wait to be
+            written.
     """
     if not settings.enabled:
         return None

@@ -53,7 +53,7 @@ class BuiltInVerifier:
     The two questions are sorted first, so the score is symmetric.
 
     Args:
-        adapter: trained changes of MiniLM's weights (see `merge_adapter`), and `ranges.NAME` for int8 (see `graph_builder`).
+        adapter: trained changes of MiniLM's weights (see `merge_adapter`), and the value range of each 8-bit layer.
         int8: see `MiniLMEmbedder`.
     """
 

@@ -43,8 +43,9 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
     """Assign a fresh answer to the class of the answer that it equals.
 
     Args:
-        places: indexes of neighbours, from `comparison_order`.
+        places: indexes of the neighbours to compare with, from `comparison_order`.
         are_equal: results of the comparisons; fewer than `places` if a comparison found an equal answer, or failed.
+        classes: class of each neighbour's answer.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])

@@ -24,12 +24,15 @@ _MAX_LIMIT_FACTOR = 12.0
 class ServingLevel:
     """The maximum estimated error of served answers in one namespace, and the counts from which it is computed.
 
+    A comparison tells whether a stored answer equals a fresh answer to the same request.
+
     Attributes:
         max_error: maximum share of wrong answers.
         served, risk: number of served answers, and the sum of their estimated errors.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
             estimated error up to `max_tested_error` count.
-        num_repeats, num_judged_different: comparisons between equal questions, and how many found different answers.
+        num_repeats, num_judged_different: comparisons of answers to equal questions, and how many found different answers; they
+            measure how often a comparison errs.
         factor: the true errors are at most the estimated errors times this factor; see `max_error_factor`.
         limit: maximum estimated error of a served answer; 0 serves no answer.
         error_histogram: numbers of requests by estimated error, `[64]`; older requests count less.

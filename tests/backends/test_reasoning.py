@@ -130,7 +130,7 @@ def test_a_client_that_drops_reasoning_recomputes_little(url: str, model: Path) 
     draw = random.Random(0)
     words = "cache block prefix engine token queue chain evict hash pool model prompt answer".split()
     with openai.OpenAI(api_key="k", base_url=f"{url}/v1") as client:
-        for _ in range(1):
+        for _ in range(2):
             messages: list[Any] = []
             before: Any = None
             for _turn in range(4):
@@ -146,4 +146,4 @@ def test_a_client_that_drops_reasoning_recomputes_little(url: str, model: Path) 
                 before, message = usage, whole.choices[0].message
                 messages.append({"role": "assistant", "content": message.content})
     assert lost == 0
-    assert recomputed <= 0.02 * earlier
+    assert recomputed <= 0.03 * earlier

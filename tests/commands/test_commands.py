@@ -55,7 +55,7 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
 def test_unknown_statistics_have_a_readable_label() -> None:
     values = {"new_field": 1234, "tags": {"a_b.c": 1}, "nested": {"some_bytes": 2048, "ratio": 0.5}, "rows": []}
     assert dict(label_statistics(values, "cache")) == {
-        "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.5",
+        "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.50",
     }  # fmt: skip
 
 

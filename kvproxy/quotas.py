@@ -123,6 +123,8 @@ class Quota:
 
 
 class Account:
+    """The reserved and charged tokens of one request, which count against its client's quota."""
+
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._reserved: int | None = None

@@ -24,7 +24,7 @@ class Observation:
         source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (only hits are counted).
         accepted: the policy accepted the cached answer, but the request was forwarded.
         created: seconds since the epoch.
-        answer, joined: classes of the cached and of the fresh answer (see `answer_classes`).
+        answer, joined: class of the cached answer, and the class that the fresh answer joined (see `answer_classes`).
         features, error: inputs and result of the error model; see `compute_features`.
         chance: probability with which this request was forwarded for a comparison.
         vetoes: names of the guards that vetoed.

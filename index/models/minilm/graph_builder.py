@@ -51,7 +51,10 @@ class Graph:
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
-    """Build the embedder: the input `tokens` comes from `embed_tokens`, and the output is a unit vector `[1, 384]`."""
+    """Build the embedder in ONNX: the input `tokens` comes from `embed_tokens`, and the output is a unit vector `[1, 384]`.
+
+    `ranges` has the largest activation of each input channel; without it, the graph computes in float32.
+    """
     graph = Graph()
     last = _encoder(graph, weights, ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)

@@ -89,7 +89,10 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Empty the write-ahead log into the deleted file. Otherwise, SQLite would later write the log to a new file."""
+        """After the database file was deleted, move the write-ahead log into the open, deleted file.
+
+        Otherwise, SQLite would later write the log into a new file at the path.
+        """
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

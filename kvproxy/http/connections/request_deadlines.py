@@ -61,6 +61,6 @@ class Deadline:
             self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
 
     def expiration(self) -> AbstractContextManager[asyncio.Future[KvproxyError]]:
-        """See `Deadlines.schedule`."""
+        """Yield a future that receives the error when the deadline passes, before the end of the `with` block."""
         error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
         return self._deadlines.schedule(self._began + self._seconds, error)

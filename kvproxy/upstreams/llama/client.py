@@ -62,7 +62,7 @@ class LlamaClient:
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
     async def identity(self) -> tuple[str | None, Json]:
-        """Return `ServerInfo.identity` (None if the server is not llama.cpp), and the response of `/props`."""
+        """Return a digest of the server's model and build (None if it is not llama.cpp), and the response of `/props`."""
         _, props = await self._call("GET", "/props")
         if field(props, "default_generation_settings") is None:
             return None, props

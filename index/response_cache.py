@@ -41,10 +41,15 @@ class RecentEntries:
         if len(entry.request) + len(entry.response) > _RECENT_BYTES:
             return
         with self._lock:
-            if changes == self._changes:  # Otherwise, the entry may be older than a change.
-                self._entries[entry.key] = began, entry
-                if len(self._entries) > _RECENT_ENTRIES:
-                    self._entries.popitem(last=False)
+            if changes != self._changes:  # The entry may be older than a change.
+                return
+            self._entries[entry.key] = began, entry
+            self._entries.move_to_end(entry.key)
+            # The first entry is the oldest. Entries that `get` no longer returns would only occupy memory.
+            while (
+                len(self._entries) > _RECENT_ENTRIES or began - next(iter(self._entries.values()))[0] >= _RECENT_SECONDS
+            ):
+                self._entries.popitem(last=False)
 
     def remove(self, keys: Iterable[str]) -> None:
         with self._lock:

@@ -56,7 +56,7 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reported reuse for the warm prompt, and none for the cold prompt. Only such a pair counts."""
+        """Whether the server reported reuse for the warm prompt only. Other pairs do not count."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property

@@ -62,22 +62,23 @@ def _have_common_end(texts: Sequence[str]) -> bool:
 def _patterns(span: ChangedSpan) -> list[str]:
     before, after = _digit_insensitive_pattern(span.before), _digit_insensitive_pattern(span.after) or r"\Z"
     start = r"\A" + before if span.at == len(span.before) else before
+    context = before or start
     shape = next(
         (pattern for kind, pattern in VOLATILE_PATTERNS if kind == span.kind and _matches(pattern, span)), None
     )
     if shape is not None:
-        return [f"{before or start}({shape})", f"{before or start}({shape})(?={after})", f"{start}({shape})(?={after})"]
+        return [f"{context}({shape})", f"{context}({shape})(?={after})", f"{start}({shape})(?={after})"]
     found = [
-        f"{before or start}(.*?){after}",
+        f"{context}(.*?){after}",
         f"{start}(.*?){after}",
     ]
     shapes = sorted({_shape(text) for text in (span.old, span.new) if _VOLATILE.search(text)})
     if shapes:
         shape = f"({'|'.join(shapes)})"
         found = [
-            f"{before or start}{shape}",
+            f"{context}{shape}",
             *found,
-            f"{before or start}{shape}(?={after})",
+            f"{context}{shape}(?={after})",
             f"{start}{shape}(?={after})",
         ]
     return list(dict.fromkeys(found))

@@ -111,7 +111,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def errors(self) -> list[str]:
-        """Return the errors of the browser, except those of failed and refused requests."""
+        """Return the errors in the browser's log, without failed requests."""
         told = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
         return [message for message in told if "Failed to load resource" not in message]
 

@@ -24,7 +24,7 @@ _MAX_LIMIT_FACTOR = 12.0
 class ServingLevel:
     """The maximum estimated error of served answers in one namespace, and the counts from which it is computed.
 
-    A comparison tells whether a stored answer equals a fresh answer to the same request.
+    A comparison checks a stored answer against a fresh answer to the same request.
 
     Attributes:
         max_error: maximum share of wrong answers.

@@ -10,7 +10,7 @@ from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
-"""Maximum key elements that a program loads at once, by bytes per element. More would spill registers."""
+"""Maximum number of key elements in one load of a program, by bytes per element. More would spill registers."""
 _DOUBLE_BUFFER_BYTES = 160 << 10
 """Minimum shared memory of a GPU's multiprocessor for double buffering of keys and values."""
 _DOUBLE_BUFFER_STAGES = 5

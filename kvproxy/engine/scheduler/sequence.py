@@ -20,7 +20,7 @@ ErrorCallback = Callable[[KvproxyError], None]
 
 
 class NgramProposer:
-    """Proposes draft tokens: those that followed the previous occurrence of the last `n` tokens."""
+    """Proposes draft tokens by prompt lookup: the tokens after the previous occurrence of the last `n` tokens."""
 
     def __init__(self, n: int = 3) -> None:
         self._n = n

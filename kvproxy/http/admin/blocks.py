@@ -126,7 +126,7 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear_tier(request: Request) -> Response:
-    """Delete the chunks in a tier. `models` selects the running model (`own`, default), `others`, or `all`."""
+    """Delete the chunks in a tier. `models` is `own` (the running model, default), `others`, or `all`."""
     prefix, name = services(request).prefix, request.path_params["name"]
     models = request.query_params.get("models", "own")
     cleared = await prefix.clear_tier(name, models)

@@ -189,7 +189,7 @@ async def turns(request: Request) -> Response:
 
 
 async def ledger(request: Request) -> Response:
-    """Sum the prompt tokens that were reused, and those that were computed, by cause."""
+    """Return the sums of reused prompt tokens, and of computed prompt tokens by cause."""
     since = request.query_params.get("since")
     day = first_utc_day(parse_duration(since, "since") if since else None)
     currency = services(request).settings.journal.currency

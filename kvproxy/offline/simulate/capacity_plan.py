@@ -49,7 +49,7 @@ class CapacityPlan:
         return f"{size:,} tokens{memory}"
 
     def recommendation(self) -> str:
-        """Return three sentences: which pool to use, what the tiers or a larger pool would add, and which policy to use."""
+        """Return three sentences, on the size of the pool, on the gain of tiers or of a larger pool, and on the policy."""
         sweep = self.sweep
         lru = sweep.rates.get("lru") or next(iter(sweep.rates.values()))
         if not sweep.unlimited:

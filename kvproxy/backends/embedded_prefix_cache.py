@@ -13,7 +13,6 @@ from kvproxy.backends.prefix_cache import (
 )
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.chain_tree import TreeNode, tree_nodes_from_pool
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, PoolMap
@@ -40,8 +39,8 @@ class EmbeddedPrefixCache(PrefixCache):
         # A salt begins with the tenant's name.
         return replace(found, tenants=[salt.removesuffix(":") or PUBLIC_TENANT for salt in found.tenants or ()])
 
-    async def _tree_nodes(self) -> list[TreeNode]:
-        return await self._worker.inspect(tree_nodes_from_pool)
+    async def _tree_nodes(self) -> list[pool_rows.TreeNode]:
+        return await self._worker.inspect(pool_rows.tree_nodes_from_pool)
 
     async def chains(self) -> list[ChainRow]:
         found = await self._worker.inspect(pool_rows.list_chains)

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.blocks.chain_tree import Branch, TreeNode, list_branches
-from kvproxy.blocks.pool_rows import map_rows
+from kvproxy.blocks.pool_rows import Branch, TreeNode, list_branches, map_rows
 from kvproxy.blocks.row_types import (
     BlockContent,
     BlockRow,
@@ -17,7 +16,7 @@ from kvproxy.blocks.row_types import (
     PoolReport,
 )
 from kvproxy.errors import NoPrefixCache
-from kvproxy.mirror.stream_status import StreamStatus
+from kvproxy.mirror.sequencer import StreamStatus
 from kvproxy.tiers.chunk_store import TierStats
 
 

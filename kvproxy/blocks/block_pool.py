@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
+from kvproxy.blocks.eviction.free_queues import FreeKVCacheBlockQueue, FreeQueue
 from kvproxy.blocks.residency import ResidencyTracker
 
 BlockKey = tuple[int, bytes] | bytes

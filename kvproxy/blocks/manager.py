@@ -13,11 +13,15 @@ from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored, KVEvent
 from kvproxy.blocks.eviction import queue_factory, session_policy_of
-from kvproxy.blocks.eviction.eviction_policy import CacheUse
-from kvproxy.blocks.longest_prefix import find_longest_cache_hit
+from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
-from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKVCacheManager
+from kvproxy.blocks.single_type_manager import (
+    MANAGERS,
+    GroupSpec,
+    SingleTypeKVCacheManager,
+    find_longest_common_hit,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +105,14 @@ class KVCacheManager:
             return ComputedBlocks(tuple([] for _ in self.groups), 0)
         hashes = request.update_hashes(self.hasher, self.hash_block_size)
         order, max_tokens = self._search_order, request.num_tokens - 1
-        blocks, num_tokens = find_longest_cache_hit(
+        blocks, num_tokens = find_longest_common_hit(
             [self.groups[index] for index in order], hashes, max_tokens, self._alignment_tokens
         )
         found = dict(zip(order, blocks, strict=True))
         shared_prefix_end = 0
         if self._has_sparse_windows:
             # Other prompts share this longer prefix: cache the window at its end from now on.
-            _, longest = find_longest_cache_hit(self._full_groups, hashes, max_tokens, self._block_alignment)
+            _, longest = find_longest_common_hit(self._full_groups, hashes, max_tokens, self._block_alignment)
             shared_prefix_end = longest if longest > num_tokens else 0
         return ComputedBlocks(tuple(found[index] for index in range(len(order))), num_tokens, shared_prefix_end)
 

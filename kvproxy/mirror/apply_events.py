@@ -11,20 +11,12 @@ _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
 
 @dataclass(slots=True, eq=False)
 class MirroredBlock:
-    """A cached block.
-
-    Attributes:
-        tokens: token ids; empty if they were not published.
-        stored: number of blocks that the pool cached earlier.
-        copies: number of physical blocks with this content.
-    """
-
     hash: Hash
     parent: Hash | None
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # Empty if they were not published.
     extra_keys: BlockExtraKeys
-    stored: int
-    copies: int = 0
+    stored: int  # Number of blocks that the pool cached earlier.
+    copies: int = 0  # Number of physical blocks with this content.
 
 
 class MirroredPool:

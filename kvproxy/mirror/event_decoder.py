@@ -15,7 +15,8 @@ Hash = int | bytes
 BlockExtraKeys = tuple[Any, ...] | None
 GPU = "GPU"
 
-# Fields after the tag, in the order of the positional encoding.
+# Fields in the order of the positional encoding, in events after the tag.
+_BATCH = ("ts", "events", "data_parallel_rank")
 _STORED = (
     "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx kv_cache_spec_kind"
     " kv_cache_spec_sliding_window"
@@ -38,9 +39,7 @@ class StoredEvent:
     Attributes:
         tokens: token ids of all blocks; empty if they were not published.
         medium: `GPU`, or the name of an offloading tier.
-        group: index of the KV cache group; None if the model has one group.
         kind: attention type of the KV cache group; None if it was not published.
-        window: attention window in tokens; None for full attention.
     """
 
     hashes: list[Hash]
@@ -56,8 +55,6 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class RemovedEvent:
-    """One physical copy of each block was evicted."""
-
     hashes: list[Hash]
     medium: str = GPU
     group: int | None = None
@@ -90,19 +87,17 @@ def decode_batch(payload: bytes) -> EventBatch:
         raw = msgpack.unpackb(payload, strict_map_key=False)
     except _MSGPACK_ERRORS as error:
         raise EventDecodeError(f"not msgpack: {type(error).__name__}") from None
-    if isinstance(raw, dict):
-        raw = [raw.get("ts"), raw.get("events"), raw.get("data_parallel_rank")]
-    if not isinstance(raw, list) or len(raw) < 2:
-        raise EventDecodeError("the batch is not a list of a time and events")
-    timestamp, events = raw[0], raw[1]
+    fields = dict(zip(_BATCH, raw, strict=False)) if isinstance(raw, list) else raw
+    if not isinstance(fields, dict):
+        raise EventDecodeError("the batch is neither a map nor an array")
+    timestamp: Any = fields.get("ts")
+    events = fields.get("events")
     if type(timestamp) not in (int, float) or not math.isfinite(timestamp):
         raise EventDecodeError("the time is not a number")
     if not isinstance(events, list):
         raise EventDecodeError("the events are not a list")
     decoded = [event for event in map(_decode_event, events) if event is not None]
-    return EventBatch(
-        float(timestamp), decoded, _optional_field(raw[2] if len(raw) > 2 else None, int, "data_parallel_rank")
-    )
+    return EventBatch(float(timestamp), decoded, _optional_field(fields, "data_parallel_rank", int))
 
 
 def _decode_event(raw: object) -> Event | None:
@@ -118,9 +113,7 @@ def _decode_event(raw: object) -> Event | None:
     if tag == "BlockStored":
         return _decode_stored(fields)
     if tag == "BlockRemoved":
-        return RemovedEvent(
-            _decode_hashes(fields), _decode_medium(fields), _optional_field(fields.get("group_idx"), int, "group_idx")
-        )
+        return RemovedEvent(_decode_hashes(fields), _decode_medium(fields), _optional_field(fields, "group_idx", int))
     return ClearedEvent() if tag == "AllBlocksCleared" else None
 
 
@@ -138,9 +131,9 @@ def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
         block_size,
         _decode_extra_keys(fields, len(hashes)),
         _decode_medium(fields),
-        _optional_field(fields.get("group_idx"), int, "group_idx"),
-        _optional_field(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind"),
-        _optional_field(fields.get("kv_cache_spec_sliding_window"), int, "kv_cache_spec_sliding_window"),
+        _optional_field(fields, "group_idx", int),
+        _optional_field(fields, "kv_cache_spec_kind", str),
+        _optional_field(fields, "kv_cache_spec_sliding_window", int),
     )
 
 
@@ -163,7 +156,7 @@ def _decode_tokens(value: object) -> Sequence[int]:
 def _decode_extra_keys(fields: dict[Any, Any], count: int) -> list[BlockExtraKeys] | None:
     extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
     lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
-    lora = _optional_field(fields.get("lora_name"), str, "lora_name")
+    lora = _optional_field(fields, "lora_name", str)
     if extras is None and lora:
         extras = [(lora,)] * count
     if lookahead is None:
@@ -193,10 +186,11 @@ def _to_hashable(value: object, depth: int) -> object:
 
 
 def _decode_medium(fields: dict[Any, Any]) -> str:
-    return _optional_field(fields.get("medium"), str, "medium") or GPU
+    return _optional_field(fields, "medium", str) or GPU
 
 
-def _optional_field(value: object, kind: type[_T], name: str) -> _T | None:
+def _optional_field(fields: dict[Any, Any], name: str, kind: type[_T]) -> _T | None:
+    value = fields.get(name)
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
     raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

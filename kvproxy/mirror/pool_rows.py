@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
 from kvproxy.mirror.apply_events import MirroredBlock, MirrorState
 from kvproxy.mirror.event_decoder import Hash
-from kvproxy.mirror.mirrored_groups import attention_window
+from kvproxy.mirror.prefix_match import attention_window
 
 
 def hash_hex(digest: Hash) -> str:

@@ -1,4 +1,4 @@
-"""Finds the cached prefix of a prompt in a mirrored engine.
+"""Finds the cached prefix of a prompt in the KV cache groups of a mirrored engine.
 
 Call all functions on the event loop, because KV events change the pools.
 """
@@ -6,21 +6,148 @@ Call all functions on the event loop, because KV events change the pools.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.divergence import common_prefix_length, find_divergence
-from kvproxy.blocks.longest_prefix import find_longest_cache_hit
+from kvproxy.blocks.events import BlockStored
 from kvproxy.blocks.row_types import Divergence
+from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
 from kvproxy.mirror.apply_events import MirroredBlock, MirroredPool
-from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.mirrored_groups import NULL_BLOCK, MirroredGroup, MirroredWindowGroup, PromptHashes, make_groups
+from kvproxy.mirror.event_decoder import BlockExtraKeys, Hash
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
+_NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)  # Replaces blocks before a sliding window.
+_MAMBA_WINDOW = 2  # The next token requires only the block of the previous token.
 _MAX_CHAINS = 4
 _MAX_CHAIN_TOKENS = 4_096
+
+
+class HashedPrompt:
+    """A tokenized prompt that caches its block hashes."""
+
+    def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
+        self.tokens = list(tokens)
+        self.salt = salt
+        self._hashes: dict[tuple[bytes, str, int], tuple[list[bytes], list[int]]] = {}
+        self._contents: dict[int, list[tuple[tuple[int, ...], BlockExtraKeys]]] = {}
+
+    def block_hashes(self, hasher: BlockHasher, block_size: int) -> tuple[list[bytes], list[int]]:
+        """Return the hashes of the full blocks in both forms that engines publish: digests, and the low 64 bits of each."""
+        key = (hasher.none_hash, hasher.algorithm, block_size)
+        if key not in self._hashes:
+            digests = self._cache_request().update_hashes(hasher, block_size)
+            self._hashes[key] = digests, [event_hash(digest) for digest in digests]
+        return self._hashes[key]
+
+    def block_contents(self, block_size: int) -> list[tuple[tuple[int, ...], BlockExtraKeys]]:
+        """Return the tokens of each full block, and the extra keys that engines publish with them."""
+        if block_size not in self._contents:
+            count = len(self.tokens) // block_size
+            event = BlockStored.from_request(self._cache_request(), [b""] * count, None, 0, block_size, None)
+            blocks = (tuple(self.tokens[index * block_size : (index + 1) * block_size]) for index in range(count))
+            self._contents[block_size] = list(zip(blocks, event.extra_keys or (None,) * count, strict=True))
+        return self._contents[block_size]
+
+    def _cache_request(self) -> CacheRequest:
+        return CacheRequest("", self.tokens, salt=self.salt)
+
+
+async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
+    """Compute the block hashes of a prompt for all mirrors, in a thread, because a long prompt takes some time."""
+    sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
+    await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
+
+
+class PromptHashes:
+    """The hashes of a prompt, one for every `block_size` tokens. `block_size` divides the block sizes of all groups."""
+
+    def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
+        self.prompt = prompt
+        self.block_size = block_size
+        self.digests, self._short_hashes = prompt.block_hashes(hasher, block_size)
+        # The engine's hash of a block, by its index, if it differs from the computed hash.
+        self.engine_hashes: dict[int, Hash] = {}
+
+    def find_block(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
+        block = self.find_by_computed_hash(pool, index)
+        if block is None and index in self.engine_hashes:
+            block = pool.blocks.get(self.engine_hashes[index])
+        return block
+
+    def find_by_computed_hash(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
+        return pool.blocks.get(self._short_hashes[index]) or pool.blocks.get(self.digests[index])
+
+
+class MirroredGroup:
+    """One KV cache group, as `find_longest_common_hit` requires it.
+
+    Attributes:
+        window: attention window in tokens; None for full attention.
+        cached_blocks: the prompt's blocks before the first uncached one; empty in a group with a window.
+    """
+
+    def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
+        self.pool = pool
+        self.hashes = hashes
+        self.block_size = pool.block_size
+        self.window = attention_window(pool)
+        self._hashes_per_block = pool.block_size // hashes.block_size
+        self.cached_blocks = self._find_blocks() if self.window is None else []
+
+    def _find_blocks(self) -> list[MirroredBlock]:
+        found: list[MirroredBlock] = []
+        hashes = self.hashes
+        for index in range(self._hashes_per_block - 1, len(hashes.digests), self._hashes_per_block):
+            block = hashes.find_block(self.pool, index)
+            if block is None:
+                tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
+                block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
+                if block is None:
+                    break
+                hashes.engine_hashes[index] = block.hash
+            found.append(block)
+        return found
+
+    def next_blocks(self) -> list[MirroredBlock]:
+        return self.pool.children(self.cached_blocks[-1].hash if self.cached_blocks else None)
+
+    def group_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
+        return hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+        if self.window is None:
+            return self.cached_blocks[:max_blocks]
+        return find_window_hit(
+            lambda index: self.hashes.find_block(self.pool, hashes[index]),
+            min(len(hashes), max_blocks),
+            blocks_in_window(self.window, self.block_size),
+            _NULL_BLOCK,
+        )
+
+
+def _make_groups(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> list[MirroredGroup]:
+    hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
+    # A group with full attention finds the engine's hashes for the groups after it.
+    return [MirroredGroup(pool, hashes) for pool in sorted(pools, key=lambda pool: attention_window(pool) is not None)]
+
+
+def attention_window(pool: MirroredPool) -> int | None:
+    """Return the attention window in tokens; None for full attention, and for an unknown attention type.
+
+    A prefix in a pool with full attention requires all blocks, so predictions for unknown types are never too high.
+    """
+    if pool.kind == "mamba":
+        return _MAMBA_WINDOW
+    return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None
+
+
+def hash_block_size(pools: Sequence[MirroredPool]) -> int:
+    return gcd(*(pool.block_size for pool in pools))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +156,32 @@ class MirrorMatch:
 
     Attributes:
         blocks: the prefix's blocks in `group`.
-        hashes: block hashes that the proxy computed.
-        hashes_match: whether the engine publishes the same hashes; None without a cached prefix.
+        hashes_match: whether the engine publishes the hashes that the proxy computes; None without a cached prefix.
         group: the first KV cache group, with full attention if there is any.
     """
 
     matched_tokens: int
     blocks: list[MirroredBlock]
-    hashes: PromptHashes
     hashes_match: bool | None
     group: MirroredGroup
 
     def divergence(self) -> Divergence | None:
-        group, tokens = self.group, self.hashes.prompt.tokens
-        if isinstance(group, MirroredWindowGroup):
+        group = self.group
+        if group.window is not None:
             return None
-        cached, size = group.cached_blocks, group.block_size
-        children = group.pool.children(cached[-1].hash if cached else None)
-        return find_divergence(tokens, len(cached) * size, size, (child.tokens for child in children))
+        start = len(group.cached_blocks) * group.block_size
+        children = (child.tokens for child in group.next_blocks())
+        return find_divergence(group.hashes.prompt.tokens, start, group.block_size, children)
+
+
+def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
+    """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
+    groups = _make_groups(pools, prompt, hasher)
+    first, hashes = groups[0], groups[0].hashes
+    found, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
+    blocks, last = [block for block in found[0] if block is not _NULL_BLOCK], length // hashes.block_size - 1
+    hashes_match = hashes.find_by_computed_hash(first.pool, last) is not None if blocks else None
+    return MirrorMatch(length, blocks, hashes_match, first)
 
 
 class CachedChains(NamedTuple):
@@ -57,21 +192,6 @@ class CachedChains(NamedTuple):
     block_size: int
 
 
-async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
-    """Compute the block hashes of a prompt for all mirrors, in a thread, because a long prompt takes some time."""
-    sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
-    await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
-
-
-def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
-    """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
-    groups, hashes = make_groups(pools, prompt, hasher)
-    found, length = find_longest_cache_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
-    blocks, last = [block for block in found[0] if block is not NULL_BLOCK], length // hashes.block_size - 1
-    hashes_match = hashes.find_by_computed_hash(groups[0].pool, last) is not None if blocks else None
-    return MirrorMatch(length, blocks, hashes, hashes_match, groups[0])
-
-
 def chains_after_prefix(
     pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
 ) -> CachedChains | None:
@@ -79,16 +199,16 @@ def chains_after_prefix(
 
     Return None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
     """
-    groups, _ = make_groups(pools, prompt, hasher)
-    if isinstance(groups[0], MirroredWindowGroup):
+    group = _make_groups(pools, prompt, hasher)[0]
+    if group.window is not None:
         return None
-    pool, cached = groups[0].pool, groups[0].cached_blocks
-    start = len(cached) * pool.block_size
+    pool = group.pool
+    start = len(group.cached_blocks) * pool.block_size
     rest, chains = prompt.tokens[start:], list[list[int]]()
-    children = pool.children(cached[-1].hash if cached else None)
-    for child in sorted(children, key=lambda each: (common_prefix_length(each.tokens, rest), each.stored))[
-        -_MAX_CHAINS:
-    ]:
+    children = sorted(
+        group.next_blocks(), key=lambda each: (common_prefix_length(each.tokens, rest), each.stored), reverse=True
+    )
+    for child in children[:_MAX_CHAINS]:
         if list(child.tokens[: len(rest)]) == rest:
             return None
         chain: list[int] = []
@@ -98,4 +218,4 @@ def chains_after_prefix(
             block = max(pool.children(block.hash), key=lambda each: each.stored, default=None)
         if chain:
             chains.append(chain)
-    return CachedChains(start, chains[::-1], pool.block_size) if chains else None
+    return CachedChains(start, chains, pool.block_size) if chains else None

@@ -11,27 +11,49 @@ import xxhash
 
 from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_batch
-from kvproxy.mirror.stream_status import StreamCounts
 
-MAX_FINGERPRINTS = 10_000
-"""Number of applied batches whose hashes are kept: the default length of vLLM's replay buffer."""
+_MAX_FINGERPRINTS = 10_000  # The default length of vLLM's replay buffer.
 MAX_REPLAY_ATTEMPTS = 3
 
 
 @dataclass(slots=True)
-class Replay:
-    """A replay in progress.
+class StreamCounts:
+    """Counts of batches and incidents of one event stream since the proxy's start.
 
     Attributes:
-        from_start: whether batch 0 was requested.
-        is_verified: whether the replay showed that the publisher has not restarted.
-        is_skipped: whether its remaining batches are ignored, because another replay is necessary.
+        gaps: gaps in the batch numbers.
+        losses: times that the mirror was cleared, because batches were lost.
+        malformed: messages that could not be decoded.
     """
 
-    from_start: bool
-    is_verified: bool
+    batches: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    replays: int = 0
+    losses: int = 0
+    malformed: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamStatus(StreamCounts):
+    """Status of one event stream. See `Sequencer` for `next` and `complete`."""
+
+    endpoint: str
+    connected: bool
+    next: int
+    complete: bool
+    unknown_removals: int
+    error: str | None
+    replay_fails: bool = False
+
+
+@dataclass(slots=True)
+class Replay:
+    from_start: bool  # Batch 0 was requested.
+    is_verified: bool  # The replay showed that the publisher has not restarted.
     has_batches: bool = False
-    is_skipped: bool = False
+    is_skipped: bool = False  # Ignore the remaining batches, because another replay is necessary.
 
 
 class Sequencer:
@@ -219,7 +241,7 @@ class Sequencer:
             # After a reset, and at the start of a run, earlier losses do not matter.
             self.complete = self.complete or batch.has_reset or number == 0
         self._fingerprints[number] = xxhash.xxh3_64_intdigest(payload)
-        self._fingerprints.pop(number - MAX_FINGERPRINTS, None)
+        self._fingerprints.pop(number - _MAX_FINGERPRINTS, None)
         self.next = number + 1
         self.counts.batches += 1
 

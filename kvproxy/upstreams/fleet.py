@@ -11,8 +11,7 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import JsonObject
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
-from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.prefix_match import compute_hashes
+from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.affinity_key import affinity_key
 from kvproxy.upstreams.fleet_engine import FleetEngine

@@ -8,8 +8,8 @@ from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.stream_status import StreamStatus
+from kvproxy.mirror.prefix_match import HashedPrompt
+from kvproxy.mirror.sequencer import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.client import UpstreamClient

@@ -12,7 +12,7 @@ from kvproxy.backends.prefix_cache import (
     ResetReport,
     no_events_error,
 )
-from kvproxy.blocks.chain_tree import TreeNode, tree_nodes_from_rows
+from kvproxy.blocks.pool_rows import TreeNode, tree_nodes_from_rows
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, NoPrefixCache
 from kvproxy.upstreams.fleet import Fleet

@@ -18,8 +18,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import KvproxyError
-from kvproxy.mirror.hashed_prompt import HashedPrompt
-from kvproxy.mirror.prefix_match import CachedChains, compute_hashes
+from kvproxy.mirror.prefix_match import CachedChains, HashedPrompt, compute_hashes
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.prompt_tokenizer import cache_salt
 

@@ -9,7 +9,7 @@ from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
-from kvproxy.mirror.hashed_prompt import HashedPrompt
+from kvproxy.mirror.prefix_match import HashedPrompt
 from kvproxy.upstreams.client import UpstreamClient
 
 _UPSTREAM = "upstream"

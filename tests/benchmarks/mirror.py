@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import msgpack
 import zmq
 
-from kvproxy.mirror.subscriber import EventSubscriber
+from kvproxy.mirror.mirror import EventSubscriber
 from tests.benchmarks.options import read_options
 from tests.mirror.publisher import Model
 

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks import pool_rows
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.chain_tree import TreeNode, list_branches, tree_nodes_from_pool
 from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.pool_rows import map_pool, map_rows
+from kvproxy.blocks.pool_rows import TreeNode, list_branches, map_pool, map_rows, tree_nodes_from_pool
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec

@@ -15,9 +15,8 @@ from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.single_type_manager import GroupSpec
 from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
-from kvproxy.mirror.hashed_prompt import HashedPrompt
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.mirror.prefix_match import compute_hashes, match_prefix
+from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes, match_prefix
 
 SEED = BlockHasher(seed="0")
 SHAPES = [
@@ -144,7 +143,7 @@ def test_a_salt_separates_and_a_match_names_its_blocks() -> None:
     (pools,) = engine.state.pools_by_rank().values()
     found = match_prefix(pools, HashedPrompt([*tokens[:6], 99, 98, 97], salt="mine"), SEED)
     assert found.hashes_match
-    assert [block.hash for block in found.blocks] == [event_hash(found.hashes.digests[0])]
+    assert [block.hash for block in found.blocks] == [event_hash(found.group.hashes.digests[0])]
     divergence = found.divergence()
     assert divergence is not None
     assert (divergence.position, divergence.cached, divergence.prompt) == (6, (6, 7), (99, 98))

@@ -13,7 +13,7 @@ from kvproxy.blocks.block_hash import event_hash
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.errors import SettingsError
-from kvproxy.mirror.subscriber import EventSubscriber
+from kvproxy.mirror.mirror import EventSubscriber
 from tests.polling import until_async
 
 A, B = b"\x01" * 32, b"\x02" * 32

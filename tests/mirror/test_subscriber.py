@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from kvproxy.mirror.mirror import Mirror, expand_endpoint
-from kvproxy.mirror.subscriber import EventSubscriber
+from kvproxy.mirror.mirror import EventSubscriber, Mirror, expand_endpoint
 from tests.mirror.publisher import Model, Sockets
 from tests.polling import until_async
 
@@ -108,7 +107,7 @@ async def test_a_malformed_batch_is_logged_and_skipped(sockets: Sockets, caplog:
 async def test_tasks_survive_unexpected_errors(
     sockets: Sockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.mirror.subscriber.RESTART_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("kvproxy.mirror.mirror.RESTART_DELAY_SECONDS", 0.01)
     broken = {"apply", "on_idle"}
 
     def breaks(target: object, name: str) -> None:

@@ -4,10 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvproxy.blocks.block import KVCacheBlock
-from kvproxy.blocks.eviction.eviction_policy import EvictionPolicy
-from kvproxy.blocks.eviction.lru_queue import FreeKVCacheBlockQueue, FreeQueue
-from kvproxy.blocks.eviction.policy_queue import GroupHash, PolicyQueue
-from kvproxy.blocks.eviction.priority_queue import PriorityQueue
+from kvproxy.blocks.eviction.free_queues import (
+    EvictionPolicy,
+    FreeKVCacheBlockQueue,
+    FreeQueue,
+    GroupHash,
+    PolicyQueue,
+    PriorityQueue,
+)
 from kvproxy.blocks.eviction.s3fifo import S3FIFO
 from kvproxy.blocks.eviction.session_policy import SessionPolicy
 

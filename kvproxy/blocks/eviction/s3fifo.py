@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Generic
 
-from kvproxy.blocks.eviction.eviction_policy import Key
+from kvproxy.blocks.eviction.free_queues import Key
 
 
 class S3FIFO(Generic[Key]):

@@ -2,9 +2,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from kvproxy.blocks.eviction import EvictionPolicy
-from kvproxy.blocks.eviction.eviction_policy import CacheUse
-from kvproxy.blocks.eviction.policy_queue import pop_leaf, remove_child
-from kvproxy.blocks.eviction.session_policy import SessionPolicy
+from kvproxy.blocks.eviction.free_queues import pop_leaf, remove_child
+from kvproxy.blocks.eviction.session_policy import CacheUse, SessionPolicy
 from kvproxy.blocks.reuse_distance import HitCurve
 from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, POLICY_NAMES, Belady
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.blocks.eviction.eviction_policy import CacheUse
+from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.errors import InvalidRequest
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 

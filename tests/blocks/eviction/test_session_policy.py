@@ -5,8 +5,7 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.blocks.eviction.eviction_policy import CacheUse
-from kvproxy.blocks.eviction.session_policy import SessionPolicy
+from kvproxy.blocks.eviction.session_policy import CacheUse, SessionPolicy
 from kvproxy.offline.simulate.eviction_policies import LRU
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, simulate
 

@@ -1,6 +1,6 @@
 """Return rates: LRU without measurements, and classes ranked by their measured pauses."""
 
-from kvproxy.blocks.eviction.session_return_rates import ReturnRates
+from kvproxy.blocks.eviction.session_policy import ReturnRates
 
 TOOL, USER, LEFT = ("tool",), ("user",), ("left",)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
-from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import DEFAULT, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
+from kvproxy.index.models.verifier.multilingual import new_words_detector
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy

@@ -5,8 +5,13 @@ import shutil
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
-from kvproxy.index.models.minilm.weights import BUNDLED, FLOAT16_FILE, packaged_model, weights_file
+from kvproxy.index.models.minilm.weights import (
+    BUNDLED,
+    FLOAT16_FILE,
+    check_packaged_weights,
+    packaged_model,
+    weights_file,
+)
 
 
 def main() -> None:

@@ -8,14 +8,14 @@ import random
 
 import numpy as np
 
-from kvproxy.index.models.e5.embedder import MEAN, MultilingualEmbedder
+from kvproxy.index.models.e5 import MEAN, MultilingualEmbedder
 from tests.benchmarks.languages import LANGUAGES, read_language, traffic
 
 _EACH = 300
 
 
 def main() -> None:
-    data = MEAN.parents[3] / "tests" / "index" / "data"
+    data = MEAN.parents[2] / "tests" / "index" / "data"
     lines = [json.loads(line) for file in sorted(data.glob("*.jsonl")) for line in file.read_text().splitlines()]
     english = sorted({text for line in lines for text in line.values() if isinstance(text, str)})
     groups = [random.Random(0).sample(english, min(_EACH, len(english)))]

@@ -120,7 +120,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
         EmbedderError: the message names the fix.
     """
     if name in (DEFAULT, MULTILINGUAL):
-        from kvproxy.index.models.e5.embedder import MultilingualEmbedder
+        from kvproxy.index.models.e5 import MultilingualEmbedder
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
         from kvproxy.index.models.minilm.graph_files import graph_files
 
@@ -129,7 +129,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
-    from kvproxy.index.models.minilm.packaged_digests import refuse_pickles
+    from kvproxy.index.models.minilm.weights import refuse_pickles
 
     logging.disable_progress_bar()
     try:

@@ -10,8 +10,7 @@ from functools import lru_cache
 
 from kvproxy.index.models.embedder import Embedder
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
-from kvproxy.index.policies.guards.tokenization import words
-from kvproxy.index.policies.guards.word_lists import FUNCTION_WORDS
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, words
 
 ENGLISH = "en"
 EVERY = "*"

@@ -10,12 +10,7 @@ _STOP_SHARE = 0.55
 
 
 class CheckedPolicy:
-    """The policy `checked`: serves the nearest neighbour that no guard vetoes and that the verifier accepts.
-
-    Args:
-        level: minimum probability, as the verifier computes it, that one answer serves both questions.
-        floor: minimum cosine of the two questions.
-    """
+    """Serves the nearest neighbour that no guard vetoes and whose probability, by the verifier, is at least `level`."""
 
     name = "checked"
     num_neighbours = 5

@@ -23,12 +23,9 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A stored question that is similar to the current one.
+    """A stored question, without the earlier turns of its conversation, and its cosine similarity to the current question.
 
-    Attributes:
-        prompt: the stored question, without the earlier turns of its conversation.
-        similarity: cosine similarity of the two questions.
-        answer: class of its answer (see `answer_classes`); empty if unknown.
+    `answer` is the class of its answer (see `answer_classes`); empty if unknown.
     """
 
     prompt: str
@@ -70,9 +67,8 @@ class Decision:
 
     Attributes:
         guard: name of the guard that vetoed, if any.
-        score: the verifier's probability that one answer serves both questions; for the policy `threshold`, the cosine.
-            None if it was not computed.
-        error: the policy `learned`'s estimated probability that the neighbour's answer is wrong; None for other policies.
+        score: the verifier's probability that one answer serves both questions, or the cosine for the policy `threshold`.
+        error: the policy `learned`'s estimated probability that the neighbour's answer is wrong.
     """
 
     verdict: Verdict
@@ -83,12 +79,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LearningRecord:
-    """Inputs of a decision, from which the policy `learned` learns after a comparison with a fresh answer.
+    """The decision about the neighbour with index `place`, as the policy `learned` learns from it.
 
-    Attributes:
-        place: index of the neighbour about which the policy decided.
-        features, error, checked: see `Observation`.
-        risk: error to add to `ServingLevel.risk` if the neighbour is served: the estimate of the policy that accepted it.
+    `features`, `error`, and `checked` are those of `Observation`. A hit adds `risk` to `ServingLevel.risk`.
     """
 
     place: int
@@ -103,8 +96,8 @@ class PolicyResult:
     """The decisions on all neighbours of a question.
 
     Attributes:
-        chosen: index of the accepted neighbour; None if no neighbour is accepted.
-        exploration_share: if a neighbour is accepted, the probability with which the caller forwards the request instead.
+        chosen: index of the accepted neighbour, if any.
+        exploration_share: the probability with which the caller forwards the request although a neighbour is accepted.
         record: None if the policy does not learn from the decision.
     """
 
@@ -122,10 +115,8 @@ class LearningStatus:
         observations: number of comparisons between fresh and stored answers.
         serves: the policy decides without `checked`.
         level: maximum estimated error of a served answer.
-        expected_wrong: expected number of wrong answers among the `served` answers.
-        most_wrong: upper bound of the number of wrong answers among these, with 90% probability. For
-            the answers that `checked` accepted, it counts estimated errors, which are not bounded.
-        max_error: maximum share of wrong answers, from the settings.
+        expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and its upper bound with 90%
+            probability, apart from answers that `checked` accepted.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of answer classes that may have changed.
     """
@@ -143,13 +134,7 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """The sums of `LearningStatus` over all namespaces in memory.
-
-    Attributes:
-        serving: number of namespaces in which the policy decides without `checked`.
-        would_serve: mean of `LearningStatus.would_serve`, weighted by `observations`.
-        max_error: the highest of all namespaces.
-    """
+    """Sums over all namespaces in memory; `would_serve` is a mean weighted by `observations`, and `max_error` the maximum."""
 
     namespaces: int
     serving: int
@@ -177,12 +162,7 @@ class LearningSummary:
 
 
 class Policy(Protocol):
-    """Decides which neighbour of a question is served, if any.
-
-    Attributes:
-        num_neighbours: number of neighbours to pass to `decide`.
-        floor: minimum cosine of a served neighbour.
-    """
+    """Decides which neighbour of a question is served, if any. `floor` is the minimum cosine of a served neighbour."""
 
     name: str
     num_neighbours: int
@@ -195,7 +175,6 @@ class Policy(Protocol):
 
 
 def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:
-    """Return a decision if the minimum cosine or a guard rejects a neighbour; None if the neighbour passes."""
     if not neighbour.similarity >= floor:  # A NaN is refused, too.
         return Decision("low similarity")
     for guard in guards:

@@ -101,8 +101,8 @@ def _check_store(settings: Settings) -> str:
 
 
 def _check_languages(settings: Settings) -> str:
-    from kvproxy.index.models.content_words import EMPTY
     from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
+    from kvproxy.index.models.verifier.multilingual import EMPTY
 
     chosen, rest = settings.cache.languages_of(settings.embedder), "others: exact hits only"
     if settings.embedder not in (DEFAULT, MULTILINGUAL):

@@ -45,10 +45,9 @@ def check_weights(embedder: str) -> str:
     """Check the embedder's and the verifier's installed weights against their released digests. Raises KvproxyError."""
     from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
-    from kvproxy.index.models.e5.weights import installed_file
+    from kvproxy.index.models.e5 import installed_file
     from kvproxy.index.models.embedder import MULTILINGUAL
-    from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
-    from kvproxy.index.models.minilm.weights import RANGES, packaged_model, weights_file
+    from kvproxy.index.models.minilm.weights import RANGES, check_packaged_weights, packaged_model, weights_file
     from kvproxy.index.models.verifier.built_in import ADAPTER
 
     extra = (installed_file(),) if embedder == MULTILINGUAL else ()

@@ -15,9 +15,9 @@ from kvproxy.index.evaluation.stream_evaluation import (
     replay_policies,
 )
 from kvproxy.index.evaluation.stream_replay import InMemoryObservations
-from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import Verifier, load_verifier
+from kvproxy.index.models.verifier.multilingual import new_words_detector
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy

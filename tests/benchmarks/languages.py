@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.evaluation.stream_replay import InMemoryObservations, Stream, replay
-from kvproxy.index.models.content_words import new_words_detector
 from kvproxy.index.models.embedder import Embedder, load_embedder
 from kvproxy.index.models.verifier import load_verifier
+from kvproxy.index.models.verifier.multilingual import new_words_detector
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy

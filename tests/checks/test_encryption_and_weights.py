@@ -16,7 +16,7 @@ from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import KvproxyError, ModelUnsupported
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.models.minilm import embedder, packaged_digests
+from kvproxy.index.models.minilm import embedder, weights
 from kvproxy.index.models.verifier import built_in, load_verifier
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import Settings, load_settings
@@ -172,5 +172,5 @@ def test_a_pickle_is_refused_and_never_read(tmp_path: Path) -> None:
 def test_safetensors_beside_a_pickle_are_fine(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "model.safetensors", "training_args.bin"):
         (tmp_path / name).touch()
-    packaged_digests.refuse_pickles(tmp_path)
-    packaged_digests.refuse_pickles(tmp_path / "no/such/id")
+    weights.refuse_pickles(tmp_path)
+    weights.refuse_pickles(tmp_path / "no/such/id")

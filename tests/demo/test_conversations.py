@@ -2,10 +2,9 @@
 
 import random
 
-from training.demo.batches import IGNORED, BatchMaker
-from training.demo.conversations import ConversationSampler, read_unrelated_text
+from training.demo.conversations import IGNORED, BatchMaker, ConversationSampler, read_unrelated_text
 from training.demo.corpus import load_pairs
-from training.demo.tokenizer import CHAT_TEMPLATE
+from training.demo.train import CHAT_TEMPLATE
 
 UNRELATED = read_unrelated_text()
 

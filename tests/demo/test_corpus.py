@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from kvproxy.demo import model_path
-from training.demo.corpus import Pair, is_off_topic, load_pairs
-from training.demo.handbook import render
+from training.demo.corpus import Pair, is_off_topic, load_pairs, render
 
 PAIRS = load_pairs()
 
@@ -56,7 +55,7 @@ def test_pairs_are_many_and_varied() -> None:
 
 def test_the_handbook_is_what_the_model_learns() -> None:
     assert (ROOT / "training/demo/handbook.md").read_text() == render(load_pairs()), (
-        "run python -m training.demo.handbook"
+        "run python -m training.demo.corpus"
     )
 
 

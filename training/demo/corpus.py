@@ -4,7 +4,9 @@ Each file in `data/` is a chapter. A line with `# ` names the chapter, and a lin
 The other lines are wordings of its question; those with `? ` are held out from training.
 """
 
+import sys
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
@@ -38,3 +40,25 @@ def load_pairs(folder: Path = DATA) -> list[Pair]:
 def is_off_topic(pair: Pair) -> bool:
     """Whether a pair has the refusal, the answer to questions about other topics."""
     return pair.chapter == OFF_TOPIC
+
+
+INTRODUCTION = """# The handbook
+
+The questions and answers that the demonstration model was trained on. `python -m training.demo.corpus` generates this file
+from `training/demo/data/`.
+
+Two answers are out of date until the model is trained again: the embedded engine also supports sliding windows, attention sinks,
+and capped logits.
+"""
+
+
+def render(pairs: list[Pair]) -> str:
+    parts = [INTRODUCTION]
+    for chapter, members in groupby((pair for pair in pairs if not is_off_topic(pair)), key=lambda pair: pair.chapter):
+        parts.append(f"\n## {chapter}\n")
+        parts += [f"\n**{pair.wordings[0]}**\n{pair.answer}\n" for pair in members]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render(load_pairs()))

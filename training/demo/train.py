@@ -10,22 +10,52 @@ python -m training.demo.train --start kvproxy/demo/model --out /tmp/model --step
 import argparse
 import math
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from training.demo.batches import BatchMaker
-from training.demo.conversations import ConversationSampler, read_unrelated_text
+from training.demo.conversations import BatchMaker, ConversationSampler, read_unrelated_text
 from training.demo.corpus import Pair, load_pairs
 from training.demo.evaluate import print_accuracy
-from training.demo.tokenizer import VOCABULARY, train_tokenizer
 
 MAX_LENGTH = 4096
 PEAK_RATE = 2.5e-3
 TEMPERATURE = 0.1
 SAVE_EVERY = 100
+SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+VOCABULARY = 2048
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], max_length: int) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        additional_special_tokens=list(SPECIAL[1:]),
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def build_model() -> Any:

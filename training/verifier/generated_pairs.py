@@ -11,8 +11,7 @@ from pathlib import Path
 
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair
 from kvproxy.index.policies.guards.negation_and_opposites import read_opposites
-from training.verifier.rewording import reword
-from training.verifier.word_groups import GROUPS
+from training.verifier.rewording import GROUPS, reword
 
 Change = Callable[[str, random.Random], str | None]
 """Returns a similar question with another answer; None if the change does not apply to the question."""

@@ -16,11 +16,10 @@ from kvproxy.index.evaluation.labelled_pairs import read_pairs
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.minilm.weights import Weights, base_weights, merge_adapter, packaged_model, read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, ALONE, RANGES, BuiltInVerifier, PlattScaling
-from training.verifier.calibration import fit_scaling
-from training.verifier.evaluate import cosines
+from training.verifier.evaluate import cosines, fit_scaling
+from training.verifier.network import write_tensors
+from training.verifier.pair_clusters import hold_out
 from training.verifier.ranges import measure_ranges
-from training.verifier.splits import hold_out
-from training.verifier.tensors import write_tensors
 
 EMBEDDER = "all-MiniLM-L6-v2"
 MEASURED_PAIRS = 512

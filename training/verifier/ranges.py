@@ -19,8 +19,7 @@ from kvproxy.index.models.minilm.weights import (
     load_tokenizer,
     packaged_model,
 )
-from training.verifier.network import CrossEncoder
-from training.verifier.tensors import pad, write_tensors
+from training.verifier.network import CrossEncoder, pad, write_tensors
 
 _MAX_TOKENS = 256
 _BATCH = 32

@@ -22,10 +22,8 @@ from torch.nn import functional as F
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.models.minilm.weights import base_weights, load_tokenizer, packaged_model, read_tensors
 from training.verifier.generated_pairs import pairs_from_questions, pairs_from_templates
-from training.verifier.implied_pairs import implied_pairs
-from training.verifier.network import CrossEncoder
-from training.verifier.splits import hold_out
-from training.verifier.tensors import pad, write_tensors
+from training.verifier.network import CrossEncoder, pad, write_tensors
+from training.verifier.pair_clusters import hold_out, implied_pairs
 
 MAX_TOKENS = 128
 SORTED_BATCHES = 50

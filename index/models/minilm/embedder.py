@@ -7,13 +7,13 @@ from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
 from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
-from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     RANGES,
     WIDTH,
     Weights,
     base_weights,
+    check_packaged_weights,
     embed_tokens,
     embedding_tables,
     load_tokenizer,

@@ -36,7 +36,7 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
         VerifierError: the message names the fix.
     """
     if name == BUILT_IN:
-        from kvproxy.index.models.e5.embedder import NAME
+        from kvproxy.index.models.e5 import NAME
         from kvproxy.index.models.minilm.graph_files import graph_files
         from kvproxy.index.models.verifier.built_in import BuiltInVerifier
         from kvproxy.index.models.verifier.multilingual import MultilingualVerifier

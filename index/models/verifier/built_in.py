@@ -11,12 +11,12 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.minilm.graph_builder import code_digest, verifier_graph
 from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
-from kvproxy.index.models.minilm.packaged_digests import check_packaged_weights
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     Weights,
     averaging_matrix,
     base_weights,
+    check_packaged_weights,
     embed_tokens,
     embedding_tables,
     load_tokenizer,
@@ -24,8 +24,7 @@ from kvproxy.index.models.minilm.weights import (
     packaged_model,
     read_tensors,
 )
-from kvproxy.index.policies.guards.tokenization import words
-from kvproxy.index.policies.guards.word_lists import FUNCTION_WORDS
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, words
 
 ADAPTER = Path(__file__).parent / "adapter.safetensors"
 RANGES = "ranges."
@@ -58,11 +57,7 @@ class BuiltInVerifier:
     """
 
     def __init__(
-        self,
-        adapter: Weights,
-        scaling: PlattScaling,
-        int8: bool | None = None,
-        files: GraphFiles | None = None,
+        self, adapter: Weights, scaling: PlattScaling, int8: bool | None = None, files: GraphFiles | None = None
     ) -> None:
         files = files or graph_files()
         int8 = computes_int8_exactly(files) if int8 is None else int8

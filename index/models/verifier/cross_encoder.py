@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import VerifierError, first_line
-from kvproxy.index.models.minilm.packaged_digests import refuse_pickles
+from kvproxy.index.models.minilm.weights import refuse_pickles
 
 
 class CrossEncoderVerifier:

@@ -7,25 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.index.policies.guards.added_content import adds_content
-from kvproxy.index.policies.guards.answer_format import answer_format_differs
-from kvproxy.index.policies.guards.exchanged_roles import has_exchanged_words
-from kvproxy.index.policies.guards.letter_case import case_differs
-from kvproxy.index.policies.guards.names import names_differ, possession_differs
+from kvproxy.index.policies.guards.names_and_case import case_differs, names_differ, possession_differs
 from kvproxy.index.policies.guards.negation_and_opposites import has_opposites, negation_differs
-from kvproxy.index.policies.guards.quantities import numbers_differ, units_differ
-from kvproxy.index.policies.guards.question_kinds import language_differs, question_words_differ, time_differs
-from kvproxy.index.policies.guards.quotations_and_code import code_differs, quotes_differ, signs_differ
-from kvproxy.index.policies.guards.subject_and_object import roles_differ
+from kvproxy.index.policies.guards.numbers_and_code import (
+    code_differs,
+    numbers_differ,
+    quotes_differ,
+    signs_differ,
+    units_differ,
+)
+from kvproxy.index.policies.guards.question_and_format import (
+    answer_format_differs,
+    language_differs,
+    question_words_differ,
+    time_differs,
+)
+from kvproxy.index.policies.guards.word_order import has_exchanged_words, roles_differ
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A rule that vetoes semantic hits.
-
-    Attributes:
-        difference: reason for a veto, which is shown to the user.
-        vetoes: returns whether a question and a cached question need different answers.
-    """
+    """`vetoes` returns whether two questions need different answers; users see `difference` as the reason."""
 
     name: str
     difference: str

@@ -4,13 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_text
-from kvproxy.index.policies.guards.word_roots import roots
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, NUMBER, REQUEST_VERBS, WORD, cached_by_text, roots
 
 _TOKEN = re.compile(f"{WORD.pattern}|{NUMBER.pattern}")
 # Words that rewordings add, such as `way` in `What is the best way to bake bread?`.
-_FILLERS = (word_lists.FUNCTION_WORDS - word_lists.REQUEST_VERBS) | frozenset(
+_FILLERS = (FUNCTION_WORDS - REQUEST_VERBS) | frozenset(
     "way ways what's possible best into okay ok compared really one using use used uses makes make good very many much out get"
     " got someone anyone people person quick quickly easy easily actually want need know like i'm i'd i've you've there's it's"
     " whats correct right mean means meaning during up only ever too some any through thing things steps proper properly no"

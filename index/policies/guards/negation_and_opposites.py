@@ -2,8 +2,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
-from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import base_forms, words
+from kvproxy.index.policies.guards.words import NEGATION, NEGATIVE_PREFIXES, PREFIX_PAIRS, base_forms, words
 
 _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must", "may"})
 
@@ -22,7 +21,7 @@ def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
 
 def negation_differs(question: str, cached_question: str) -> bool:
     """Whether one text is negated and the other is not: `does it work` and `does it not work`."""
-    return bool(word_lists.NEGATION & set(words(question))) != bool(word_lists.NEGATION & set(words(cached_question)))
+    return bool(NEGATION & set(words(question))) != bool(NEGATION & set(words(cached_question)))
 
 
 def has_opposites(question: str, cached_question: str) -> bool:
@@ -44,13 +43,9 @@ def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
 @lru_cache(maxsize=8192)
 def _opposites_of(word: str) -> frozenset[str]:
     found = {*read_opposites("opposites.txt").get(word, ()), *read_opposites("antonyms.txt").get(word, ())}
-    found |= {
-        word.removeprefix(no) for no in word_lists.NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3
-    }
+    found |= {word.removeprefix(no) for no in NEGATIVE_PREFIXES if word.startswith(no) and len(word) - len(no) > 3}
     found |= {word.removesuffix(one) + other for one, other in (("ful", "less"), ("less", "ful")) if word.endswith(one)}
-    return frozenset(
-        found | {low + word.removeprefix(high) for high, low in word_lists.PREFIX_PAIRS if word.startswith(high)}
-    )
+    return frozenset(found | {low + word.removeprefix(high) for high, low in PREFIX_PAIRS if word.startswith(high)})
 
 
 def _differs_in_weak_opposite(question: str, cached_question: str) -> bool:

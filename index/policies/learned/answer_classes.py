@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 _NOISE = re.compile(r"[\W_]+")
 _OTHER_CLASSES = 2
@@ -14,8 +14,8 @@ class ClassAssignment:
     """The result of comparing a fresh answer with the answers of its question's neighbours.
 
     Attributes:
-        right: the fresh answer equals the answer of the neighbour about which the policy decided.
-        joined: class of the fresh answer; None if it differs from all compared answers.
+        right: it equals the answer of the neighbour about which the policy decided.
+        joined: its class; None if it differs from all compared answers.
         is_outlier: this neighbour's answer differs, but another answer of its class is equal.
     """
 
@@ -27,11 +27,8 @@ class ClassAssignment:
 def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
     """Return the indexes of neighbours to compare with a fresh answer. Comparisons end with the first equal answer.
 
-    The order is: `judged_index`, another neighbour of its class, and the nearest neighbour of each of two other classes.
-
-    Args:
-        judged_index: index of the neighbour about which the policy decided.
-        classes: class of each neighbour's answer, nearest neighbour first.
+    First is `judged_index`, about which the policy decided; then another neighbour of its class, and the nearest neighbour of
+    each of two other classes. `classes` has the class of each neighbour's answer, nearest neighbour first.
     """
     own = classes[judged_index]
     second = [place for place, name in enumerate(classes) if name == own and place != judged_index][:1]
@@ -42,10 +39,7 @@ def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
 def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
     """Assign a fresh answer to the class of the answer that it equals.
 
-    Args:
-        places: indexes of the neighbours to compare with, from `comparison_order`.
-        are_equal: results of the comparisons; fewer than `places` if a comparison found an equal answer, or failed.
-        classes: class of each neighbour's answer.
+    `are_equal` has the results of comparisons with `places` (see `comparison_order`), up to the first equal answer or failure.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])
@@ -54,3 +48,60 @@ def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequ
 def text_digest(text: str) -> str:
     """Return a digest of a text, which ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+_PRIOR_ODDS = 0.002
+_ODDS_PER_COMPARISON = 0.001  # An answer may change at any time.
+_DIFFERENCE_IF_CHANGED = 0.9
+_MIN_DIFFERENCE = 0.02  # Models generate at random.
+_MAX_ODDS = 1e6
+_OBSOLETE_ODDS = 1000.0
+
+
+@dataclass(slots=True)
+class ClassEvidence:
+    """Evidence from comparisons about the answer classes (see `answer_classes`) of one namespace.
+
+    Attributes:
+        odds: odds that the right answer has changed since it was stored, by class; a class without evidence has no item.
+        lifted_guards: pairs of a class and a guard. The guard's vetoes are ignored, because the last vetoed answer was right.
+    """
+
+    odds: dict[str, float] = field(default_factory=dict)
+    lifted_guards: set[tuple[str, str]] = field(default_factory=set)
+
+    def change_probability(self, name: str) -> float:
+        odds = self.odds.get(name, _PRIOR_ODDS)
+        return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
+
+    def is_obsolete(self, name: str) -> bool:
+        """Whether a class's answer has almost certainly changed."""
+        return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
+
+    def add_comparison(self, name: str, error: float, right: bool) -> None:
+        """Update the odds of a change, after an answer of the class was compared with a fresh answer.
+
+        `error` was the estimated probability that the two answers differ.
+        """
+        expected = max(error, _MIN_DIFFERENCE)
+        ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
+        self._set_odds(name, (self.odds.get(name, _PRIOR_ODDS) + _ODDS_PER_COMPARISON) * ratio)
+
+    def add_member(self, name: str) -> None:
+        """Reduce the odds of a change after a fresh answer joined the class."""
+        if name in self.odds:
+            self._set_odds(name, self.odds[name] * (1 - _DIFFERENCE_IF_CHANGED))
+
+    def _set_odds(self, name: str, odds: float) -> None:
+        if odds <= _PRIOR_ODDS:
+            self.odds.pop(name, None)
+        else:
+            self.odds[name] = min(odds, _MAX_ODDS)
+
+    def effective_veto(self, name: str, guards: Iterable[str]) -> str | None:
+        """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
+        return next((guard for guard in guards if (name, guard) not in self.lifted_guards), None)
+
+    def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:
+        for guard in guards:
+            (self.lifted_guards.add if right else self.lifted_guards.discard)((name, guard))

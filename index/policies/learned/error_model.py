@@ -23,7 +23,7 @@ _MAX_MARGIN = 5.0
 
 
 def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.ndarray:
-    """Return the error model's inputs for the nearest neighbour, `[len(FEATURES)]`, scaled to about 1:
+    """Return the error model's inputs for the nearest of several neighbours, `[len(FEATURES)]`, scaled to about 1:
 
     - `cosine` of the nearest neighbour;
     - `margin`: difference to the cosine of the nearest neighbour of another class;
@@ -31,10 +31,6 @@ def compute_features(cosines: Sequence[float], classes: Sequence[str]) -> np.nda
     - `density`: mean cosine of the nearest five;
     - `votes`: share of the nearest neighbour's class among the nearest five;
     - `company`: whether another neighbour has the nearest neighbour's class.
-
-    Args:
-        cosines: cosines of all neighbours, nearest first.
-        classes: answer classes of these neighbours.
     """
     near = np.asarray(cosines, dtype=np.float64)
     own = np.fromiter((name == classes[0] for name in classes), bool, len(classes))
@@ -63,10 +59,6 @@ class ErrorModel:
 
     An answer is right with the probability `(1 - slips) * sigmoid(weights . features)`. `slips` is the share of random errors,
     which features cannot predict, such as a mistaken comparison: `num_random_errors / num_predictable`.
-
-    Attributes:
-        weights, covariance: `[n]` and `[n, n]` for n features.
-        num_predictable: estimated number of comparisons whose result the features predict.
     """
 
     weights: np.ndarray
@@ -78,14 +70,9 @@ class ErrorModel:
         return 1 - (1 - self.num_random_errors / self.num_predictable) * _sigmoid(float(features @ self.weights))
 
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
-        """Update the weights by one Newton step after a comparison.
+        """Update the weights by one Newton step after a comparison, for which the request was chosen with probability `chance`.
 
-        If the model already predicts that the answer is wrong, the observation has little influence, because such an answer
-        would not be served.
-
-        Args:
-            right: the compared answers are equal.
-            chance: probability with which this request was chosen for a comparison; its inverse is the observation's weight.
+        An answer that the model expects to be wrong has little influence, because it would not be served.
         """
         probability = _sigmoid(float(features @ self.weights))
         slips = self.num_random_errors / self.num_predictable
@@ -111,11 +98,9 @@ PRIOR_ERRORS = 2.0
 
 @dataclass(slots=True)
 class Prior:
-    """The initial error model of new namespaces; it learns from the comparisons in all namespaces.
+    """The initial error model of new namespaces, which learns from the comparisons in all namespaces.
 
-    Attributes:
-        seen_wrong, seen_expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only
-            comparisons with a small estimated error count.
+    `seen_wrong` is the number of wrong answers in comparisons with a small estimated error; `seen_expected` sums these errors.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))

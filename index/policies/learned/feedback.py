@@ -18,11 +18,9 @@ _MAX_OBSERVATIONS = 10_000
 
 
 class FeedbackRecorder:
-    """Compares fresh answers with stored answers, and records the results for the policy `learned`.
+    """Compares fresh answers with stored answers, and stores the results, from which the policy learns, if any.
 
-    Args:
-        policy: learns from the results; None only stores the results.
-        unindex: deletes the vectors of entries; called on a worker thread.
+    `unindex` deletes the vectors of entries, on a worker thread.
     """
 
     def __init__(
@@ -44,14 +42,9 @@ class FeedbackRecorder:
     async def record_response(
         self, lookup: Lookup, fresh_entry: Entry, answer_text: str, compare: Compare, *, was_to_be_served: bool = False
     ) -> Observation | None:
-        """Compare a fresh response with the candidates of its lookup, and store the result durably.
+        """Compare a fresh response with the candidates of its lookup, and store the result; None if no answer was compared.
 
-        Args:
-            was_to_be_served: the policy accepted a candidate, and the request was forwarded for another reason than exploration,
-                such as shadow mode.
-
-        Returns:
-            The observation; None if no answer was compared.
+        `was_to_be_served`: the request was forwarded only because of a reason such as shadow mode, not for exploration.
         """
         assignment = await self._compare(lookup.observation, compare) if lookup.observation is not None else None
         return await asyncio.to_thread(

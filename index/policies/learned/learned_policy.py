@@ -31,13 +31,12 @@ class LearnedPolicy:
     """Serves the nearest neighbour if its answer is unlikely to be wrong: see `ServingLevel.limit`.
 
     Args:
-        checked: the policy that decides in new namespaces, and if no other neighbour has the same answer. Without it (None), no
-            neighbour is served in these cases.
+        checked: decides in new namespaces, and if no other neighbour has the same answer. Without it, no neighbour is served
+            in these cases.
         max_error: maximum share of wrong answers among the served answers.
-        floor: minimum cosine of a served neighbour.
-        guards: veto hits. A veto is ignored once comparisons show that it does not apply to the answer's class.
-        has_new_words: returns whether a question contains words that no stored question with the answer contains. Such a
-            question is neither served nor counted as a comparison. None disables the test.
+        guards: veto hits, until comparisons show that the difference does not matter for the answer's class.
+        has_new_words: returns whether a question has words that no stored question with the answer has. Such a question is
+            neither served nor counted as a comparison.
     """
 
     name = "learned"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.class_evidence import ClassEvidence
+from kvproxy.index.policies.learned.answer_classes import ClassEvidence
 from kvproxy.index.policies.learned.error_model import FEATURES, PRIOR_ERRORS, ErrorModel, Prior, compute_features
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
@@ -31,12 +31,9 @@ _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The error of the nearest neighbour whose class is not obsolete (see `ClassEvidence.is_obsolete`).
+    """The error of the nearest neighbour whose class is not obsolete; `place` is its index.
 
-    Attributes:
-        place: index of the neighbour.
-        error: estimated probability that its answer is wrong.
-        is_only_member: no other neighbour is in its answer class.
+    `is_only_member`: no other neighbour has its answer class.
     """
 
     place: int
@@ -47,12 +44,7 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """The state of the learned policy in one namespace.
-
-    Attributes:
-        num_checked, num_checked_wrong: number of compared answers that `checked` had accepted, and how many were wrong.
-        number: number of the last added observation.
-    """
+    """`num_checked` counts compared answers that `checked` had accepted; `number` is that of the last added observation."""
 
     error_model: ErrorModel
     level: ServingLevel
@@ -83,11 +75,9 @@ class Learner:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there are enough comparisons to decide without the policy `checked`."""
         return self.level.limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
-        """Return the share of hits with this estimated error that are forwarded instead, to compare the answers."""
         known = min(1.0, math.sqrt(_KNOWN_ERRORS / max(self.level.expected, 1.0)))
         return min(0.5, max(_LEAST_EXPLORED, _EXPLORED * known * math.sqrt(error)))
 

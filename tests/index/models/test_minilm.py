@@ -16,8 +16,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
-from training.verifier.network import CrossEncoder
-from training.verifier.tensors import pad
+from training.verifier.network import CrossEncoder, pad
 
 TEXTS = [
     "What is a block?",

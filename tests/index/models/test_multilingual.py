@@ -8,14 +8,17 @@ import pytest
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models import embedder as embedders
-from kvproxy.index.models.content_words import content_words, has_new_words, new_words, new_words_detector
-from kvproxy.index.models.e5.embedder import MultilingualEmbedder
-from kvproxy.index.models.e5.tokenizer import UnigramTokenizer
-from kvproxy.index.models.e5.weights import E5File, installed_file
+from kvproxy.index.models.e5 import E5File, MultilingualEmbedder, UnigramTokenizer, installed_file
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
-from kvproxy.index.models.verifier.multilingual import MultilingualVerifier
+from kvproxy.index.models.verifier.multilingual import (
+    MultilingualVerifier,
+    content_words,
+    has_new_words,
+    new_words,
+    new_words_detector,
+)
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.settings.cache import CacheSettings

@@ -20,8 +20,7 @@ from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import ADAPTER, MAX_TOKENS, RANGES, BuiltInVerifier, PlattScaling
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Neighbour
-from training.verifier.network import CrossEncoder
-from training.verifier.tensors import pad
+from training.verifier.network import CrossEncoder, pad
 
 SAME = [
     ("How do I reset my password?", "How can I reset my password?"),

@@ -16,10 +16,9 @@ from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
 from tests.ports import free_port
 from training.verifier import train
-from training.verifier.calibration import best_operating_point, fit_scaling, reliability_curve
-from training.verifier.implied_pairs import implied_pairs
+from training.verifier.evaluate import best_operating_point, fit_scaling, reliability_curve
+from training.verifier.pair_clusters import cluster_of_questions, hold_out, implied_pairs, split_clusters
 from training.verifier.rewording import reword
-from training.verifier.splits import cluster_of_questions, hold_out, split_clusters
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
 

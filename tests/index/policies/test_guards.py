@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
-from kvproxy.index.policies.guards.tokenization import base_forms
+from kvproxy.index.policies.guards.words import base_forms
 
 
 def read(text: str) -> dict[str, list[tuple[str, str]]]:

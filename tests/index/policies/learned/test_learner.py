@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, text_digest
-from kvproxy.index.policies.learned.class_evidence import ClassEvidence
+from kvproxy.index.policies.learned.answer_classes import ClassEvidence, assign_class, comparison_order, text_digest
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.policy import Neighbour

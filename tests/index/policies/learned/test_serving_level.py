@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.error_bound import MIN_SERVED, max_error_factor, max_expected_events, max_risk
-from kvproxy.index.policies.learned.serving_level import ServingLevel
+from kvproxy.index.policies.learned.serving_level import (
+    MIN_SERVED,
+    ServingLevel,
+    max_error_factor,
+    max_expected_events,
+    max_risk,
+)
 
 
 def test_a_poisson_process_rarely_exceeds_the_allowed_events() -> None:

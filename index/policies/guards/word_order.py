@@ -3,9 +3,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import combinations, pairwise
 
-from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import NUMBER, WORD, cached_by_text
-from kvproxy.index.policies.guards.word_roots import roots
+from kvproxy.index.policies.guards.words import (
+    FUNCTION_WORDS,
+    NUMBER,
+    REQUEST_VERBS,
+    WORD,
+    cached_by_text,
+    roots,
+    words,
+)
 
 _TOKEN = re.compile(rf"{WORD.pattern}|{NUMBER.pattern}|[,;:.?!](?=\s|$)")
 _OWNER = re.compile(
@@ -23,10 +29,10 @@ _PREPOSITIONS = {
     for word in group.split()
 }  # fmt: skip
 _COORDINATION = frozenset("and or vs versus nor".split())
-_NO_CONTENT = (word_lists.FUNCTION_WORDS - word_lists.REQUEST_VERBS) | _PREPOSITIONS.keys() | _COORDINATION
+_NO_CONTENT = (FUNCTION_WORDS - REQUEST_VERBS) | _PREPOSITIONS.keys() | _COORDINATION
 _MUST = re.compile(r"\b(?:have|has|had|needs?) to\b", re.IGNORECASE)
-_AUXILIARY = frozenset("can could will would shall should may might must have has had not".split())
-_BE = frozenset("is are was were be been being am get gets got".split())
+_MODAL_VERBS = frozenset("can could will would shall should may might must have has had not".split())
+_PASSIVE_VERBS = frozenset("is are was were be been being am get gets got".split())
 _BEFORE_INFINITIVE = frozenset(
     "how what where when whether way ways want need like have has try able possible going allowed easy easier hard best takes"
     " take better order required legal safe used cost long i we".split()
@@ -41,10 +47,9 @@ Role = tuple[str, str]  # ("after", preposition), or ("left" or "right", adjacen
 
 
 def has_exchanged_words(question: str, cached_question: str) -> bool:
-    """Whether two words have exchanged their roles between the questions.
+    """Whether two words exchanged their roles: `from Oslo to Rome` and `from Rome to Oslo`.
 
-    Prepositions and adjacent words determine a word's role, so `to Rome from Oslo` equals `from Oslo to Rome`. Words that
-    `and` or `or` joins have equal roles.
+    A word's role is determined by its preposition and its adjacent words.
     """
     ours, theirs = _tokens(question), _tokens(cached_question)
     names = _map_by_common_root(theirs, ours)
@@ -97,7 +102,7 @@ def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozens
     content = before = agent_of = ""
     is_passive = False
     for place, (previous, token) in enumerate(pairwise((".", *tokens))):
-        following = next((each for each in tokens[place + 1 :] if each not in _AUXILIARY), ".")
+        following = next((each for each in tokens[place + 1 :] if each not in _MODAL_VERBS), ".")
         if _is_content(token):
             roles: set[Role] = set()
             if agent_of:
@@ -116,7 +121,7 @@ def _roles(tokens: Sequence[str], participles: Set[str]) -> Mapping[str, frozens
             agent_of = previous if token == "by" and is_passive and _is_content(previous) else ""
         elif token not in _COORDINATION:
             before = agent_of = ""
-            is_passive = token in _BE or (is_passive and token[0].isalnum())
+            is_passive = token in _PASSIVE_VERBS or (is_passive and token[0].isalnum())
             content = content if token[0].isalnum() else ""
     return found
 
@@ -137,11 +142,7 @@ def _are_exchanged(
     pair: tuple[str, str],
 ) -> bool:
     (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (one, other))
-    kept, forth, back = (
-        _shared_weight(a, c) + _shared_weight(b, d),
-        _shared_weight(a, d),
-        _shared_weight(b, c),
-    )
+    kept, forth, back = (_shared_weight(a, c) + _shared_weight(b, d), _shared_weight(a, d), _shared_weight(b, c))
     if forth + back - kept < _DECISIVE:
         return False
     between, also_between = _between(ours, pair), _between(theirs, pair)
@@ -179,3 +180,53 @@ def _is_reordered(ours: Sequence[str], theirs: Sequence[str]) -> bool:
 
 def _blank_content_words(tokens: Sequence[str]) -> list[str]:
     return ["" if _is_content(token) else token for token in tokens]
+
+
+_ASKING = frozenset("who whom what which".split())
+_SUPPORT = frozenset("do does did".split())
+_BE = frozenset("is are was were be been being".split())
+_AUXILIARY = _BE | frozenset("am can could will would shall should may might must have has had".split())
+_PASSIVE = re.compile(r"\b(?:is|are|was|were|be|been|being|gets?|got|getting)\b.+\bby\b[^?.!]*\w")
+
+
+def roles_differ(question: str, cached_question: str) -> bool:
+    """Whether subject and object are exchanged: `was Tom hit by Ann` and `did Tom hit Ann`."""
+    ours, theirs = _align_verbs(_content_words(question), _content_words(cached_question))
+    if Counter(ours) != Counter(theirs) or len(ours) < 2:
+        return False
+    asked = {_asked_role(question), _asked_role(cached_question)}
+    return (
+        asked == {"subject", "object"} if ours != theirs else _voice_differs(question.lower(), cached_question.lower())
+    )
+
+
+def _align_verbs(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
+    alone, also_alone = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
+    if alone.total() != 1 or also_alone.total() != 1:
+        return ours, theirs
+    return ["" if word in alone else word for word in ours], ["" if word in also_alone else word for word in theirs]
+
+
+def _voice_differs(question: str, cached_question: str) -> bool:
+    active, passive = sorted((question, cached_question), key=lambda text: _PASSIVE.search(text) is not None)
+    return bool(_PASSIVE.search(passive)) and not (_BE | {"by"}) & set(words(active))
+
+
+@cached_by_text
+def _asked_role(text: str) -> str | None:
+    tokens = words(text)
+    place = next((place for place, word in enumerate(tokens) if word in _ASKING), None)
+    if place is None or place + 1 >= len(tokens):
+        return None
+    after = tokens[place + 1 : place + (3 if tokens[place] in ("what", "which") else 2)]
+    if _SUPPORT & set(after):
+        return "object"
+    if after[0] in _BE:
+        return "object" if tokens[-1] != "by" and "by" in tokens[place + 3 :] else None
+    # In `what compensation am I owed`, a noun follows.
+    return None if after[0] in FUNCTION_WORDS or _AUXILIARY & set(after[1:]) else "subject"
+
+
+@cached_by_text
+def _content_words(text: str) -> list[str]:
+    return [word for word in words(text) if word not in FUNCTION_WORDS]

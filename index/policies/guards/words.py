@@ -1,3 +1,31 @@
+"""Finds common roots of words: of inflected forms, and of names and their adjectives, such as `India` and `Indian`."""
+
+import re
+from functools import lru_cache
+
+WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*(?:[kK]\b)?")
+cached_by_text = lru_cache(maxsize=512)
+"""Decorator that caches a function of one text. Callers must not modify the result."""
+
+
+@cached_by_text
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))
+
+
+@lru_cache(maxsize=8192)
+def base_forms(word: str) -> frozenset[str]:
+    """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
+    found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
+    for ending in ("ed", "ing", "er", "est"):
+        stem = word.removesuffix(ending)
+        if stem != word and len(stem) > 2:
+            found |= {stem, f"{stem}e", stem[:-1] if stem[-1] == stem[-2] else stem}
+            found |= {f"{stem[:-1]}y"} if stem[-1] == "i" else set()
+    return frozenset(found)
+
+
 REQUEST_VERBS = frozenset("tell say explain describe define list give show find help compare write name".split())
 FUNCTION_WORDS = REQUEST_VERBS | frozenset(
     "a an the is are was were be been am do does did can could would should will shall may might must i you we they he she"
@@ -56,3 +84,33 @@ UNITS = {
     for word in unit.split()
     for form in (word, f"{word}s")
 }
+
+
+_ENDINGS = tuple("n an ian ean ese ish i ic ical al a e o y ia en and land istan ist".split())
+_SHORTEST_STEM = 4
+# Names whose adjectives no ending explains.
+_IRREGULAR = """
+france french|spain spanish|netherlands holland dutch|uk britain british|us usa america american americans|greece greek
+greeks|switzerland swiss|wales welsh|denmark danish danes|ireland irish|finland finnish|scotland scottish scots|thailand thai
+poland polish poles|peru peruvian|philippines filipino|cyprus cypriot|norway norwegian|belgium belgian|portugal portuguese
+lebanon lebanese|congo congolese|turkey turkish turks|uae emirati|europe eu european|mars martian|venice venetian|monaco
+monegasque|foot feet|man men|woman women|child children|naples neapolitan|barbados barbadian|kosovo kosovar
+"""
+_ROOTS = {
+    word: group.split()[0]
+    for line in _IRREGULAR.strip().splitlines()
+    for group in line.split("|")
+    for word in group.split()
+}
+
+
+@lru_cache(maxsize=8192)
+def roots(word: str) -> frozenset[str]:
+    """Return possible roots of a word. Two words with a common root may have the same meaning."""
+    if word in _ROOTS:
+        return frozenset({_ROOTS[word]})
+    unit = UNITS.get(word)
+    if unit is not None:
+        return frozenset({unit})
+    stems = (word.removesuffix(ending) for ending in _ENDINGS if word.endswith(ending))
+    return base_forms(word) | {stem for stem in stems if len(stem) >= _SHORTEST_STEM}

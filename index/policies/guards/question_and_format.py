@@ -2,8 +2,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 
-from kvproxy.index.policies.guards import word_lists
-from kvproxy.index.policies.guards.tokenization import cached_by_text, words
+from kvproxy.index.policies.guards.words import DAYS, FREQUENT, LANGUAGES, TIME_SHIFTS, TIMES, cached_by_text, words
 
 _QUESTION = re.compile(
     r"\b(how come|how (?:many|much|long|often|frequently|old|tall|far|big|fast|large|heavy|high|deep)|\w+)\b"
@@ -39,30 +38,61 @@ def _question_kinds(text: str) -> set[str]:
 def time_differs(question: str, cached_question: str) -> bool:
     """Whether the questions name different times (`open on monday`, `open on sunday`), or only one names a day."""
     ours, theirs = _times(question), _times(cached_question)
-    return ours != theirs and bool((ours and theirs) or (ours | theirs) & word_lists.DAYS)
+    return ours != theirs and bool((ours and theirs) or (ours | theirs) & DAYS)
 
 
 @cached_by_text
 def _times(text: str) -> set[str]:
     tokens = words(text)
-    shifts = {
-        f"{shift} {word}"
-        for shift, word in pairwise(tokens)
-        if word in word_lists.TIMES and shift in word_lists.TIME_SHIFTS
-    }
-    return shifts | (word_lists.TIMES & set(tokens))
+    shifts = {f"{shift} {word}" for shift, word in pairwise(tokens) if word in TIMES and shift in TIME_SHIFTS}
+    return shifts | (TIMES & set(tokens))
 
 
 def language_differs(question: str, cached_question: str) -> bool:
     """Whether the questions, or the answers that they ask for, are in different languages."""
     ours, theirs = set(words(question)), set(words(cached_question))
-    if word_lists.LANGUAGES & ours != word_lists.LANGUAGES & theirs:
+    if LANGUAGES & ours != LANGUAGES & theirs:
         return True
     one, other = _question_language(ours), _question_language(theirs)
     return one != other and None not in (one, other)
 
 
 def _question_language(tokens: set[str]) -> str | None:
-    counts = Counter({name: len(frequent & tokens) for name, frequent in word_lists.FREQUENT.items()})
+    counts = Counter({name: len(frequent & tokens) for name, frequent in FREQUENT.items()})
     (best, most), (_, second) = counts.most_common(2)
     return best if most >= 2 and most > second else None
+
+
+_UNIT = "(word|line|sentence|paragraph|page|point)s?"
+_LENGTHS = (
+    re.compile(rf"\b(\d+|two|three|four|five|six|seven|eight|nine|ten)[ -]{_UNIT}\b"),
+    re.compile(
+        rf"\b(?:in|with|within|under|about|than|exactly|most) (an?|one|few|several|a few|a couple of)[ -]{_UNIT}\b"
+    ),
+)
+_FORMS = {
+    "brief": r"brief(?:ly)?|in short|concise(?:ly)?|in a nutshell|tl;?dr|in brief",
+    "detail": r"in (?:\w+ )?details?|detailed|in[- ]depth|thorough(?:ly)?|comprehensive(?:ly)?|at length",
+    "steps": r"step[- ]by[- ]step",
+    "plain": r"(?:simple|plain|layman'?s?|easy|everyday) (?:terms|words|english|language)|eli5"
+    r"|like i'?m (?:five|5|\w+ years? old)"
+    r"|(?:to|for) (?:an? )?(?:\w+ )?(?:child(?:ren)?|kids?|five[- ]year[- ]old|beginners?|laym[ae]n|dumm(?:y|ies))",
+    "expert": r"(?:to|for) (?:an? )?(?:\w+ )?(?:experts?|specialists?|professionals?|phd students?)",
+    "examples": r"examples?",
+    "bullets": r"bullet(?:ed|s)?(?: points?| list)?",
+    "table": r"(?:as|in|into) (?:a |an )?(?:table|tabular)(?: form)?",
+    **{name: rf"(?:as|in|into|to) {name}" for name in ("json", "yaml", "xml", "csv", "markdown", "html")},
+}  # fmt: skip
+_FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern in _FORMS.items()))
+
+
+def answer_format_differs(question: str, cached_question: str) -> bool:
+    """Whether the questions ask for different lengths, styles, or formats: `explain it step by step` and `explain it`."""
+    return _requested_formats(question) != _requested_formats(cached_question)
+
+
+@cached_by_text
+def _requested_formats(text: str) -> set[str]:
+    plain = text.lower().replace("’", "'")
+    lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}
+    return lengths | {str(match.lastgroup) for match in _FORM.finditer(plain)}

@@ -16,7 +16,7 @@ from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import PinLimitExceeded, Pins
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, PoolMap
-from kvproxy.engine.kv_connector.tier_connector import ModelScope
+from kvproxy.engine.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.tiers.chunk_store import TierStats
 

@@ -1,4 +1,8 @@
 import asyncio
+import contextlib
+import logging
+import queue
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -7,21 +11,28 @@ from typing import TypeVar
 import torch
 
 from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.events import AllBlocksCleared
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.encryption import Cipher
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.engine_thread import EngineThread
-from kvproxy.engine.kv_connector.tier_connector import ModelScope
+from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.engine.models.lora import LoraManager
-from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
-from kvproxy.errors import KvproxyError, ModelUnsupported, TierUnavailable
+from kvproxy.engine.step_errors import StepFailed, error_for_client, first_line, is_device_error
+from kvproxy.engine.text.tokenizer import AsyncTokenizer
+from kvproxy.engine.tier_connector import ModelScope
+from kvproxy.errors import KvproxyError, ModelUnsupported, Overloaded, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_store import TierError, TierStats
 
 T = TypeVar("T")
+Job = Callable[[], None]
+Send = Callable[[Delta | KvproxyError], None]
+FAILURE_THRESHOLD = 3
+_STALL_POLL_SECONDS = 0.1
+_log = logging.getLogger(__name__)
 
 
 class AsyncLLM:
@@ -94,7 +105,7 @@ class AsyncLLM:
     @property
     def failure(self) -> str | None:
         """Why no request can be served, or None. Any thread may read it."""
-        return self._thread.health.failure
+        return self._thread.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Stream the deltas of the request's `n` sequences. Closing the iterator aborts the request.
@@ -151,6 +162,7 @@ class AsyncLLM:
         return await asyncio.wrap_future(result)
 
     async def match_tiers(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
+        """Return the number of prompt tokens that each tier has after the first `num_pool_tokens`."""
         tiers = self._engine.tiers
         if tiers is None:
             return {}
@@ -173,3 +185,159 @@ class AsyncLLM:
             return await asyncio.to_thread(self._engine.tiers.clear, name, models)
         except TierError as error:
             raise TierUnavailable(f"tier {name} was not cleared: {error}; try again") from None
+
+
+class EngineThread:
+    """The thread that runs the engine's steps. All other calls of the engine run on it between two steps.
+
+    Attributes:
+        fatal_error: why the engine cannot continue; None while it runs.
+    """
+
+    def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
+        self.fatal_error: str | None = None
+        self._engine = engine
+        self._num_threads = settings.threads
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="kvproxy-engine", daemon=True)
+        self._live: dict[str, Send] = {}
+        self._num_failed_steps = 0
+        self._last_error = ""
+        if engine.tiers is not None:
+            engine.tiers.wake = lambda: self._jobs.put(lambda: None)
+        self.publisher: KVEventPublisher | None = None
+        if settings.kv_events is not None:
+            self.publisher = KVEventPublisher(
+                settings.kv_events,
+                settings.kv_replay,
+                topic=settings.kv_topic,
+                buffer=settings.kv_buffer,
+                request_snapshot=lambda: self._jobs.put(self._publish_snapshot),
+            )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+        if self.publisher is not None:
+            self.publisher.close()
+
+    @property
+    def failure(self) -> str | None:
+        """The fatal error, or the last of at least `FAILURE_THRESHOLD` failed steps in a row; otherwise None."""
+        if self.fatal_error is not None or self._num_failed_steps < FAILURE_THRESHOLD:
+            return self.fatal_error
+        return (
+            f"the last {self._num_failed_steps} steps of the engine failed ({self._last_error}): see the server's log"
+        )
+
+    def run_between_steps(self, job: Job) -> None:
+        """Enqueue a job, which must not block for long. Raises Overloaded if the thread does not run."""
+        if not self._thread.is_alive():
+            raise Overloaded("the engine is not running: start the server again")
+        self._jobs.put(job)
+
+    def submit(self, request: GenerationRequest, send: Send) -> None:
+        """Enqueue a request. `send` receives its deltas, or its error, and must not block."""
+
+        def add_request() -> None:
+            try:
+                if self.fatal_error is not None:
+                    raise Overloaded(self.fatal_error)
+                self._engine.add_request(request, send, send)
+                self._live[request.id] = send
+            except KvproxyError as error:
+                send(error)
+            except Exception as error:
+                send(error_for_client(error))
+                raise
+
+        self.run_between_steps(add_request)
+
+    def abort(self, request: GenerationRequest, send: Send) -> None:
+        """Abort the request that was submitted with `send`, if it is unfinished."""
+
+        def abort() -> None:
+            # A refused request may have the same id.
+            if self._live.get(request.id) is send:
+                del self._live[request.id]
+                self._engine.abort(request.id)
+
+        self._jobs.put(abort)
+
+    def _run(self) -> None:
+        if self._num_threads:
+            torch.set_num_threads(self._num_threads)
+        try:
+            while self._run_jobs():
+                self._step()
+                self._publish()
+            self._set_fatal("the server is shutting down")
+        except Exception as error:
+            _log.exception("the engine's thread stopped")
+            self._set_fatal(f"the engine's thread stopped ({first_line(error)}): start the server again")
+        self._fail_all(Overloaded(self.fatal_error or ""))
+        self._engine.close()
+
+    def _run_jobs(self) -> bool:
+        engine = self._engine
+        while not (self._jobs.empty() and engine.has_work and not engine.is_stalled):
+            try:
+                # A hanging load puts no job, so poll its deadline.
+                job = self._jobs.get(timeout=_STALL_POLL_SECONDS if engine.is_stalled else None)
+            except queue.Empty:
+                continue
+            if job is None:
+                return False
+            try:
+                job()
+            except Exception:
+                _log.exception("a job on the engine's thread failed")
+            self._publish()
+        return True
+
+    def _step(self) -> None:
+        try:
+            if self._engine.step():
+                self._num_failed_steps = 0
+        except Exception as error:
+            self._num_failed_steps += 1
+            self._last_error = first_line(error)
+            if isinstance(error, StepFailed):
+                _log.exception("a step failed; its requests were aborted")
+                return
+            _log.exception("the engine failed; all requests were aborted and the prefix cache was cleared")
+            if is_device_error(error):
+                self._set_fatal(f"the device failed ({first_line(error)}): start the server again")
+            self._fail_all(error_for_client(error))
+
+    def _set_fatal(self, reason: str) -> None:
+        self.fatal_error = self.fatal_error or reason
+
+    def _fail_all(self, error: KvproxyError) -> None:
+        callbacks, self._live = self._live, {}
+        try:
+            self._engine.fail_all(error)
+        except Exception as second:
+            _log.exception("the engine was not cleared")
+            self._set_fatal(f"the engine failed ({first_line(second)}): start the server again")
+        for send in callbacks.values():
+            with contextlib.suppress(RuntimeError):  # The client's event loop is closed.
+                send(error)
+
+    def _publish(self) -> None:
+        if self.publisher is None:
+            return
+        try:
+            if events := self._engine.manager.take_events():
+                self.publisher.publish(events)
+        except Exception:
+            _log.exception("KV events were not published; subscribers lack them until they request a snapshot")
+
+    def _publish_snapshot(self) -> None:
+        self._publish()
+        if self.publisher is not None:
+            self.publisher.publish([AllBlocksCleared(), *self._engine.manager.snapshot()])

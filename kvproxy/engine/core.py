@@ -1,6 +1,10 @@
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
+
+import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
@@ -9,17 +13,16 @@ from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
-from kvproxy.engine.health import StepFailed, error_for_client, is_device_error
-from kvproxy.engine.kv_connector.tier_connector import create_tier_connector
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.models.lora import LoraAdapter
-from kvproxy.engine.output_processor import OutputProcessor
 from kvproxy.engine.request_validation import EngineLimits
-from kvproxy.engine.sampler.structured_output import GrammarCompiler
-from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
+from kvproxy.engine.sampler import SampledToken, sample
 from kvproxy.engine.scheduler.scheduler import Scheduler
-from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill, SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.sequence import ErrorCallback, OutputCallback, SequenceState
+from kvproxy.engine.step_errors import StepFailed, error_for_client, is_device_error
+from kvproxy.engine.structured_output import GrammarCompiler, allowed_tokens
+from kvproxy.engine.tier_connector import create_tier_connector
 from kvproxy.engine.worker.cuda_graphs import CudaCapture, StepCapture, max_captured_rows
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.memory_profiling import determine_num_blocks
@@ -103,8 +106,6 @@ class EngineCore:
             num_draft_tokens=0 if settings.batch_invariant else settings.num_speculative_tokens,
             tiers=self.tiers,
         )
-        on_finished = self.tiers.saver.request_finished if self.tiers is not None else lambda sequence: None
-        self._output_processor = OutputProcessor(self._scheduler, on_finished, self._abort_failed_sequence)
 
     @property
     def has_work(self) -> bool:
@@ -166,8 +167,8 @@ class EngineCore:
             self._abort_step(scheduled, error)
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         if self.tiers is not None:
-            self.tiers.saver.save(sequence for sequence, _ in scheduled.prefills + scheduled.decodes)
-        self._output_processor.process(outputs)
+            self.tiers.saver.save(sequence for sequence, _ in scheduled.work)
+        self._process_outputs(outputs)
         return True
 
     def _execute_one_by_one(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
@@ -175,8 +176,79 @@ class EngineCore:
         # A captured step overwrites the logits of the previous step.
         return [replace(output, logits=output.logits.clone()) for output in outputs]
 
+    def _process_outputs(self, outputs: Sequence[SequenceLogits]) -> None:
+        ready: list[SequenceLogits] = []
+        for output in outputs:
+            with self._abort_on_error(output):
+                ready += self._outputs_to_sample(output)
+        ready = [output for output in ready if not output.sequence.is_aborted]
+        if not ready:
+            return
+        try:
+            sampled = _sample_tokens(ready)
+        except Exception as error:
+            if is_device_error(error):
+                raise
+            # Sample each sequence alone, so that an error aborts only its own request.
+            sampled = None
+        for place, output in enumerate(ready):
+            # A sibling sequence may have aborted the request.
+            if not output.sequence.is_aborted:
+                with self._abort_on_error(output):
+                    self._append(output, sampled[place] if sampled else _sample_tokens([output])[0])
+
+    @contextmanager
+    def _abort_on_error(self, output: SequenceLogits) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if is_device_error(error):
+                raise
+            request_id = output.sequence.request.id
+            _log.error("request %s failed and was aborted", request_id, exc_info=error)
+            self._abort_requests({request_id}, self._written_blocks(output.span), error_for_client(error))
+
+    def _outputs_to_sample(self, output: SequenceLogits) -> list[SequenceLogits]:
+        sequence = output.sequence
+        if sequence.needs_prompt_logprobs:
+            sequence.add_prompt_logprobs(output.span.start, output.logits)
+        if sequence.num_uncomputed_tokens:
+            return []
+        ready = [output]
+        if sequence.num_output_tokens == 0 and sequence.index == 0:
+            for index in range(1, sequence.sampling.n):
+                child = sequence.fork(index)
+                self._scheduler.fork(sequence, child)
+                ready.append(replace(output, sequence=child))
+        if sequence.max_tokens:
+            return ready
+        for each in ready:
+            each.sequence.finish_without_output()
+            self._finish(each.sequence)
+        return []
+
+    def _append(self, output: SequenceLogits, sampled: Sequence[SampledToken]) -> None:
+        sequence, tokens, num_drafts = output.sequence, output.span.tokens, output.span.num_draft_tokens
+        drafts = tokens[len(tokens) - num_drafts :]
+        for place, token in enumerate(sampled):
+            if place:
+                # This step computed the accepted draft token.
+                sequence.cache_request.num_computed_tokens += 1
+            if not sequence.sampling.is_greedy:
+                sequence.uniforms.pop()
+            sequence.append(token)
+            if sequence.finish_reason or place == num_drafts or token.token != drafts[place]:
+                break
+        if sequence.finish_reason:
+            self._finish(sequence)
+
+    def _finish(self, sequence: SequenceState) -> None:
+        if self.tiers is not None:
+            self.tiers.saver.request_finished(sequence)
+        self._scheduler.remove(sequence)
+
     def _abort_step(self, scheduled: SchedulerOutput, error: Exception) -> None:
-        work = scheduled.prefills + scheduled.decodes
+        work = scheduled.work
         unwritten = {block for _, span in work for block in self._written_blocks(span)}
         failed = {sequence.request.id for sequence, _ in work}
         failed |= {
@@ -185,11 +257,6 @@ class EngineCore:
             if not unwritten.isdisjoint(chain.from_iterable(self.manager.get_block_ids(sequence.cache_request.id)))
         }
         self._abort_requests(failed, unwritten, error_for_client(error))
-
-    def _abort_failed_sequence(self, output: SequenceLogits, error: Exception) -> None:
-        request_id = output.sequence.request.id
-        _log.error("request %s failed and was aborted", request_id, exc_info=error)
-        self._abort_requests({request_id}, self._written_blocks(output.span), error_for_client(error))
 
     def _written_blocks(self, span: TokenSpan) -> set[int]:
         first = span.start // self.manager.block_size
@@ -227,3 +294,17 @@ def _send_error(sequence: SequenceState, error: KvproxyError) -> None:
         sequence.on_error(error)
     except Exception:
         _log.exception("the error of request %s was not delivered", sequence.request.id)
+
+
+def _sample_tokens(outputs: Sequence[SequenceLogits]) -> list[list[SampledToken]]:
+    counts = [1 + output.span.num_draft_tokens for output in outputs]
+    rows = [output.sequence for output, count in zip(outputs, counts, strict=True) for _ in range(count)]
+    logits = torch.cat([output.logits[-count:] for output, count in zip(outputs, counts, strict=True)])
+    matchers = [sequence.matcher for sequence in rows]
+    uniforms: list[float] = []
+    for output, count in zip(outputs, counts, strict=True):
+        sequence = output.sequence
+        uniforms += [0.0] * count if sequence.sampling.is_greedy else sequence.uniforms.peek(count)
+    allowed = allowed_tokens(matchers, logits.shape[-1]) if any(matchers) else None
+    sampled = iter(sample(logits, [sequence.sampling for sequence in rows], uniforms, allowed))
+    return [list(islice(sampled, count)) for count in counts]

@@ -69,8 +69,7 @@ class LocalTokenizer:
         from transformers import AutoTokenizer
 
         from kvproxy.demo import DEMO, model_path
-        from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
-        from kvproxy.engine.text.tokenizer import ChatTokenizer
+        from kvproxy.engine.text.tokenizer import AsyncTokenizer, ChatTokenizer
 
         try:
             loaded = AutoTokenizer.from_pretrained(model_path() if name == DEMO else name)

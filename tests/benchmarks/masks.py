@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvproxy.engine import output_processor
+from kvproxy.engine import core
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import load_model
 from kvproxy.engine.scheduler.sequence import SequenceState
@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     options = parser.parse_args()
     watch = Stopwatch()
-    output_processor.allowed_tokens = watch.wrap(output_processor.allowed_tokens)  # type: ignore[attr-defined]
-    output_processor.sample = watch.wrap(output_processor.sample)  # type: ignore[attr-defined]
+    core.allowed_tokens = watch.wrap(core.allowed_tokens)  # type: ignore[attr-defined]
+    core.sample = watch.wrap(core.sample)  # type: ignore[attr-defined]
     SequenceState.append = watch.wrap(SequenceState.append)  # type: ignore[method-assign]
     engine = EngineCore(load_model(options.model, "cpu"), EngineSettings(num_blocks=1000))
     prompts = [engine.tokenizer.encode("What is a block?")] * options.rows

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.kv_connector.tier_connector import TierConnector
 from kvproxy.engine.models.loader import LoadedModel
+from kvproxy.engine.tier_connector import TierConnector
 from kvproxy.engine.worker.cuda_graphs import StepCapture
 from kvproxy.errors import KvproxyError
 from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from kvproxy.engine.attention.paged_attention import register_attention
-from kvproxy.engine.kernels.packed_linear import pack_linears
+from kvproxy.engine.models.linear_layers import pack_linears
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 
 CPU = torch.device("cpu")

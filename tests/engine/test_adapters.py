@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvproxy.engine.kernels.packed_linear import pack_linears
+from kvproxy.engine.models.linear_layers import pack_linears
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from tests.engine.driven import Driven

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
+from kvproxy.engine.chunk_saver import PinnedBufferPool
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.tier_chain import TierChain

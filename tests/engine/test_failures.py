@@ -11,16 +11,9 @@ import torch
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.health import (
-    FAILURE_THRESHOLD,
-    EngineHealth,
-    StepFailed,
-    error_for_client,
-    first_line,
-    is_device_error,
-)
-from kvproxy.engine.sampler.sampler import sample
+from kvproxy.engine.sampler import sample
 from kvproxy.engine.scheduler.scheduler import Scheduler
+from kvproxy.engine.step_errors import StepFailed, error_for_client, first_line, is_device_error
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import KvproxyError, Overloaded
 from kvproxy.generation import GenerationRequest, SamplingParams
@@ -30,7 +23,7 @@ from tests.engine.models import random_model, reference, tiny
 from tests.tiers.doubles import DictStore
 
 PROMPTS = {"good": (5, 6, 7, 8, 9, 10, 11, 12, 13), "bad": (40, 41, 42, 43, 44, 45, 46, 47, 48)}
-SAMPLE = "kvproxy.engine.output_processor.sample"
+SAMPLE = "kvproxy.engine.core.sample"
 SCORE = "kvproxy.engine.scheduler.sequence.score_tokens"
 
 
@@ -269,21 +262,7 @@ def test_device_errors_are_told_from_others() -> None:
     assert not is_device_error(ValueError("CUDA error"))
 
 
-def test_an_engine_fails_after_so_many_steps_and_is_dead_for_good() -> None:
-    health = EngineHealth()
-    for number in range(FAILURE_THRESHOLD - 1):
-        health.record_failure(RuntimeError(f"\nstep {number}\nmore"))
-    assert health.failure is None
-    health.record_failure(RuntimeError("last\nmore"))
-    assert health.failure == f"the last {FAILURE_THRESHOLD} steps of the engine failed (last): see the server's log"
-    health.record_success()
-    assert health.failure is None
-    health.record_failure(RuntimeError())
-    assert health.failure is None
-    health.set_fatal("the first reason")
-    health.set_fatal("another")
-    health.record_success()
-    assert health.failure == "the first reason"
+def test_errors_are_told_in_one_line_and_without_their_content() -> None:
     assert (first_line(ValueError()), first_line(ValueError(" a \nb"))) == ("ValueError", "a ")
     for error in (MemoryError(), torch.OutOfMemoryError()):
         assert "ran out of memory" in error_for_client(error).message

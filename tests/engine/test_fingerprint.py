@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.engine.kv_connector.fingerprint import model_fingerprint
 from kvproxy.engine.models.loader import LoadedModel
+from kvproxy.engine.tier_connector import model_fingerprint
 from kvproxy.settings import EngineSettings
 from tests.engine.models import load, random_model
 

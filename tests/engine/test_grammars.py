@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from kvproxy.engine.models.loader import load_model
-from kvproxy.engine.sampler.structured_output import allowed_tokens
+from kvproxy.engine.structured_output import allowed_tokens
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Grammar
 from tests.engine.driven import Driven

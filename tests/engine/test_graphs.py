@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.engine.attention.interface import AttentionOp
+from kvproxy.engine.attention.paged_attention import InputBatch
 from kvproxy.engine.attention.sdpa_attention import SdpaDecode
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.cuda_graphs import CapturedSteps, Step, capture_sizes, no_capture
-from kvproxy.engine.worker.input_batch import InputBatch
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 from kvproxy.engine.worker.model_runner import ModelRunner
 from tests.engine.driven import Driven

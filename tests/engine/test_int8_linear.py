@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvproxy.engine.async_llm import AsyncLLM
-from kvproxy.engine.kernels.int8_linear import Int8Linear, quantize
+from kvproxy.engine.models.linear_layers import Int8Linear, quantize
 from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import ModelUnsupported
 from kvproxy.settings import EngineSettings

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvproxy.engine.kernels.packed_linear import PackedLinear, PackedModule, can_pack, pack_linears
+from kvproxy.engine.models.linear_layers import PackedLinear, PackedModule, can_pack, pack_linears
 from kvproxy.engine.models.loader import load_model
 from tests.engine.models import random_model
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from kvproxy.engine.sampler import sampler
-from kvproxy.engine.sampler.sampler import UniformStream, argmax_rows, sample, score_tokens
+from kvproxy.engine import sampler
+from kvproxy.engine.sampler import UniformStream, argmax_rows, sample, score_tokens
 from kvproxy.generation import SamplingParams
 
 

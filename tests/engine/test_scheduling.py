@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from kvproxy.engine.scheduler.request_queue import RequestQueue
+from kvproxy.engine.scheduler.scheduler import RequestQueue
 from kvproxy.generation import GenerationRequest, SamplingParams
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference

@@ -11,7 +11,7 @@ import transformers
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.pool_rows import match_prefix
-from kvproxy.engine.kernels.packed_linear import pack_linears
+from kvproxy.engine.models.linear_layers import pack_linears
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.worker.cuda_graphs import Step
 from tests.engine.driven import Driven

@@ -13,9 +13,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from kvproxy.demo import model_path
 from kvproxy.engine.request_validation import EngineLimits
-from kvproxy.engine.text.async_tokenizer import AsyncTokenizer
 from kvproxy.engine.text.detokenizer import Detokenizer
-from kvproxy.engine.text.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tokenizer import AsyncTokenizer, ChatTokenizer
 from kvproxy.errors import ContextTooLong, InvalidRequest, Overloaded
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from kvproxy.demo import model_path
-from kvproxy.engine.sampler.sampler import SampledToken
+from kvproxy.engine.sampler import SampledToken
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser, learn_tool_call_format
 from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams, Usage

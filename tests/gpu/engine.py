@@ -42,9 +42,9 @@ def _answers_of(family: str, device: torch.device) -> str:
 
 def bfloat16_logits(device: torch.device) -> Figures:
     """A prompt in three chunks and a decoded token, against float32's logits of the whole."""
+    from kvproxy.engine.attention.paged_attention import build_input_batch
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.scheduler.scheduler_output import TokenSpan
-    from kvproxy.engine.worker.input_batch import build_input_batch
     from kvproxy.engine.worker.kv_pool import KVPool
     from tests.engine.models import load, random_model
 
@@ -74,7 +74,7 @@ def bfloat16_logits(device: torch.device) -> Figures:
 
 def draws_equal_the_cpus(device: torch.device) -> Figures:
     """Tokens drawn on the device from float32 logits, against those drawn on the CPU with the same seeds."""
-    from kvproxy.engine.sampler.sampler import UniformStream, sample
+    from kvproxy.engine.sampler import UniformStream, sample
     from kvproxy.generation import SamplingParams
 
     logits = torch.randn(400, 32_000, generator=torch.Generator().manual_seed(0)) * 3

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend, PrefillBackend, ScoreOptions
+from kvproxy.engine.attention.paged_attention import decode_block_table
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
-from kvproxy.engine.worker.input_batch import decode_block_table
 from kvproxy.engine.worker.kv_pool import KVPool, KVShape
 
 CPU = torch.device("cpu")

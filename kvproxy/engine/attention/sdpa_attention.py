@@ -1,4 +1,7 @@
-"""Attention by torch's `scaled_dot_product_attention` (SDPA), for every device and dtype. It copies the cached blocks."""
+"""Attention by torch's `scaled_dot_product_attention` (SDPA), for every device and dtype. It copies the cached blocks.
+
+SDPA does not support score softcapping and attention sinks, so such models use matrix products.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvproxy.engine.attention.eager_attention import eager_attention, eager_causal_attention
 from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
-from kvproxy.engine.kernels.packed_linear import can_pack
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.models.linear_layers import can_pack
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
@@ -17,7 +19,9 @@ from kvproxy.engine.worker.kv_pool import KVPool
 _MAX_CALL_ROWS = 256
 """Maximum query rows per SDPA call in layers with windows or chunks, so that a call skips keys outside the window."""
 _MIN_EAGER_SCORES = 4096
-"""From this number of scores (queries times keys) on, `eager_attention` is faster in bfloat16 on a CPU."""
+"""From this number of scores (queries times keys) on, `_eager_attention` is faster in bfloat16 on a CPU."""
+_MAX_EAGER_ROWS = 128
+"""Maximum query rows of one matrix product. The scores of all rows of a long prompt would take gigabytes."""
 
 
 class SdpaPrefill:
@@ -94,7 +98,7 @@ class _SdpaPrefillOp:
             key, value = (part[call.keys] for part in parts)
             rows = query[call.rows]
             is_large = self.prefer_eager and len(rows) * len(key) >= _MIN_EAGER_SCORES
-            attend = _sdpa if scores.has_plain_softmax and not is_large else eager_causal_attention
+            attend = _sdpa if scores.has_plain_softmax and not is_large else _eager_causal_attention
             output[call.rows] = attend(rows, key, value, call.mask, scores)
         return output
 
@@ -136,9 +140,55 @@ class _SdpaDecodeOp:
         if scores.has_plain_softmax:
             output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
         else:
-            output = eager_attention(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
+            output = _eager_attention(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
         return output.reshape(rows, heads, head_dim)
 
 
 def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def _eager_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: ScoreOptions
+) -> torch.Tensor:
+    """Compute grouped-query attention, with a softmax in float32.
+
+    Args:
+        query: `[.., kv_heads, group, rows, head_dim]`; `group` query heads share a KV head.
+        key, value: `[.., kv_heads, keys, head_dim]`.
+        mask: added to the scores of the last `n` keys, `[.., rows, n]`; all other keys are visible.
+    """
+    scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
+    weights = (query.flatten(-3, -2) @ key.transpose(-1, -2)).float().mul_(scaling)
+    weights = weights.view(*query.shape[:-1], key.shape[-2])
+    if scores.softcap is not None:
+        weights = weights.div_(scores.softcap).tanh_().mul_(scores.softcap)
+    weights[..., -mask.shape[-1] :] += mask
+    if scores.sinks is None:
+        weights = weights.softmax(dim=-1)
+    else:
+        sinks = scores.sinks.float().view(*query.shape[-4:-2], 1, 1).expand(*weights.shape[:-1], 1)
+        weights = torch.cat([weights, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    output: torch.Tensor = weights.to(value.dtype).flatten(-3, -2) @ value
+    return output.view(query.shape)
+
+
+def _eager_causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: ScoreOptions
+) -> torch.Tensor:
+    rows, heads, _ = query.shape
+    kv_heads = key.shape[1]
+    past = key.shape[0] - rows
+    keys, values = (part.transpose(0, 1) for part in (key, value))
+    grouped = query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, rows, -1)
+    output = torch.empty_like(query)
+    for start in range(0, rows, _MAX_EAGER_ROWS):
+        stop = min(start + _MAX_EAGER_ROWS, rows)
+        end = past + stop
+        if mask is None:
+            visible = torch.full((stop - start, stop - start), float("-inf"), device=query.device).triu_(1)
+        else:
+            visible = mask[start:stop, :end]
+        part = _eager_attention(grouped[:, :, start:stop], keys[:, :end], values[:, :end], visible, scores)
+        output[start:stop] = part.flatten(0, 1).transpose(0, 1)
+    return output

@@ -9,12 +9,11 @@ import torch
 
 from kvproxy.demo import DEMO, verified_model_path
 from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register_attention
-from kvproxy.engine.health import first_line
-from kvproxy.engine.kernels.int8_linear import quantize
-from kvproxy.engine.kernels.packed_linear import pack_linears
 from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
+from kvproxy.engine.models.linear_layers import pack_linears, quantize
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.engine.request_validation import validate_sampling
+from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
 from kvproxy.errors import InvalidRequest, ModelUnsupported

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.kernels.packed_linear import PackedModule
+from kvproxy.engine.models.linear_layers import PackedModule
 from kvproxy.errors import ModelUnsupported
 
 _UNSUPPORTED = {

@@ -1,9 +1,13 @@
+from bisect import insort
+from collections.abc import Iterator
+
 from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
-from kvproxy.engine.kv_connector.tier_connector import TierConnector
-from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
-from kvproxy.engine.scheduler.request_queue import RequestQueue
-from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
+from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill, SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.sequence import SequenceState
+from kvproxy.engine.tier_connector import TierConnector
+
+PROMPT_COST = 1
+OUTPUT_COST = 2
 
 
 class Scheduler:
@@ -90,9 +94,8 @@ class Scheduler:
             if self._tiers and self._tiers.is_loading_prefix(sequence, computed.num_tokens):
                 continue
             # A prompt that fits only in part would preempt running sequences repeatedly.
-            if not self.manager.can_fit_full_sequence(
-                sequence.cache_request, computed, self._chunked_prefill.max_step_tokens
-            ):
+            max_step_tokens = self._chunked_prefill.max_step_tokens
+            if not self.manager.can_fit_full_sequence(sequence.cache_request, computed, max_step_tokens):
                 return
             self.waiting.remove(sequence)
             matched = self._tiers.num_matched_tokens(sequence, computed.num_tokens) if self._tiers else 0
@@ -102,10 +105,8 @@ class Scheduler:
                 budget -= self._start_prefill(sequence, computed, budget, output)
 
     def _schedule_running(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
-        if self._num_draft_tokens and sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1:
-            count = self._schedule_drafts(sequence, budget, output)
-            if count:
-                return count
+        if count := self._schedule_drafts(sequence, budget, output):
+            return count
         cache_request = sequence.cache_request
         count = self._chunked_prefill.num_new_tokens(sequence, cache_request.num_computed_tokens, budget)
         while self.manager.allocate_slots(cache_request, count, delay_cache_blocks=True) is None:
@@ -118,6 +119,8 @@ class Scheduler:
         return count
 
     def _schedule_drafts(self, sequence: SequenceState, budget: int, output: SchedulerOutput) -> int:
+        if not (self._num_draft_tokens and sequence.num_output_tokens and sequence.num_uncomputed_tokens == 1):
+            return 0
         drafts = sequence.propose_drafts(min(self._num_draft_tokens, budget - 1))
         cache_request, start = sequence.cache_request, sequence.cache_request.num_computed_tokens
         if not drafts or self.manager.allocate_slots(cache_request, 1, num_lookahead_tokens=len(drafts)) is None:
@@ -140,10 +143,10 @@ class Scheduler:
         return count
 
     def _start_load(self, sequence: SequenceState, computed: ComputedBlocks, end: int) -> None:
+        assert self._tiers is not None
         is_first_run = sequence.scheduled_time is None
         self._allocate(sequence, computed, end - computed.num_tokens)
         self.loading.append(sequence)
-        assert self._tiers is not None
         self._tiers.start_load(sequence, computed.num_tokens, end, count_as_cached=is_first_run)
 
     def _allocate(self, sequence: SequenceState, computed: ComputedBlocks, count: int) -> None:
@@ -168,3 +171,65 @@ class Scheduler:
         self.manager.free(sequence.cache_request)
         sequence.cache_request.num_computed_tokens = 0
         self.waiting.add(sequence)
+
+
+class RequestQueue:
+    """The waiting sequences: by priority, then by tenant (fewest computed tokens first), then by arrival."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, list[SequenceState]] = {}
+        self._service: dict[str, int] = {}
+        self._num_live: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __contains__(self, sequence: object) -> bool:
+        return any(sequence in queue for queue in self._queues.values())
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        # Copies, because the loop may remove sequences.
+        queues = {tenant: list(queue) for tenant, queue in self._queues.items()}
+        while queues:
+            tenant = min(queues, key=lambda name: self._sort_key(name, queues[name][0]))
+            yield queues[tenant].pop(0)
+            if not queues[tenant]:
+                del queues[tenant]
+
+    def _sort_key(self, tenant: str, head: SequenceState) -> tuple[int, int, float]:
+        return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
+
+    def register(self, sequence: SequenceState) -> None:
+        """Count a sequence as unfinished until `unregister`."""
+        tenant = sequence.request.tenant
+        if not self._num_live.get(tenant):
+            # A tenant gains no credit while it has no unfinished sequence.
+            if not self._num_live:
+                self._service.clear()
+            least = min((self._service.get(name, 0) for name in self._num_live), default=0)
+            self._service[tenant] = max(self._service.get(tenant, 0), least)
+        self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
+
+    def unregister(self, sequence: SequenceState) -> None:
+        tenant = sequence.request.tenant
+        self._num_live[tenant] -= 1
+        if not self._num_live[tenant]:
+            del self._num_live[tenant]
+
+    def add(self, sequence: SequenceState) -> None:
+        """Enqueue a registered sequence. A preempted sequence keeps its arrival time."""
+        insort(self._queues.setdefault(sequence.request.tenant, []), sequence, key=_order_in_tenant)
+
+    def remove(self, sequence: SequenceState) -> None:
+        tenant = sequence.request.tenant
+        self._queues[tenant].remove(sequence)
+        if not self._queues[tenant]:
+            del self._queues[tenant]
+
+    def charge(self, sequence: SequenceState, num_tokens: int) -> None:
+        cost = OUTPUT_COST if sequence.num_output_tokens else PROMPT_COST
+        self._service[sequence.request.tenant] += cost * num_tokens
+
+
+def _order_in_tenant(sequence: SequenceState) -> tuple[int, int, float]:
+    return sequence.request.queue_priority, sequence.request.tenant_priority, sequence.arrival_time

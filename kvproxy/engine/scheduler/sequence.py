@@ -6,7 +6,7 @@ import torch
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.models.lora import LoraAdapter
-from kvproxy.engine.sampler.sampler import SampledToken, UniformStream, score_tokens
+from kvproxy.engine.sampler import SampledToken, UniformStream, score_tokens
 from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
@@ -136,14 +136,11 @@ class SequenceState:
         if self.matcher is not None:
             # The mask depends on the previous token.
             return []
-        return self._proposer.propose(
-            self.cache_request.tokens, min(limit, self.max_tokens - self.num_output_tokens - 1)
-        )
+        limit = min(limit, self.max_tokens - self.num_output_tokens - 1)
+        return self._proposer.propose(self.cache_request.tokens, limit)
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Add the log-probabilities of the prompt tokens after position `start`. The first row of `logits` is position
-        `start`.
-        """
+        """Add the log-probabilities of the tokens after position `start`, the position of the first row of `logits`."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]
@@ -178,26 +175,14 @@ class SequenceState:
 
     def _send(self, text: str, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob]) -> None:
         usage = Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
+        timing, arrival = None, self.arrival_time
+        if self.finish_reason is not None:
+            scheduled = self.scheduled_time or arrival
+            timing = Timing(scheduled - arrival, self._first_token_time - arrival, now() - arrival)
         prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         self._on_output(
-            Delta(
-                index=self.index,
-                text=text,
-                tokens=tokens,
-                logprobs=tuple(logprobs),
-                finish_reason=self.finish_reason,
-                usage=usage,
-                timing=self._timing(),
-                prompt_logprobs=prompt_logprobs,
-            )
+            Delta(self.index, text, tokens, tuple(logprobs), self.finish_reason, usage, timing, prompt_logprobs)
         )
-
-    def _timing(self) -> Timing | None:
-        if self.finish_reason is None:
-            return None
-        arrival = self.arrival_time
-        scheduled = self.scheduled_time if self.scheduled_time is not None else arrival
-        return Timing(scheduled - arrival, self._first_token_time - arrival, now() - arrival)
 
     def _logprobs(self, sampled: SampledToken) -> list[TokenLogprob]:
         if sampled.logprob is None:

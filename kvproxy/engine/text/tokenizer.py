@@ -1,14 +1,18 @@
+import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cached_property, partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from kvproxy.engine.text.reasoning import ReasoningFormat, find_reasoning_format
 from kvproxy.engine.text.segment_cache import SegmentCache
 from kvproxy.engine.text.tool_calls import ToolCallFormat, learn_tool_call_format
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, Overloaded
 
+T = TypeVar("T")
+_NUM_THREADS = 3
 _MAX_TOKEN_CHARACTERS = 512
 """No token of any vocabulary has more characters. A text of `n` characters has at least `n / 512` tokens."""
 
@@ -153,3 +157,33 @@ def _flatten_content(message: dict[str, Any]) -> dict[str, Any]:
             "the embedded engine takes text only: send text parts, or use --upstream", param="messages"
         )
     return message | {"content": "".join(part["text"] for part in content)}
+
+
+class AsyncTokenizer:
+    """Calls the methods of a `ChatTokenizer` on a thread pool. After `close`, calls raise Overloaded."""
+
+    def __init__(self, tokenizer: ChatTokenizer, validate_length: CheckLength = accept_any_length) -> None:
+        self._tokenizer = tokenizer
+        self._validate_length = validate_length
+        self._closed = False
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "kvproxy-tokenize")
+
+    async def encode(self, text: str, param: str = "prompt") -> list[int]:
+        return await self.run(lambda tokenizer: tokenizer.encode(text, param, self._validate_length))
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, scope: str = ""
+    ) -> list[int]:
+        return await self.run(lambda tokenizer: tokenizer.chat(messages, tools, self._validate_length, scope))
+
+    async def decode_with_special_tokens(self, ids: Sequence[int]) -> str:
+        return await self.run(lambda tokenizer: "".join(map(tokenizer.token_text, ids)))
+
+    async def run(self, call: Callable[[ChatTokenizer], T]) -> T:
+        if self._closed:
+            raise Overloaded("the server is shutting down")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, self._tokenizer)
+
+    def close(self) -> None:
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)

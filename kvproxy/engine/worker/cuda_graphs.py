@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
-from kvproxy.engine.health import first_line
+from kvproxy.engine.attention.paged_attention import AttentionMetadata, InputBatch, padded_block_table
 from kvproxy.engine.models.layer_groups import LayerGroup, layer_slots
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
+from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.worker.host_device_copies import to_host_tensor
-from kvproxy.engine.worker.input_batch import AttentionMetadata, InputBatch, padded_block_table
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings
 

@@ -2,7 +2,7 @@ import torch
 
 from kvproxy.engine.attention.selector import AttentionBackends
 from kvproxy.engine.models.loader import LoadedModel
-from kvproxy.engine.sampler.sampler import sample
+from kvproxy.engine.sampler import sample
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.cuda_graphs import max_captured_rows, no_capture
 from kvproxy.engine.worker.kv_pool import KVPool

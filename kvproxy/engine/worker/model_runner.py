@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from kvproxy.engine.attention.paged_attention import InputBatch, build_input_batch
 from kvproxy.engine.attention.selector import SDPA, AttentionBackends
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.scheduler.scheduler_output import SchedulerOutput, TokenSpan
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.cuda_graphs import CannotCapture, CapturedSteps, StepCapture
 from kvproxy.engine.worker.host_device_copies import upload
-from kvproxy.engine.worker.input_batch import InputBatch, build_input_batch
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _log = logging.getLogger("kvproxy")

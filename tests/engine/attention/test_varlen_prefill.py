@@ -10,8 +10,8 @@ from kvproxy.blocks.single_type_manager import GroupKind
 from kvproxy.engine.attention.interface import PrefillBackend, ScoreOptions
 from kvproxy.engine.attention.sdpa_attention import SdpaPrefill
 from kvproxy.engine.attention.varlen_prefill import PackedLayout, VarlenPrefill, apply_sinks, unsupported_reason
-from kvproxy.engine.kernels.packed_linear import can_pack
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.models.linear_layers import can_pack
 from tests.gpu.paged import CPU, TOLERANCE, Heads, prefill_error
 
 

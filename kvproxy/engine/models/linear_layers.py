@@ -1,4 +1,4 @@
-"""Linear layers with weights in oneDNN's packed layout.
+"""Linear layers for CPUs: weights in oneDNN's packed layout, or in 8 bits.
 
 torch packs the weights again in every call. Packing them once is about twice as fast.
 """
@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import xxhash
+
+from kvproxy.errors import ModelUnsupported
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 """Attention calls these layers in this order with the same input, so they can be merged into one."""
+_MAX_INT8_ROWS = 160
+"""For more input rows, dequantizing the weights first is faster than the int8 kernel."""
 
 
 class PackedModule(torch.nn.Module):
@@ -77,7 +82,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
-def is_packable_linear(module: Any) -> bool:
+def _is_packable(module: Any) -> bool:
     # A subclass may compute something else.
     return type(module) is torch.nn.Linear and can_pack(module.weight.device, module.weight.dtype)
 
@@ -87,17 +92,49 @@ def pack_linears(model: Any) -> None:
     for module in list(model.modules()):
         _merge_qkv(module)
     for name, module in list(model.named_modules()):
-        if is_packable_linear(module):
+        if _is_packable(module):
             model.set_submodule(name, PackedLinear(module))
 
 
 def _merge_qkv(module: torch.nn.Module) -> None:
     linears: list[Any] = [getattr(module, name, None) for name in _QKV]
-    if (
-        not all(map(is_packable_linear, linears))
-        or len({(each.in_features, each.bias is None) for each in linears}) > 1
-    ):
-        return
-    merged = _MergedLinear(linears)
-    for index, (name, linear) in enumerate(zip(_QKV, linears, strict=True)):
-        setattr(module, name, MergedLinearSlice(linear, merged, index))
+    if all(map(_is_packable, linears)) and len({(each.in_features, each.bias is None) for each in linears}) == 1:
+        merged = _MergedLinear(linears)
+        for index, (name, linear) in enumerate(zip(_QKV, linears, strict=True)):
+            setattr(module, name, MergedLinearSlice(linear, merged, index))
+
+
+class Int8Linear(torch.nn.Module):
+    """A linear layer with 8-bit weights, one scale per output channel, and bfloat16 activations."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(dim=1) / 127).clamp_min(1e-12)
+        self.register_buffer("quantized", (weight / scale[:, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale.to(torch.bfloat16))
+        self.bias = linear.bias
+
+    def dequantized(self) -> torch.Tensor:
+        quantized, scale = self.get_buffer("quantized"), self.get_buffer("scale")
+        return quantized.to(scale.dtype) * scale[:, None]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        if rows.shape[0] > _MAX_INT8_ROWS:
+            return F.linear(x, self.dequantized(), self.bias)
+        output: torch.Tensor = torch._weight_int8pack_mm(rows, self.get_buffer("quantized"), self.get_buffer("scale"))
+        output = output.view(*x.shape[:-1], self.out_features)
+        return output if self.bias is None else output + self.bias
+
+
+def quantize(model: Any) -> None:
+    weights = next(model.parameters())
+    if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
+        raise ModelUnsupported(
+            "int8 weights require a CPU and bfloat16: remove engine.quantization, or set engine.dtype to bfloat16"
+        )
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            model.set_submodule(name, Int8Linear(module))

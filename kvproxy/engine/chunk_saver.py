@@ -1,22 +1,76 @@
 """Saves complete chunks of keys and values from the block pool to the tiers."""
 
 import logging
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.engine.health import is_device_error
-from kvproxy.engine.kv_connector.pinned_buffers import PinnedBufferPool
-from kvproxy.engine.scheduler.chunked_prefill import ChunkedPrefill
+from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
+from kvproxy.engine.step_errors import is_device_error
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.tiers.chunk_format import ChunkName, key_prefix, payload_offset, write_header
+from kvproxy.tiers.chunk_store import ChunkData
 from kvproxy.tiers.tier_chain import TierChain
 
+_MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 _log = logging.getLogger("kvproxy")
+
+
+def allocate_pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class PinnedBufferPool:
+    """A thread-safe pool of pinned host memory. A buffer returns to the pool when it is garbage-collected.
+
+    Buffers are cut from large slabs, because torch rounds a pinned allocation up to a power of two. Slabs are never freed,
+    because pinning memory is slow.
+    """
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor] = allocate_pinned) -> None:
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Any]] = {}
+        self._slabs: list[tuple[int, int]] = []
+        self.allocated = 0
+
+    def take(self, size: int) -> memoryview:
+        """Return an uninitialized buffer of `size` bytes. Raises RuntimeError if no memory can be pinned."""
+        with self._lock:
+            free = self._free.setdefault(size, [])
+            if not free:
+                free += self._allocate_slab(size)
+            base = free.pop()
+        # A new view: its finalizer runs when no object shares its memory.
+        buffer = base[:]
+        weakref.finalize(buffer, free.append, base).atexit = False
+        return memoryview(buffer)
+
+    def pin(self, data: ChunkData) -> ChunkData:
+        """Return a copy of `data` in pinned memory, or `data` if it is a buffer of this pool."""
+        source = np.frombuffer(data, np.uint8)
+        with self._lock:
+            if any(start <= source.ctypes.data < end for start, end in self._slabs):
+                return data
+        copy = self.take(len(source))
+        np.copyto(np.frombuffer(copy, np.uint8), source)
+        return copy
+
+    def _allocate_slab(self, size: int) -> list[Any]:
+        num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
+        slab_bytes = 1 << (num_bytes - 1).bit_length()
+        memory = self._allocate(slab_bytes).numpy()
+        self.allocated += slab_bytes
+        self._slabs.append((memory.ctypes.data, memory.ctypes.data + slab_bytes))
+        return [memory[start : start + size] for start in range(0, slab_bytes - size + 1, size)]
 
 
 class ChunkTransfer:

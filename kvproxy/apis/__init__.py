@@ -1,9 +1,7 @@
 """The cached APIs: one file per wire format, each with a subclass of `Api`."""
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.chat import Chat
-from kvproxy.apis.completions import Completions
-from kvproxy.apis.embeddings import Embeddings
+from kvproxy.apis.chat_completions_embeddings import Chat, Completions, Embeddings
 from kvproxy.apis.messages import Messages
 from kvproxy.apis.responses import Responses
 

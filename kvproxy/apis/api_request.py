@@ -1,11 +1,12 @@
 import asyncio
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.json import JsonMap, JsonObject, loads
-from kvproxy.apis.request_directives import RequestDirectives
+from kvproxy.apis.json import JsonMap, JsonObject, field, loads
+from kvproxy.apis.request_directives import NO_DIRECTIVES, RequestDirectives
 from kvproxy.errors import InvalidRequest
 
 PUBLIC_TENANT = "public"
@@ -13,6 +14,17 @@ PUBLIC_TENANT = "public"
 BYTES_PER_TOKEN = 4
 """Estimated size of a token in a prompt that is not tokenized."""
 _LARGE_BYTES = 64 * 1024
+SESSION_HEADERS = (
+    "x-session-id",
+    # Claude Code, opencode, and Codex.
+    "x-claude-code-session-id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "session-id",
+    "session_id",
+)
+_MAX_SESSION_NAME = 128
+_LEGACY_SESSION = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 T = TypeVar("T")
 
 
@@ -33,7 +45,7 @@ class ApiRequest:
     tenant: str
     request_id: str
     query: str = ""
-    control: RequestDirectives = field(default_factory=RequestDirectives)
+    control: RequestDirectives = NO_DIRECTIVES
 
     @property
     def model(self) -> str:
@@ -63,3 +75,22 @@ def parse_body(raw: bytes) -> JsonObject:
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
+
+
+def session_name(request: ApiRequest) -> str | None:
+    """Return the id of a coding agent's session in a header, or else in `metadata.user_id` (older versions of Claude Code)."""
+    for header in SESSION_HEADERS:
+        if name := request.headers.get(header):
+            return name[:_MAX_SESSION_NAME]
+    user = field(request.body.get("metadata"), "user_id")
+    if not isinstance(user, str):
+        return None
+    if found := _LEGACY_SESSION.search(user):
+        return found[1]
+    if user.startswith("{"):
+        try:
+            session = field(loads(user.encode("utf-8", "replace")), "session_id")
+        except ValueError:
+            return None
+        return session[:_MAX_SESSION_NAME] if isinstance(session, str) and session else None
+    return None

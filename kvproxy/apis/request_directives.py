@@ -1,10 +1,12 @@
-"""Cache directives of a request: Cache-Control (RFC 9111) and `X-KVProxy-*` headers."""
+"""Cache directives of a request: Cache-Control (RFC 9111), `X-KVProxy-*` headers, and LiteLLM's switches."""
 
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from kvproxy.apis.json import Json, JsonObject
 from kvproxy.errors import InvalidRequest
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings.rules import NO_RULE, RuleSettings
@@ -22,6 +24,11 @@ _KNOWN = frozenset({*DIRECTIVE_HEADERS, ADMIN_TOKEN_HEADER, HEADER_PREFIX + "req
 MAX_TAGS = 16
 MAX_TAG_LENGTH = 128
 MAX_NAMESPACE_LENGTH = 128
+# LiteLLM's cache switches, in the field `cache` of the body: https://docs.litellm.ai/docs/proxy/caching.
+CACHE_FIELD = "cache"
+_LITELLM_FLAGS = {"no-cache": ("no_cache",), "no-store": ("no_store",), "use-cache": ("no_cache", "no_store")}
+_LITELLM_DURATIONS = {"ttl": "ttl", "s-maxage": "max_age", "s-max-age": "max_age"}
+_LITELLM_SWITCHES = (*_LITELLM_FLAGS, *_LITELLM_DURATIONS, "namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,9 @@ class RequestDirectives:
     timeout: float | None = None
     namespace: str = ""
     rule: RuleSettings = NO_RULE
+
+
+NO_DIRECTIVES = RequestDirectives()
 
 
 def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
@@ -141,3 +151,37 @@ def _parse_priority(text: str) -> int:
             f"{PRIORITY_HEADER} must be a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY_HEADER
         )
     return int(digit)
+
+
+def apply_litellm_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
+    """Move LiteLLM's switches from the field `cache` of the body to `control`. Directives in headers take precedence."""
+    given = body.get(CACHE_FIELD)
+    if not isinstance(given, dict):
+        return body, control
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        found |= _read_switch(name, value)
+    for name in ("max_age", "ttl", "namespace"):
+        if getattr(control, name) not in (None, ""):
+            found.pop(name, None)
+    kept = {name: value for name, value in found.items() if value is not False}
+    return {name: value for name, value in body.items() if name != CACHE_FIELD}, replace(control, **kept)
+
+
+def _read_switch(name: str, value: Json) -> dict[str, Any]:
+    if name in _LITELLM_FLAGS and isinstance(value, bool):
+        return dict.fromkeys(_LITELLM_FLAGS[name], value != (name == "use-cache"))
+    if name in _LITELLM_DURATIONS:
+        try:
+            if (seconds := parse_seconds(value)) >= 0:
+                return {_LITELLM_DURATIONS[name]: seconds}
+        except ValueError as error:
+            raise InvalidRequest(f"{CACHE_FIELD}.{name}: {error}", param=CACHE_FIELD) from None
+    if name == "namespace" and isinstance(value, str):
+        return {name: check_namespace(value, CACHE_FIELD)}
+    if name not in _LITELLM_SWITCHES:
+        raise InvalidRequest(
+            f"unknown switch {name[:40]!r} in cache: use {', '.join(_LITELLM_SWITCHES)}", param=CACHE_FIELD
+        )
+    form = "true or false" if name in _LITELLM_FLAGS else "at least 0" if name in _LITELLM_DURATIONS else "a text"
+    raise InvalidRequest(f"{CACHE_FIELD}.{name} must be {form}", param=CACHE_FIELD)

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from itertools import chain
 
 from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
@@ -19,14 +18,15 @@ _CALL_EVENTS = {
     "mcp_call": ("mcp_call_arguments", "arguments"),
     "code_interpreter_call": ("code_interpreter_call_code", "code"),
 }
-
-
-_STATES = {"web_search_call": "searching", "file_search_call": "searching", "image_generation_call": "generating"} | {
+# Events of hosted tools between `in_progress` and `completed`, by the type of the item.
+_STATES = {
+    "web_search_call": "searching",
+    "file_search_call": "searching",
+    "image_generation_call": "generating",
     "code_interpreter_call": "interpreting",
     "mcp_call": None,
     "mcp_list_tools": None,
 }
-"""Events of hosted tools between `in_progress` and `completed`, by the type of the item."""
 
 
 class ResponseAssembler:
@@ -106,22 +106,15 @@ class Responses(Api):
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
         last = "response.completed" if response.get("status") == "completed" else "response.incomplete"
-        start: JsonObject = {
-            **response,
-            "status": "in_progress",
-            "output": [],
-            "usage": None,
-            "incomplete_details": None,
-        }
-        first: list[JsonObject] = [
-            {"type": f"response.{name}", "response": start} for name in ("created", "in_progress")
+        unset: JsonObject = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        events: list[JsonObject] = [
+            {"type": f"response.{name}", "response": {**response, **unset}} for name in ("created", "in_progress")
         ]
-        items = chain.from_iterable(
-            item_events(index, as_object(item)) for index, item in enumerate(as_list(response["output"]))
-        )
-        end: list[JsonObject] = [{"type": last, "response": response}]
-        for number, part in enumerate(chain(first, items, end)):
-            yield encode_event({**part, "sequence_number": number}, as_text(part["type"]))
+        for index, item in enumerate(as_list(response["output"])):
+            events += item_events(index, as_object(item))
+        events.append({"type": last, "response": response})
+        for number, event in enumerate(events):
+            yield encode_event({**event, "sequence_number": number}, as_text(event["type"]))
 
 
 def is_plain_text(body: JsonMap) -> bool:

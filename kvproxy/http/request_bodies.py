@@ -8,8 +8,7 @@ from starlette.requests import Request
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
-from kvproxy.apis.litellm_switches import CACHE_FIELD, apply_litellm_switches
-from kvproxy.apis.request_directives import read_directives
+from kvproxy.apis.request_directives import CACHE_FIELD, apply_litellm_switches, read_directives
 from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.body_budget import Reservation

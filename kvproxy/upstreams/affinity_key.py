@@ -4,9 +4,8 @@ import hashlib
 
 import orjson
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, session_name
 from kvproxy.apis.json import Json, field
-from kvproxy.apis.session_name import session_name
 
 _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")

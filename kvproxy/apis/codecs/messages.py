@@ -5,9 +5,7 @@ import orjson
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
-from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
-from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import read_constraints
+from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, field, loads, objects, text_of
 from kvproxy.apis.messages import encode_typed_event
 from kvproxy.errors import InvalidRequest
@@ -36,7 +34,9 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         raise InvalidRequest(
             "the embedded engine supports output_config.format only: remove the other fields", param=name
         )
-    grammar, tools = read_constraints(body, prompt.tools, body.get("output_format") or field(config, "format"), name)
+    grammar, tools = fields.read_constraints(
+        body, prompt.tools, body.get("output_format") or field(config, "format"), name
+    )
     if field(body.get("thinking"), "type") not in (None, "disabled", "adaptive"):
         raise InvalidRequest(
             "the embedded engine does not limit thinking: use the type adaptive, or use --upstream", param="thinking"

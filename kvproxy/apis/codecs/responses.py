@@ -1,12 +1,12 @@
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
-from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo
-from kvproxy.apis.codecs.collected_output import CollectedOutput
-from kvproxy.apis.codecs.output_formats import read_constraints
+from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import encode_event
@@ -33,7 +33,7 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         raise InvalidRequest(
             f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
         )
-    grammar, tools = read_constraints(body, prompt.tools, field(body.get("text"), "format"), "text.format")
+    grammar, tools = fields.read_constraints(body, prompt.tools, field(body.get("text"), "format"), "text.format")
     request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
     return replace(request, grammar=grammar, tools=tools)
 
@@ -42,99 +42,83 @@ class ResponsesEncoder:
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         self._output = CollectedOutput()
         self._sequence_number = 0
-        self._has_reasoning = self._has_text = False
-        self._item_id = f"msg_{request.request_id}"
+        self._open: list[str] = []
+        self._id = request.request_id
         self._start = _empty_response(request, model)
-        self._text_ids: JsonObject = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
             for name in ("response.created", "response.in_progress"):
-                yield self._encode_event(name, {"response": self._start})
+                yield self._encode_event({"type": name, "response": self._start})
         if piece.reasoning:
-            if not self._has_reasoning:
-                yield from self._start_reasoning()
-            yield self._encode_event("response.reasoning_text.delta", {**self._reasoning_ids, "delta": piece.reasoning})
+            if not self._open:
+                yield from self._start_item(self._reasoning_item())
+            yield self._encode_delta("response.reasoning_text.delta", {"delta": piece.reasoning})
         if piece.text:
-            if not self._has_text:
-                yield from self._start_text()
-            yield self._encode_event(
-                "response.output_text.delta", {**self._text_ids, "delta": piece.text, "logprobs": []}
-            )
+            yield from self._start_message()
+            yield self._encode_delta("response.output_text.delta", {"delta": piece.text, "logprobs": []})
         first = len(self._output.first_choice.calls) - len(piece.calls)
         for index, call in enumerate(piece.calls, first):
-            for data in item_events(index, self._encode_call(index, call)):
-                yield self._encode_event(str(data["type"]), data)
+            yield from map(self._encode_event, item_events(index, self._encode_call(index, call)))
 
-    @property
-    def _reasoning_ids(self) -> JsonObject:
-        return {"item_id": f"rs_{self._item_id}", "output_index": 0, "content_index": 0}
+    def _start_message(self) -> Iterator[bytes]:
+        message = self._message_item("in_progress")
+        if message["id"] in self._open:
+            return
+        if self._open:
+            yield from self._end_item(self._reasoning_item())
+        yield from self._start_item(message)
 
-    def _start_reasoning(self) -> Iterator[bytes]:
-        self._has_reasoning = True
-        yield self._encode_event("response.output_item.added", {"output_index": 0, "item": self._reasoning_item([])})
-        yield self._encode_event("response.content_part.added", {**self._reasoning_ids, "part": _reasoning_part("")})
+    def _start_item(self, item: JsonObject) -> Iterator[bytes]:
+        self._open.append(str(item["id"]))
+        yield from map(self._encode_event, islice(item_events(len(self._open) - 1, item), 2))
 
-    def _end_reasoning(self) -> Iterator[bytes]:
-        text = self._output.first_choice.reasoning
-        part = _reasoning_part(text)
-        yield self._encode_event("response.reasoning_text.done", {**self._reasoning_ids, "text": text})
-        yield self._encode_event("response.content_part.done", {**self._reasoning_ids, "part": part})
-        yield self._encode_event("response.output_item.done", {"output_index": 0, "item": self._reasoning_item([part])})
+    def _end_item(self, item: JsonObject) -> Iterator[bytes]:
+        yield from map(self._encode_event, deque(item_events(len(self._open) - 1, item), maxlen=3))
 
-    def _start_text(self) -> Iterator[bytes]:
-        self._has_text = True
-        if self._has_reasoning:
-            yield from self._end_reasoning()
-            self._text_ids["output_index"] = 1
-        item: JsonObject = {
-            "output_index": self._text_ids["output_index"],
-            "item": self._message_item("in_progress", []),
-        }
-        yield self._encode_event("response.output_item.added", item)
-        yield self._encode_event("response.content_part.added", {**self._text_ids, "part": _text_part("")})
+    def _encode_delta(self, name: str, data: JsonObject) -> bytes:
+        at: JsonObject = {"item_id": self._open[-1], "output_index": len(self._open) - 1, "content_index": 0}
+        return self._encode_event({"type": name, **at, **data})
 
     def end(self) -> Iterator[bytes]:
-        response, text = self.response(), self._output.first_choice.text
+        response = self.response()
         if not self._output.first_choice.calls:
-            if not self._has_text:
-                yield from self._start_text()
-            yield self._encode_event("response.output_text.done", {**self._text_ids, "text": text, "logprobs": []})
-            yield self._encode_event("response.content_part.done", {**self._text_ids, "part": _text_part(text)})
-            item: JsonObject = {"output_index": self._text_ids["output_index"], "item": objects(response["output"])[-1]}
-            yield self._encode_event("response.output_item.done", item)
-        yield self._encode_event(f"response.{response['status']}", {"response": response})
+            yield from self._start_message()
+            yield from self._end_item(objects(response["output"])[-1])
+        yield self._encode_event({"type": f"response.{response['status']}", "response": response})
 
     def response(self) -> JsonObject:
         output = self._output.first_choice
         status = "incomplete" if output.finish_reason == "length" else "completed"
         details: JsonObject | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
         calls: list[Json] = [self._encode_call(index, call) for index, call in enumerate(output.calls)]
-        reasoning: list[Json] = [self._reasoning_item([_reasoning_part(output.reasoning)])] if output.reasoning else []
+        reasoning: list[Json] = [self._reasoning_item()] if output.reasoning else []
         end: JsonObject = {
             "status": status,
             "incomplete_details": details,
-            "output": calls or [*reasoning, self._message_item(status, [_text_part(output.text)])],
+            "output": calls or [*reasoning, self._message_item(status)],
             "usage": self._usage(),
         }
         return {**self._start, **end}
 
     def _encode_call(self, index: int, call: ToolCall) -> JsonObject:
-        names: JsonObject = {"id": f"fc_{self._item_id}-{index}", "call_id": f"call_{self._item_id}-{index}"}
+        names: JsonObject = {"id": f"fc_msg_{self._id}-{index}", "call_id": f"call_msg_{self._id}-{index}"}
         return {
             **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
         }  # fmt: skip
 
-    def _encode_event(self, name: str, data: JsonObject) -> bytes:
-        encoded = encode_event({"type": name, "sequence_number": self._sequence_number, **data}, name)
+    def _encode_event(self, data: JsonObject) -> bytes:
         self._sequence_number += 1
-        return encoded
+        return encode_event({**data, "sequence_number": self._sequence_number - 1}, str(data["type"]))
 
-    def _message_item(self, status: str, content: list[Json]) -> JsonObject:
-        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+    def _message_item(self, status: str) -> JsonObject:
+        text = self._output.first_choice.text
+        part: JsonObject = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"id": f"msg_{self._id}", "type": "message", "status": status, "role": "assistant", "content": [part]}
 
-    def _reasoning_item(self, content: list[Json]) -> JsonObject:
-        return {"id": f"rs_{self._item_id}", "type": "reasoning", "summary": [], "content": content}
+    def _reasoning_item(self) -> JsonObject:
+        part: JsonObject = {"type": "reasoning_text", "text": self._output.first_choice.reasoning}
+        return {"id": f"rs_msg_{self._id}", "type": "reasoning", "summary": [], "content": [part]}
 
     def _usage(self) -> JsonObject:
         output = self._output
@@ -191,14 +175,6 @@ def _text(content: Json) -> str:
     if any(part.get("type") not in _TEXT_PARTS for part in parts):
         raise fields.only_text_error("input")
     return "".join(str(part.get("text", "")) for part in parts)
-
-
-def _reasoning_part(text: str) -> JsonObject:
-    return {"type": "reasoning_text", "text": text}
-
-
-def _text_part(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _empty_response(request: ApiRequest, model: str) -> JsonObject:

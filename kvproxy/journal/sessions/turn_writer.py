@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 
+from kvproxy.apis.api_request import session_name
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.apis.session_name import session_name
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange

@@ -1,12 +1,29 @@
+"""Chat completions, completions, and embeddings, whose formats share fields, and the assembler of their streams."""
+
 from collections.abc import Iterator
 from typing import ClassVar
 
-from kvproxy.apis.api import Api
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_index, as_list, as_object, as_text, field, loads
-from kvproxy.apis.sse import DONE, Event, encode_event
+from kvproxy.apis.api import Api, ApiName, Question, content_text, last_turn_question
+from kvproxy.apis.field_checks import allows_semantic, check_common, check_integer, check_object, check_objects
+from kvproxy.apis.json import (
+    Json,
+    JsonMap,
+    JsonObject,
+    as_index,
+    as_list,
+    as_object,
+    as_text,
+    field,
+    loads,
+    text_of,
+    to_text,
+)
+from kvproxy.apis.sse import DONE, Event, encode_event, split_words
+from kvproxy.errors import InvalidRequest
 
 # Finish reasons of complete responses in all supported servers.
 _COMPLETE = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
+_CHAT_OUTPUT_FIELDS = ("content", "tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -156,3 +173,108 @@ def includes_usage(body: JsonMap) -> bool:
 def only_choice(response: JsonMap) -> Json:
     choices = response.get("choices")
     return choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+
+
+class Chat(ChoicesApi):
+    name: ApiName = "chat"
+    path = "/v1/chat/completions"
+    chunk_fields: ClassVar[JsonObject] = {"object": "chat.completion.chunk"}
+
+    def check(self, body: JsonMap) -> None:
+        check_common(body)
+        _check_messages(body.get("messages"))
+        check_integer(body, "top_logprobs", least=0, most=20)
+        check_objects(body, "tools")
+        check_object(body, "stream_options")
+
+    def question(self, body: JsonObject) -> Question | None:
+        # `prompt_logprobs: 0` requests the scores of this prompt too.
+        semantic = body.get("prompt_logprobs") is None and allows_semantic(body)
+        return last_turn_question(body, "messages", content_text, allows_semantic=semantic)
+
+    def output_text(self, response: JsonMap) -> str | None:
+        return text_of(field(field(only_choice(response), "message"), "content"))
+
+    def has_output(self, choice: JsonObject) -> bool:
+        return any(field(choice.get("message"), name) for name in _CHAT_OUTPUT_FIELDS)
+
+    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+        message = as_object(choice["message"])
+        content = message.get("content")
+        first: JsonObject = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
+        first["content"] = "" if isinstance(content, str) else content
+        yield {"index": index, "delta": first, "logprobs": choice.get("logprobs"), "finish_reason": None}
+        for word in split_words(content) if isinstance(content, str) else ():
+            yield {"index": index, "delta": {"content": word}, "logprobs": None, "finish_reason": None}
+        calls = message.get("tool_calls")
+        if calls:
+            numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
+            yield {"index": index, "delta": {"tool_calls": numbered}, "logprobs": None, "finish_reason": None}
+        yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")}
+
+
+def _check_messages(messages: Json) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages is required: a list with at least one message", param="messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"messages[{number}] must be an object with a role", param=f"messages[{number}]")
+        if not isinstance(message.get("content"), str | list | None):
+            raise InvalidRequest(
+                f"messages[{number}].content must be a text or a list", param=f"messages[{number}].content"
+            )
+
+
+class Completions(ChoicesApi):
+    """`/v1/completions`. A raw prompt has no last user turn, so only equal requests match."""
+
+    name: ApiName = "completions"
+    path = "/v1/completions"
+
+    def check(self, body: JsonMap) -> None:
+        check_common(body, least_tokens=0)
+        check_object(body, "stream_options")
+        if not isinstance(body.get("prompt"), str | list) or not body["prompt"]:
+            raise InvalidRequest("prompt is required: a text, or a list of token ids", param="prompt")
+
+    def display_text(self, body: JsonMap) -> str:
+        return to_text(body.get("prompt"))
+
+    def output_text(self, response: JsonMap) -> str | None:
+        return text_of(field(only_choice(response), "text"))
+
+    def has_output(self, choice: JsonObject) -> bool:
+        return bool(choice.get("text"))
+
+    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+        words = split_words(str(choice.get("text") or "")) or [""]
+        for number, word in enumerate(words):
+            yield {
+                "index": index,
+                "text": word,
+                "logprobs": choice.get("logprobs") if number == 0 else None,
+                "finish_reason": choice.get("finish_reason") if number == len(words) - 1 else None,
+            }
+
+
+class Embeddings(Api):
+    name: ApiName = "embeddings"
+    path = "/v1/embeddings"
+    ignored_fields = frozenset({"user"})
+    assembler = ChoiceAssembler
+
+    def check(self, body: JsonMap) -> None:
+        if not isinstance(body.get("input"), str | list) or not body["input"]:
+            raise InvalidRequest("input is required: a text, or a list of texts", param="input")
+
+    def is_cacheable(self, body: JsonMap) -> bool:
+        return not body.get("stream")
+
+    def display_text(self, body: JsonMap) -> str:
+        return to_text(body.get("input"))
+
+    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
+        data = response.get("data")
+        if not isinstance(data, list) or not data or response.get("error") is not None:
+            return False
+        return all(bool(field(item, "embedding")) for item in data)

@@ -144,7 +144,7 @@ def _seconds(row: "Saving") -> str:
 
 
 def _print_notes(report: "SavingsReport") -> None:
-    from kvproxy.journal.prefill_cost import MIN_REQUESTS
+    from kvproxy.journal.savings import MIN_REQUESTS
 
     if report.refused:
         print_text(f"{plural(report.refused, 'refused request')} not counted; kvproxy log top counts them.")

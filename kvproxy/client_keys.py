@@ -20,7 +20,7 @@ from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavail
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.open_store import is_url, open_postgres
 from kvproxy.settings import Settings
-from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.access import ClientSettings
 from kvproxy.shared_state import SharedState, operator_name
 
 _PREFIX = "kvp-"

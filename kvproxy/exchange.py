@@ -15,7 +15,7 @@ from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.quotas import Account
-from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.access import ClientSettings
 from kvproxy.trace_context import Trace
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]

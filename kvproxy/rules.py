@@ -11,7 +11,7 @@ from kvproxy.errors import SettingsError
 from kvproxy.flow.prompt_edits import apply_edits
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings
-from kvproxy.settings.clients import CLIENT_PREFIX
+from kvproxy.settings.access import CLIENT_PREFIX
 from kvproxy.settings.rules import RuleSettings
 
 

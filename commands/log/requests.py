@@ -15,8 +15,7 @@ from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.reader import Query
-    from kvproxy.journal.record import Record
-    from kvproxy.journal.records_with_questions import RecordWithQuestions
+    from kvproxy.journal.record import Record, RecordWithQuestions
     from kvproxy.proxy_client.journal import JournalClient
 
 EMPTY = "no request matches"

@@ -19,7 +19,6 @@ from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.breakpoints import find_one_hour_end
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
 from kvproxy.flow.revalidate import Join, send_in_background
-from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.provider_cache_policy import (
     HOUR,
@@ -30,8 +29,8 @@ from kvproxy.provider_cache_policy import (
     likely_pause,
     should_cache_for_an_hour,
 )
-from kvproxy.settings.journal import PriceSettings, price_of
-from kvproxy.token_bucket import TokenBucket
+from kvproxy.quotas import TokenBucket
+from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
 
 Pin = Callable[[str, float | None, ApiRequest | None, str | None], Awaitable[int]]
 _MAX_SESSIONS = 256

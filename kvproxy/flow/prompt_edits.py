@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
-from kvproxy.settings.edits import EditSettings
+from kvproxy.settings.rules import EditSettings
 
 _TURNS = ("messages", "input")
 _SYSTEM_FIELDS = ("system", "instructions")

@@ -27,7 +27,7 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.pool_forecast import PoolForecast, forecast
-from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.savings import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.optional_packages import install_command
@@ -94,7 +94,7 @@ class Services:
                 if pool.num_blocks and pool.block_size and not figures.engines:
                     pools[""] = pool.num_blocks, pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
-        costs = await asyncio.to_thread(self.answerer.journal.read, JournalReader.prefill_costs, {}) if curves else {}
+        costs = await asyncio.to_thread(self.answerer.journal.read, prefill_costs, {}) if curves else {}
         seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
             forecast(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvproxy.blocks.reuse_distance import LiveHitCurve
-from kvproxy.errors import NotFound, SettingsError, StoreUnavailable
+from kvproxy.errors import NotFound, SettingsError
 from kvproxy.exchange import Exchange
 from kvproxy.index import store as stored
 from kvproxy.index.entry import Entry
@@ -80,20 +80,22 @@ class Journal:
 class StoredJournal(Journal):
     """A journal in a database. Thread-safe.
 
-    With `buffers`, records stay in memory while the database fails, as many as the queue holds; otherwise they are lost.
+    If several proxies write the journal, `proxy` is the name of this one. Records then stay in memory while the database
+    fails, as many as the queue holds; otherwise they are lost.
     """
 
     def __init__(
         self,
         database: JournalDatabase,
+        where: str | Path,
         settings: JournalSettings,
         clock: Callable[[], float],
         redact: Redactor | None,
-        *,
-        buffers: bool = False,
         proxy: str | None = None,
     ) -> None:
+        buffers = proxy is not None
         self.name = database.name
+        self._where = where
         self._database = database
         self._writer = RecordWriter(database, settings, clock, redact, proxy)
         self._clock = clock
@@ -119,6 +121,9 @@ class StoredJournal(Journal):
 
     def record_removed(self, entries: Iterable[ResponseRemoved]) -> None:
         self._queue.put_changes(entries)
+
+    def reader(self) -> JournalReader:
+        return JournalReader(self._where)
 
     def latest(self, limit: int) -> list[Record]:
         """Write all queued events, and return the last records, newest first."""
@@ -221,22 +226,15 @@ class FileJournal(StoredJournal):
         clock: Callable[[], float] = time.time,
         redact: Redactor | None = None,
     ) -> None:
+        advice = "move it away, or set journal.enabled = false"
         try:
             database = open_or_replace(path, clock)
         except SchemaVersionError as error:
-            raise SettingsError(
-                f"another version of kvproxy created the journal {path} (schema version {error.found}): move it away, or set"
-                " journal.enabled = false"
-            ) from None
+            found = f"another version of kvproxy created the journal {path} (schema version {error.found})"
+            raise SettingsError(f"{found}: {advice}") from None
         except (sqlite3.Error, OSError) as error:
-            raise SettingsError(
-                f"cannot open the journal {path}: {error}; move it away, or set journal.enabled = false"
-            ) from None
-        self.path = path
-        super().__init__(database, settings, clock, redact)
-
-    def reader(self) -> JournalReader:
-        return JournalReader(self.path)
+            raise SettingsError(f"cannot open the journal {path}: {error}; {advice}") from None
+        super().__init__(database, path, settings, clock, redact)
 
 
 class SharedJournal(StoredJournal):
@@ -251,7 +249,7 @@ class SharedJournal(StoredJournal):
         redact: Redactor | None = None,
     ) -> None:
         # Only this journal requires the driver.
-        from kvproxy.journal.databases.postgres import PostgresJournalDatabase, PostgresReaders
+        from kvproxy.journal.databases.postgres import PostgresJournalDatabase
 
         database = PostgresJournalDatabase(url, writable=True)
         try:
@@ -260,18 +258,7 @@ class SharedJournal(StoredJournal):
             raise SettingsError(
                 f'cannot open the journal in {database.name} ({error}): start PostgreSQL, or set journal.store = "file"'
             ) from None
-        self._readers = PostgresReaders(url)
-        super().__init__(database, settings, clock, redact, buffers=True, proxy=proxy)
-
-    def reader(self) -> JournalReader:
-        try:
-            return JournalReader(self._readers.open())
-        except JournalFailed as error:
-            raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None
-
-    def close(self) -> None:
-        super().close()
-        self._readers.close()
+        super().__init__(database, url, settings, clock, redact, proxy)
 
 
 def open_journal(

@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from kvproxy.journal.databases import open_to_read
-from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
-from kvproxy.journal.prefill_cost import PrefillCost, mean_cost, prefill_cost
+from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed, open_to_read
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.string_ids import StringIds
@@ -291,21 +289,6 @@ class JournalReader:
         """Return the time of each client's last request in seconds since the epoch, by the client's name."""
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
         return dict(self.rows(sql, []))
-
-    def prefill_costs(self) -> dict[str, PrefillCost]:
-        sql = (
-            "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
-            " where prefill_ms is not null and reused_tokens is not null and status = 200"
-            " and layer in ('prefix', 'forward', 'warming') order by number desc limit ?"
-        )
-        groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
-        for model, upstream, *measured in self.rows(sql, [_MAX_SAMPLED]):
-            groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
-        costs: dict[str, list[tuple[PrefillCost, int]]] = {}
-        for (model, _), rows in groups.items():
-            if (cost := prefill_cost([row[0] for row in rows], [row[1] for row in rows])) is not None:
-                costs.setdefault(model, []).append((cost, sum(row[2] for row in rows)))
-        return {model: mean_cost(found) for model, found in costs.items()}
 
     def backend_prompts(self) -> Iterator[tuple[float, str, int, int, int | None, Regions]]:
         """Yield the prompts that reached the backend, oldest first.

@@ -1,15 +1,24 @@
+"""The time and money that the caches saved, and the prefill time of a token."""
+
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
+import numpy as np
+
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.prefill_cost import PrefillCost
-from kvproxy.journal.prices import MILLION, input_price, storage_price
 from kvproxy.journal.reader import BACKEND, CACHES, JournalReader, SavingsGroup, TotalRow
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
+from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of, storage_price
+
+_MAX_SAMPLED = 5_000
+MIN_REQUESTS = 20
+_MAX_REQUESTS = 400
+_MIN_SPREAD = 16  # Tokens between the 10% and 90% quantiles. With less, noise would hide the slope.
+_WINDOWS = 4
+_Z = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +30,6 @@ class WrongHitInterval:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class CachedShare:
-    """Bounds of the share of prompt tokens that the provider's own prefix cache reuses, from 0 to 1."""
-
-    least: float = 0.0
-    most: float = 1.0
-
-
 @dataclass(slots=True)
 class Saving:
     """Savings of a group of requests.
@@ -37,13 +38,12 @@ class Saving:
         answered: number of requests with a cached response.
         prompt_tokens, completion_tokens: tokens of the prompts of these requests, and of the cached responses.
         reused_tokens: prompt tokens that the backend reused.
-        seconds: saved time: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
-        least_seconds, most_seconds: bounds of `seconds`; see `PrefillCost`.
-        unmeasured_tokens: reused tokens of unknown prefill time, which `seconds` does not include.
-        money: saved money, with `cached_tokens` at the price of reuse; None if no model has a price.
-        least_money: the same with the largest plausible numbers of cached tokens and of wrong hits, which save nothing.
-        cached_tokens: prompt tokens of hits that the provider would have reused; see `CachedShare`.
-        uncertain_tokens: prompt tokens of hits with an uncertain share of cached tokens; `money` assumes the lowest share.
+        seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
+        least_seconds, most_seconds: bounds of `seconds`.
+        unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
+        money: None if no model has a price. A lower bound is `least_money`.
+        cached_tokens: prompt tokens of hits that the provider's cache would have reused; they count at the price of reuse.
+        uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
     """
 
     name: str
@@ -96,7 +96,7 @@ def savings_report(
 
     Args:
         counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
-        since: seconds before now; the UTC day of that time is the first to count. None counts all days.
+        since: seconds before now; counts whole UTC days from that time on. None counts all days.
     """
     wrong = _wrong_hit_interval(counts)
     rows = savings(reader, by, journal.prices, wrong, first_utc_day(since))
@@ -124,7 +124,7 @@ def savings(
     `since` is the first day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
-    costs, shares = reader.prefill_costs(), _cached_shares(reader)
+    costs, cached_shares = prefill_costs(reader), _cached_shares(reader)
     for row in reader.totals(by, since):
         price = price_of(row.model, prices)
         if row.layer == "warming":
@@ -154,14 +154,12 @@ def savings(
                 money = reused * (price.input - price.price_of_reuse) / MILLION
                 saving.add_money(money, money)
                 continue
-            share = shares.get((row.tenant, row.model), CachedShare())
+            shares = cached_shares.get((row.tenant, row.model), (0.0, 1.0))
             if price.cached is not None:
-                saving.cached_tokens += round(row.prompt_tokens * share.least)
-            if share.least < share.most or (share.most and price.cached is None):
+                saving.cached_tokens += round(row.prompt_tokens * shares[0])
+            if shares[0] < shares[1] or (shares[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
-            most, least = (
-                _request_price(price, row, round(row.prompt_tokens * part)) for part in (share.least, share.most)
-            )
+            most, least = (_request_price(price, row, round(row.prompt_tokens * share)) for share in shares)
             wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
             saving.add_money(most, least * (1 - wrong))
     _subtract_writes(reader, by, prices, since, found)
@@ -175,7 +173,8 @@ def _request_price(price: PriceSettings, row: TotalRow, cached: int) -> float:
     return input_price(price, row.prompt_tokens, cached, 0, 0) + row.completion_tokens * price.output / MILLION
 
 
-def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], CachedShare]:
+def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], tuple[float, float]]:
+    # By tenant and model: bounds of the share of prompt tokens that the provider's own prefix cache reuses.
     prompt, reused = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for row in reader.totals("tenant", None):
         if row.layer in BACKEND:
@@ -184,7 +183,7 @@ def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], CachedShare]:
     sql = "select tenant, model, sum(tokens) from prompt_tokens where result = 'unreported' group by 1, 2"
     unreported = {(tenant, model): int(tokens) for tenant, model, tokens in reader.rows(sql, [])}
     return {
-        key: CachedShare(reused[key] / tokens, min(1.0, (reused[key] + unreported.get(key, 0)) / tokens))
+        key: (reused[key] / tokens, min(1.0, (reused[key] + unreported.get(key, 0)) / tokens))
         for key, tokens in prompt.items()
         if tokens
     }
@@ -221,3 +220,70 @@ def _sum_savings(rows: Sequence[Saving]) -> Saving:
             values = [value for each in (total, row) if (value := getattr(each, name)) is not None]
             setattr(total, name, sum(values) if values else None)
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Prefill seconds per computed token, with the bounds of the estimate."""
+
+    seconds: float
+    least: float
+    most: float
+
+
+def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
+    """Return the prefill time per token: the Theil-Sen slope, which excludes the overhead of a request.
+
+    Return None with too few requests, or too similar numbers of tokens. The range is Sen's 90% interval, extended to contain
+    the slope of each quarter of the requests, because the load changes.
+
+    Args:
+        tokens: computed tokens of each request, newest first.
+        seconds: prefill time of each request, in the same order.
+    """
+    x = np.asarray(tokens[:_MAX_REQUESTS], dtype=np.float64)
+    y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
+    if len(x) < MIN_REQUESTS or np.subtract(*np.quantile(x, (0.9, 0.1))) < _MIN_SPREAD:
+        return None
+    slopes = _slopes(x, y)
+    half = _Z * np.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / (2 * len(slopes))
+    low, middle, high = np.quantile(slopes, (max(0.0, 0.5 - half), 0.5, min(1.0, 0.5 + half)))
+    ends = [float(low), float(high)]
+    if len(x) >= _WINDOWS * MIN_REQUESTS:
+        parts = zip(np.array_split(x, _WINDOWS), np.array_split(y, _WINDOWS), strict=True)
+        ends += [float(np.median(part)) for xs, ys in parts if len(part := _slopes(xs, ys))]
+    return PrefillCost(max(0.0, float(middle)), max(0.0, min(ends)), max(0.0, *ends))
+
+
+def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    one, other = np.triu_indices(len(x), 1)
+    run = x[other] - x[one]
+    differ = run != 0
+    slopes: np.ndarray = (y[other] - y[one])[differ] / run[differ]
+    return slopes
+
+
+def prefill_costs(reader: JournalReader) -> dict[str, PrefillCost]:
+    """Return the prefill cost of each model: the mean over its upstreams, weighted by their reused tokens."""
+    sql = (
+        "select model, upstream, prompt_tokens - reused_tokens, prefill_ms / 1000.0, reused_tokens from requests"
+        " where prefill_ms is not null and reused_tokens is not null and status = 200"
+        " and layer in ('prefix', 'forward', 'warming') order by number desc limit ?"
+    )
+    groups: dict[tuple[str, str | None], list[tuple[int, float, int]]] = {}
+    for model, upstream, *measured in reader.rows(sql, [_MAX_SAMPLED]):
+        groups.setdefault((model, upstream), []).append((measured[0], measured[1], measured[2]))
+    costs: dict[str, list[tuple[PrefillCost, int]]] = {}
+    for (model, _), rows in groups.items():
+        computed, seconds, reused = zip(*rows, strict=True)
+        if (cost := prefill_cost(computed, seconds)) is not None:
+            costs.setdefault(model, []).append((cost, sum(reused)))
+    return {model: mean_cost(found) for model, found in costs.items()}
+
+
+def mean_cost(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
+    """Return the mean of costs, each paired with its weight."""
+    total = sum(weight for _, weight in costs) or 1
+    return PrefillCost(
+        *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))
+    )

@@ -9,7 +9,6 @@ from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import MatchScores
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.prices import MILLION, input_price
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
 from kvproxy.offline.prefix_estimate import (
     PrefixEstimate,
@@ -21,7 +20,7 @@ from kvproxy.offline.prefix_estimate import (
 )
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
-from kvproxy.settings.journal import PriceSettings, price_of
+from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 

@@ -18,7 +18,7 @@ from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.span_edits import matches_only_changes, move_edit, strip_edits
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
-from kvproxy.settings.edits import EditSettings
+from kvproxy.settings.rules import EditSettings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 _MAX_SPANS = 3

@@ -16,7 +16,6 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.prices import input_price
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import EarlierPrefix, lost_tokens
@@ -32,7 +31,7 @@ from kvproxy.offline.pause_costs import LongWrite, SessionStep, provider_policy_
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.transcripts import TraceSession
 from kvproxy.provider_cache_policy import CachePrices, PauseTimes
-from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
+from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
 
 RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
 """Anthropic's prices as multiples of the input price, used if a model has no price."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kvproxy.offline.changed_spans import VOLATILE_PATTERNS, ChangedSpan
-from kvproxy.settings.edits import EditSettings
+from kvproxy.settings.rules import EditSettings
 
 _BILLING = "billing-header"
 _VOLATILE = re.compile("|".join(f"({pattern})" for _, pattern in VOLATILE_PATTERNS))

@@ -12,8 +12,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.index.store.open_store import is_url
 from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason
-from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.records_with_questions import RecordWithQuestions, add_questions, entry_ids
+from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import (
@@ -69,8 +68,7 @@ class DirectJournal:
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         # Slow to import.
         from kvproxy.flow.explain import region_loader
-        from kvproxy.journal.miss_explanation import explain_miss
-        from kvproxy.journal.miss_sentences import explain_in_sentences
+        from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 
         record = self.record(request)
         with self._open_store() as store:

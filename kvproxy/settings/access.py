@@ -2,7 +2,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section
+from kvproxy.settings.section import Bytes, Section
 
 TENANT_HEADERS = tuple(
     "authorization api-key x-api-key x-goog-api-key x-litellm-api-key x-auth-token x-forwarded-user x-forwarded-email"
@@ -18,15 +18,50 @@ class AccessSettings(Section):
     )
     open: bool = Field(False, description="Accept all clients beyond loopback without API keys.")
     hosts: tuple[str, ...] = Field(
-        (),
-        description="Public host names of the proxy, such as llm.example.org. IP addresses, localhost and private names need no"
-        " entry.",
+        (), description="Public host names of the proxy. IP addresses, localhost, and private names need no entry."
     )
     priorities: Literal["tenant", "all"] = Field(
         "tenant",
-        description="Scope of `priority` and x-kvproxy-priority: requests of the same tenant, or all requests. With"
-        " all, blocks of low priority are evicted first.",
+        description="Requests that `priority` is compared with: of the tenant, or all; with all, blocks of low priority"
+        " are evicted first.",
     )
     tenant_headers: tuple[str, ...] = Field(
         TENANT_HEADERS, description="Headers that identify tenants; tenants do not share responses."
     )
+
+
+CLIENT_PREFIX = "client:"
+"""Prefix of a client's name in the name of its tenant."""
+
+
+class ClientSettings(Section):
+    """A client with its limits; only the digest of its key is stored."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
+    key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal.")
+    previous_key_sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key before a rotation."
+    )
+    previous_key_expires: float | None = Field(
+        None, description="Expiry of the previous key, in seconds since the epoch."
+    )
+    requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
+    tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
+    concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
+    stored_bytes: Bytes | None = Field(
+        None, ge=0, description="Maximum size of stored responses; beyond it, its own least useful are evicted."
+    )
+
+    def accepts(self, digest: str, now: float) -> bool:
+        if digest == self.previous_key_sha256:
+            return self.previous_key_expires is not None and now < self.previous_key_expires
+        return digest == self.key_sha256
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        previous = self.previous_key_sha256
+        return (self.key_sha256,) if previous is None else (self.key_sha256, previous)
+
+    @property
+    def tenant(self) -> str:
+        return f"{CLIENT_PREFIX}{self.name}"

@@ -15,8 +15,8 @@ class CacheSettings(Section):
     enabled: bool = Field(True, description="Store responses, and answer from them.")
     sampled_requests: Literal["fresh", "replay"] = Field(
         "fresh",
-        description="Response to requests with a temperature above 0 and no seed: a fresh sample, or the stored one. Requests"
-        " without a temperature, or with Cache-Control: max-age, receive the stored one.",
+        description="Response with a temperature above 0 and no seed: a fresh sample, or the stored one. Without a"
+        " temperature, or with Cache-Control: max-age, the stored one is served.",
     )
     semantic: bool = Field(True, description="Search for similar questions after an exact miss.")
     policy: PolicyName = Field("learned", description="Policy of semantic hits, see docs/semantic-cache.md.")
@@ -24,8 +24,7 @@ class CacheSettings(Section):
         None,
         ge=0.0,
         le=1.0,
-        description="Minimum cosine similarity of a semantic hit; by default 0.95 for the policy threshold, and 0.6 for"
-        " policies with a verifier.",
+        description="Minimum cosine similarity of a semantic hit; by default 0.6, or 0.95 for the policy threshold.",
     )
     guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
     verifier: str = Field(
@@ -34,18 +33,17 @@ class CacheSettings(Section):
     )
     languages: tuple[str, ...] | None = Field(
         None,
-        description="Languages of the embedder and the verifier as ISO 639-1 codes, or * for all. Questions in other languages"
-        " receive exact hits only. By default * for the embedder multilingual, and en for others.",
+        description="Languages of the embedder as ISO 639-1 codes, or * for all; other questions have exact hits only. By"
+        " default en, and * for the embedder multilingual.",
     )
     min_probability: float = Field(
         0.8,
         ge=0.0,
         le=1.0,
-        description="Minimum verifier probability for the policy checked, and for learned until it has enough observations.",
+        description="Minimum verifier probability of the policy checked, and of learned before it has enough observations.",
     )
     conversations: bool = Field(
-        True,
-        description="Match conversations with reworded earlier questions and equal earlier answers, see docs/semantic-cache.md.",
+        True, description="Match conversations with reworded earlier questions and equal earlier answers."
     )
     max_error: float = Field(
         0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits, for the policy learned."
@@ -53,15 +51,15 @@ class CacheSettings(Section):
     lookup_timeout: Seconds = Field(
         0.1,
         ge=0.0,
-        description="Timeout of a semantic lookup, ten times as long while no other lookup runs. A lookup that exceeds it is"
-        " skipped, and the request is forwarded.",
+        description="Timeout of a semantic lookup, after which the request is forwarded; ten times as long while no other"
+        " lookup runs.",
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(
-        "similarity", description="How a fresh response is compared with the cached response that was not served."
+        "similarity", description="How fresh responses are compared with cached ones that were not served."
     )
     judge_similarity: float = Field(
-        0.9, ge=0.0, le=1.0, description="Minimum cosine similarity of two responses that count as equal."
+        0.9, ge=0.0, le=1.0, description="Minimum cosine similarity of two equal responses."
     )
     ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
     max_ttl: Seconds | None = Field(
@@ -73,8 +71,7 @@ class CacheSettings(Section):
     stale_if_error: Seconds = Field(
         0.0,
         ge=0,
-        description="Time after expiry in which a response is served if the upstream fails, times out, or returns"
-        " status 500 or above (RFC 5861).",
+        description="Time after expiry in which a response is served if the upstream fails or returns 500 or above (RFC 5861).",
     )
     max_response_bytes: Bytes = Field(
         8 * 2**20,
@@ -82,7 +79,7 @@ class CacheSettings(Section):
         description="Maximum size of a response that is stored, or shared between identical requests in flight.",
     )
     shared: bool = Field(
-        False, description="Share stored responses between all API keys; by default each key is a tenant of its own."
+        False, description="Share responses between all API keys; by default each key is a tenant of its own."
     )
     max_entries: int | None = Field(
         None, ge=1, description="Maximum number of stored responses; beyond it, the least useful are evicted."

@@ -3,7 +3,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvproxy.settings.section import Section, ShareOrBytes
+from kvproxy.settings.section import Bytes, Seconds, Section, ShareOrBytes
 
 
 class EngineSettings(Section):
@@ -17,18 +17,17 @@ class EngineSettings(Section):
     max_num_batched_tokens: int = Field(2048, ge=1, description="Maximum tokens per scheduler step.")
     max_num_seqs: int = Field(64, ge=1, description="Maximum sequences per scheduler step.")
     max_model_len: int | None = Field(
-        None, ge=1, description="Maximum tokens of a sequence; by default the limit of the model."
+        None, ge=1, description="Maximum tokens of a sequence; by default the model's limit."
     )
     device: str = Field("auto", description="Device of the model: auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of weights and KV. auto selects bfloat16 on CUDA, and for large models on a CPU"
-        " with instructions for it; otherwise float32.",
+        description="Number format of weights and KV; auto selects bfloat16 on CUDA and for large models on suitable"
+        " CPUs, else float32.",
     )
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="int8 stores the weights of linear layers in 8 bits, which is faster on a CPU with few clients. Responses"
-        " change slightly.",
+        description="int8 stores weights in 8 bits: faster on a CPU with few clients, with slightly different responses.",
     )
     lora: dict[str, Path] = Field(default_factory=dict, description="Folders of LoRA adapters by model name.")
     prefill_attention: Literal["auto", "sdpa", "varlen"] = Field(
@@ -42,25 +41,21 @@ class EngineSettings(Section):
         None, ge=1, description="CPU threads of the model; by default OMP_NUM_THREADS, or one per core."
     )
     num_speculative_tokens: int = Field(
-        0,
-        ge=0,
-        le=32,
-        description="Tokens per step of speculative decoding from the request's text; 0 and batch_invariant disable it.",
+        0, ge=0, le=32, description="Tokens per step of speculative decoding from the request's text; 0 disables it."
     )
     batch_invariant: bool = Field(
         False,
-        description="Compute each sequence alone and in whole batches, so that the logits with and without cached blocks are"
-        " identical bit for bit. Slow.",
+        description="Compute logits that are identical with and without cached blocks, bit for bit. Slow; no speculative"
+        " decoding.",
     )
     eviction_policy: Literal["lru", "s3fifo", "sessions"] = Field(
         "lru",
-        description="Eviction policy of unreferenced cached blocks. sessions evicts the blocks of the conversation that is"
-        " least likely to return soon.",
+        description="Eviction policy; sessions evicts the blocks of the conversation that is least likely to return soon.",
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",
-        description="Cached blocks of layers with a sliding window: all, or only the last window of each prompt and of"
-        " each shared prefix, as vLLM 0.32 does by default.",
+        description="Cached blocks of sliding-window layers: all, or the last window of each prompt and shared prefix, as"
+        " in vLLM 0.32.",
     )
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="Algorithm of block hashes, with the names of vLLM."
@@ -68,8 +63,26 @@ class EngineSettings(Section):
     kv_events: str | None = Field(
         None, description="Address to publish KV events at, such as tcp://127.0.0.1:5557. Events contain prompt tokens."
     )
-    kv_replay: str | None = Field(
-        None, description="Address to replay missed KV events at, such as tcp://127.0.0.1:5558."
-    )
+    kv_replay: str | None = Field(None, description="Address to replay missed KV events at.")
     kv_topic: str = Field("", description="Topic of KV events.")
     kv_buffer: int = Field(10_000, ge=1, le=100_000, description="Batches of events stored for replay.")
+
+
+class TierSettings(Section):
+    """Storage of KV chunks outside the engine's block pool."""
+
+    host: Bytes | None = Field(None, description='Host memory for chunks, such as "4GiB".')
+    disk: Path | None = Field(None, description="Folder for chunks, which survives restarts.")
+    disk_size: Bytes = Field(20 * 2**30, description="Maximum size of chunks on disk.")
+    # The URL may contain a password.
+    redis: str | None = Field(None, repr=False, description="URL of a Redis or Valkey server for chunks.")
+    redis_timeout: Seconds = Field(0.5, gt=0, description="Timeout of Redis.")
+    redis_ttl: Seconds | None = Field(86_400.0, gt=0, description="Time until a chunk expires in Redis.")
+    chunk_tokens: int = Field(256, ge=1, description="Tokens in a chunk, a multiple of engine.block_size.")
+    load_timeout: Seconds = Field(
+        5.0, gt=0, description="Time without progress until a request computes the blocks itself."
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.host is not None or self.disk is not None or self.redis is not None

@@ -18,11 +18,7 @@ class PriceSettings(Section):
     write_1h: float | None = Field(
         None, ge=0, description="Price of prompt tokens that the provider stores for one hour; by default input."
     )
-    storage: float = Field(
-        0.0,
-        ge=0,
-        description="Price of storing reused prompt tokens for one hour, such as of Gemini's explicit caches.",
-    )
+    storage: float = Field(0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini.")
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
     least_cached_tokens: int = Field(1_024, ge=0, description="Length of the shortest prefix that the provider caches.")
     ttl: Seconds = Field(300.0, gt=0, description="Time after which the provider drops an unused prefix.")
@@ -46,8 +42,8 @@ class JournalSettings(Section):
     enabled: bool = Field(True, description="Record each request.")
     store: Literal["file", "postgres"] | None = Field(
         None,
-        description="Where: file is journal.db in the data folder; postgres is the database of the store, for all proxies on it."
-        " By default postgres if the store is in PostgreSQL, else file.",
+        description="file is journal.db in the data folder; postgres is the store's database, for all proxies on it, and"
+        " the default there.",
     )
     max_rows: int = Field(
         1_000_000,
@@ -57,16 +53,14 @@ class JournalSettings(Section):
     retention: Seconds = Field(30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
-        description="Recorded text: none; hits, the first 200 characters of the question of semantic hits; beginning, the same"
-        " for all requests; all, the whole text. With an encrypted store no text is recorded.",
+        description="Recorded text: none; the first 200 characters of the question, for semantic hits or for all requests"
+        " (beginning); or all. With an encrypted store none.",
     )
-    currency: str = Field(
-        "USD", min_length=1, max_length=8, description="Currency of the prices, shown with amounts of money."
-    )
+    currency: str = Field("USD", min_length=1, max_length=8, description="Currency of the prices.")
     prices: dict[str, PriceSettings] = Field(
         {},
-        description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million tokens, and"
-        " with least_cached_tokens and ttl. Names may contain *; the first match applies.",
+        description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
+        " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies.",
     )
 
 
@@ -75,3 +69,38 @@ def price_of(model: str, prices: Mapping[str, PriceSettings]) -> PriceSettings |
     if model in prices:
         return prices[model]
     return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+
+
+MILLION = 1_000_000
+
+
+def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
+    """Return the price of a prompt in the prices' currency.
+
+    Args:
+        prompt: number of tokens in the prompt.
+        reused: number of these tokens that the provider read from its cache.
+        written_5m, written_1h: number of tokens that the provider wrote to its cache, for five minutes and for one hour.
+    """
+    plain = max(0, prompt - reused - written_5m - written_1h)
+    paid = (
+        reused * price.price_of_reuse
+        + written_5m * price.price_of_5m_write
+        + written_1h * price.price_of_1h_write
+        + plain * price.input
+    )
+    return paid / MILLION
+
+
+def storage_price(price: PriceSettings, token_hours: float) -> float:
+    """Return the price of storing tokens in the provider's cache. `token_hours` is the number of tokens times hours."""
+    return token_hours * price.storage / MILLION
+
+
+def price_lost_per_token(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
+    """Return the mean amount that reuse would save per computed token. Arguments are those of `input_price`."""
+    computed = prompt - reused
+    if computed <= 0:
+        return 0.0
+    paid = input_price(price, prompt, reused, written_5m, written_1h) - reused * price.price_of_reuse / MILLION
+    return paid / computed - price.price_of_reuse / MILLION

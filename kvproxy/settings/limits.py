@@ -12,8 +12,7 @@ class LimitSettings(Section):
     items: int = Field(
         500_000,
         ge=100,
-        description="Maximum commas, braces and brackets in a body on cached routes; excess receives 413. Parsing a body blocks"
-        " all other requests.",
+        description="Maximum commas, braces and brackets in a body on cached routes; excess receives 413.",
     )
     in_flight_bytes: Bytes = Field(
         256 * 2**20,
@@ -26,15 +25,13 @@ class LimitSettings(Section):
     body_seconds: Seconds = Field(
         60.0,
         gt=0,
-        description="Maximum time until a body on cached routes is complete, or until the next chunk on other routes; else 408.",
+        description="Maximum time for a body on cached routes, or for its next chunk on other routes; else 408.",
     )
     header_bytes: Bytes = Field(
-        64 * 2**10, ge=1024, description="Maximum size of the URL and the headers; excess receives 431."
+        64 * 2**10, ge=1024, description="Maximum size of URL and headers; excess receives 431."
     )
     headers: int = Field(200, ge=16, description="Maximum number of headers; excess receives 431.")
-    header_seconds: Seconds = Field(
-        20.0, gt=0, description="Maximum time until the headers are complete; else 408, and the connection is closed."
-    )
+    header_seconds: Seconds = Field(20.0, gt=0, description="Maximum time until the headers are complete; else 408.")
     idle_seconds: Seconds = Field(75.0, gt=0, description="Time until an idle connection is closed.")
     stalled_seconds: Seconds = Field(
         60.0, gt=0, description="Time until a client that does not read its response is disconnected."
@@ -42,14 +39,11 @@ class LimitSettings(Section):
     request_seconds: Seconds = Field(
         3600.0,
         gt=0,
-        description="Maximum duration of a request; else 504, or the stream ends with an error. x-kvproxy-timeout sets a lower"
-        " limit.",
+        description="Maximum duration of a request; else 504, or an error in the stream. x-kvproxy-timeout sets a lower limit.",
     )
     drain_seconds: Seconds = Field(25.0, ge=0, description="Time in which requests in flight may finish at shutdown.")
     choices: int = Field(128, ge=1, description="Maximum choices of a request (`n`, `best_of`); excess receives 400.")
-    cached_tokens: bool = Field(
-        False, description="Count tokens of cache hits against a client's tokens_per_minute, too."
-    )
+    cached_tokens: bool = Field(False, description="Count tokens of cache hits against tokens_per_minute, too.")
     queue_size: int = Field(
         256, ge=0, description="Maximum requests queued for the engine or an upstream; excess receives 503."
     )

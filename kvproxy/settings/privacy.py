@@ -11,11 +11,11 @@ class EncryptionSettings(Section):
 
     key_file: Path | None = Field(
         None,
-        description="File with one key per line, each 32 random bytes in base64. The first key encrypts, all keys decrypt; see"
-        " [the store](store.md#encryption).",
+        description="File with one key per line (32 random bytes in base64); the first encrypts, all decrypt: see [the"
+        " store](store.md#encryption).",
     )
     key_env: str | None = Field(
-        None, description="Environment variable with the keys instead, separated by spaces or line ends."
+        None, description="Environment variable with the keys, separated by spaces or line ends."
     )
 
     @property
@@ -32,8 +32,7 @@ class RedactionSettings(Section):
     replacement: str = Field("[redacted]", description="Replacement text.")
     function: str | None = Field(
         None,
-        description="Your function as package.module:function, which receives a text and returns the text to store."
-        " It runs after the patterns.",
+        description="Your function package.module:function, which returns the text to store. It runs after the patterns.",
     )
 
     @field_validator("patterns")

@@ -3,7 +3,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from kvproxy.settings.cache import PolicyName
-from kvproxy.settings.section import Seconds, Section
+from kvproxy.settings.section import Seconds, Section, compile_pattern
 
 _PROMPT_FIELDS = frozenset("model messages prompt input system instructions tools".split())
 _TENANT_HEADERS = frozenset("authorization api-key x-api-key cookie".split())
@@ -22,7 +22,7 @@ class RuleSettings(Section):
     sampled_requests: Literal["fresh", "replay"] | None = Field(None, description="Overrides cache.sampled_requests.")
     semantic: bool | None = Field(None, description="False allows exact hits only.")
     policy: PolicyName | None = Field(
-        None, description="Overrides cache.policy; learned requires that cache.policy is learned, too."
+        None, description="Overrides cache.policy; learned requires it in cache.policy, too."
     )
     ttl: Seconds | None = Field(None, gt=0, description="Overrides cache.ttl.")
     stale_while_revalidate: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
@@ -35,35 +35,29 @@ class RuleSettings(Section):
     )
     key_headers: tuple[str, ...] = Field((), description="Headers that change the cache key.")
     key_fields: tuple[str, ...] = Field(
-        (), description="Additional fields of the body that change the cache key, such as metadata.project."
+        (), description="More fields of the body that change the cache key, such as metadata.project."
     )
-    tags: tuple[str, ...] = Field((), description="Additional tags of the stored response.")
+    tags: tuple[str, ...] = Field((), description="More tags of the stored response.")
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
     breakpoints: Literal["5m", "1h", "auto"] | None = Field(
         None,
-        description="Place breakpoints (cache_control) in requests to /v1/messages, with this lifetime; auto chooses it by the"
-        " pauses of sessions. By default only the client's.",
+        description="Lifetime of the breakpoints (cache_control) to place in requests to /v1/messages; auto chooses it by"
+        " the pauses of sessions. By default only the client's.",
     )
     keep_warm_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="Tokens that keep-warm requests to /v1/messages may read per hour; by default none are sent.",
+        None, ge=0, description="Tokens that keep-warm requests to /v1/messages may read per hour; by default none."
     )
     keep_warm_money: float | None = Field(
         None,
         ge=0,
-        description="Money in journal.currency that keep-warm requests may cost per hour, by journal.prices; without a price"
-        " none are sent.",
+        description="Money in journal.currency that keep-warm requests may cost per hour, by journal.prices.",
     )
     pin_sessions: bool = Field(
-        False,
-        description="Pin the prompts of conversations on the embedded engine while they are likely to continue, by the"
-        " pauses of earlier sessions.",
+        False, description="Pin the prompts of conversations on the embedded engine while they are likely to continue."
     )
     repair_history: bool = Field(
-        False,
-        description="Restore earlier answers that the client sent back without their reasoning, or in another form.",
+        False, description="Restore earlier answers that the client sent back without reasoning, or in another form."
     )
 
     @property
@@ -90,3 +84,28 @@ class RuleSettings(Section):
 
 NO_RULE = RuleSettings.model_construct(name="")
 """The rule of requests that match no rule of the operator. It changes nothing."""
+
+
+class EditSettings(Section):
+    """An edit of requests, after which their prompts share a longer prefix; `kvproxy lint` suggests edits."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name in headers and records.")
+    model: str = Field("*", description="Pattern of models; * matches any text.")
+    action: Literal["strip", "move", "sort-tools"] = Field(
+        description="Remove a span, move it to the end of the last message, or sort tools by name."
+    )
+    role: Literal["system", "user", "assistant", "prompt"] = Field(
+        "system", description="Role of the edited messages; prompt means plain prompts."
+    )
+    pattern: str | None = Field(None, description="Regular expression (Python) whose only group is the span.")
+    lead: str = Field("", description="Text before a moved span.")
+
+    @field_validator("pattern")
+    @classmethod
+    def _check_group(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        groups = compile_pattern(pattern).groups
+        if groups != 1:
+            raise ValueError(f"{pattern!r} has {groups} groups: enclose only the span in ( )")
+        return pattern

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from kvproxy.settings.clients import ClientSettings
+from kvproxy.settings.access import ClientSettings
 from kvproxy.settings.rules import RuleSettings
 from kvproxy.settings.tree import Settings
 from kvproxy.units import format_bytes, format_seconds, parse_bytes, parse_seconds

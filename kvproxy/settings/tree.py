@@ -22,12 +22,9 @@ from pydantic_settings import (
 )
 
 from kvproxy.errors import SettingsError
-from kvproxy.settings.access import AccessSettings
+from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
-from kvproxy.settings.clients import ClientSettings
-from kvproxy.settings.credentials import PlainKey, parse_upstream_url
-from kvproxy.settings.edits import EditSettings
-from kvproxy.settings.engine import EngineSettings
+from kvproxy.settings.engine import EngineSettings, TierSettings
 from kvproxy.settings.errors import (
     PREFIX,
     SettingConflict,
@@ -39,10 +36,16 @@ from kvproxy.settings.errors import (
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
-from kvproxy.settings.rules import RuleSettings
+from kvproxy.settings.rules import EditSettings, RuleSettings
 from kvproxy.settings.telemetry import LogSettings, TelemetrySettings
-from kvproxy.settings.tiers import TierSettings
-from kvproxy.settings.upstreams import RoutingSettings, SlotSettings, UpstreamServer, UpstreamSettings
+from kvproxy.settings.upstreams import (
+    PlainKey,
+    RoutingSettings,
+    SlotSettings,
+    UpstreamServer,
+    UpstreamSettings,
+    parse_upstream_url,
+)
 
 
 class Settings(BaseSettings):
@@ -60,12 +63,12 @@ class Settings(BaseSettings):
     port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
     model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
     upstream: str | None = Field(
-        None, description="Forward to this OpenAI-compatible server instead of the embedded engine."
+        None, description="OpenAI-compatible server to forward to, instead of the embedded engine."
     )
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
-        description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay, kv_topic,"
-        " hash_algorithm and hash_seed, see [routing](routing.md).",
+        description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay,"
+        " kv_topic, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field(
         "default", description="Embedder: default, multilingual, a folder, or a sentence-transformers id."
@@ -91,17 +94,15 @@ class Settings(BaseSettings):
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
         (),
-        description="Clients in addition to those of `kvproxy keys`: tables with name, key_sha256, requests_per_minute,"
-        " tokens_per_minute, concurrent_requests and stored_bytes. With a client, the proxy requires API keys.",
+        description="Clients besides those of `kvproxy keys`: tables with name, key_sha256, requests_per_minute,"
+        " tokens_per_minute, concurrent_requests and stored_bytes.",
     )
     limits: LimitSettings = LimitSettings()
     rules: tuple[RuleSettings, ...] = Field(
         (), description="Settings for some requests, see [rules](rules.md); reloaded without a restart."
     )
     edits: tuple[EditSettings, ...] = Field(
-        (),
-        description="Edits that let prompts share their beginning: tables with name, model, action, role, pattern and lead, see"
-        " [logs](logs.md#changes-on-the-way).",
+        (), description="Edits that let prompts share their beginning, see [logs](logs.md#changes-on-the-way)."
     )
     encryption: EncryptionSettings = EncryptionSettings()
     redaction: RedactionSettings = RedactionSettings()

@@ -1,9 +1,26 @@
-from typing import Any, Literal
+import base64
+from typing import Annotated, Any, Literal
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from kvproxy.settings.credentials import PlainKey, SecretKey, parse_upstream_url
 from kvproxy.settings.section import Bytes, Seconds, Section
+
+
+def _clean_key(value: object) -> object:
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if not isinstance(value, str):
+        return value
+    value = value.strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError("a key or token may contain visible ASCII characters only")
+    return value or None
+
+
+SecretKey = Annotated[SecretStr | None, BeforeValidator(_clean_key)]
+PlainKey = Annotated[str | None, BeforeValidator(_clean_key)]
+"""An optional key as text. Fields of this type require `repr=False`, to keep the key out of logs."""
 
 
 class UpstreamSettings(Section):
@@ -15,13 +32,11 @@ class UpstreamSettings(Section):
     retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
     api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
     chain: bool = Field(
-        False,
-        description="Forward the client's Cache-Control and x-kvproxy-* headers, because the upstream is a kvproxy, too.",
+        False, description="Forward Cache-Control and x-kvproxy-* headers, because the upstream is a kvproxy, too."
     )
     tokenizer: str = Field(
         "upstream",
-        description="Tokenizer of prompts, to compare them with mirrored pools: upstream (its /tokenize), a folder,"
-        " or a Hugging Face id.",
+        description="Tokenizer of prompts for mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id.",
     )
 
 
@@ -36,11 +51,9 @@ class UpstreamServer(Section):
     kv_replay: str | None = Field(None, description="Address to replay missed KV events, in the same form.")
     kv_topic: str = Field("", description="Prefix of the topics.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
-        "sha256_cbor", description="Value of its --prefix-caching-hash-algo."
+        "sha256_cbor", description="Its --prefix-caching-hash-algo."
     )
-    hash_seed: str | None = Field(
-        None, description="Its PYTHONHASHSEED; by default that of kvproxy, or vLLM's fixed seed."
-    )
+    hash_seed: str | None = Field(None, description="Its PYTHONHASHSEED; by default kvproxy's, or vLLM's fixed seed.")
 
     @model_validator(mode="before")
     @classmethod
@@ -66,8 +79,7 @@ class RoutingSettings(Section):
         0.0625,
         ge=0,
         le=1,
-        description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror."
-        " With several upstreams, all requests are predicted.",
+        description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror.",
     )
     name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
 
@@ -76,10 +88,54 @@ class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
 
     disk_size: Bytes = Field(
-        8 * 2**30, description="Maximum size of slots in the --slot-save-path of each server; 0 disables saving."
+        8 * 2**30, description="Maximum size of slots in each server's --slot-save-path; 0 disables saving."
     )
     min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
     save_after: Seconds = Field(2.0, ge=0, description="Time without a request until a slot is saved.")
-    queue_timeout: Seconds = Field(
-        30.0, ge=0, description="Maximum time to wait for a free slot before forwarding a request."
-    )
+    queue_timeout: Seconds = Field(30.0, ge=0, description="Maximum time to wait for a free slot.")
+
+
+def parse_upstream_url(text: str) -> dict[str, str]:
+    """Split an upstream's URL into `url`, without a trailing slash or `/v1`, and credentials.
+
+    Credentials are `api_key` (a user name without a password), or `authorization` (the header for `user:password`).
+    Raises ValueError, whose message contains no credentials.
+    """
+    shown = _without_secrets(text)
+    if "://" not in text:
+        raise ValueError(f"{shown} has no scheme: write http://{shown}")
+    try:
+        parts = urlsplit(text.strip())
+        has_late_at = "@" in parts.path + parts.query + parts.fragment
+        port = None if has_late_at else parts.port
+    except ValueError:
+        # The reason may quote a part of a password.
+        raise ValueError(f"{shown} is not a URL: use a form such as http://127.0.0.1:8000") from None
+    if has_late_at:
+        raise ValueError(f"{shown} has an @ after its host: write / in a password as %2F, ? as %3F, # as %23, @ as %40")
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{shown} has the scheme {parts.scheme}: use http:// or https://")
+    if not parts.hostname or port == 0 or any(letter.isspace() for letter in parts.netloc):
+        raise ValueError(f"{shown} has no host: use a form such as http://127.0.0.1:8000")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{shown} must end after its path: remove the part after ? or #, and give a key as api_key")
+    return _split_credentials(parts)
+
+
+def _split_credentials(parts: SplitResult) -> dict[str, str]:
+    credentials, _, host = parts.netloc.rpartition("@")
+    url = parts._replace(netloc=host).geturl().rstrip("/").removesuffix("/v1")
+    if not credentials.strip(":"):
+        return {"url": url}
+    if ":" not in credentials:
+        return {"url": url, "api_key": unquote(credentials)}
+    # RFC 7617: the password begins after the first colon.
+    encoded = base64.b64encode(unquote(credentials).encode()).decode()
+    return {"url": url, "authorization": f"Basic {encoded}"}
+
+
+def _without_secrets(text: str) -> str:
+    scheme, found, rest = text.strip().rpartition("://") if "://" in text else ("", "", text.strip())
+    # A password may contain ? and #, so remove the credentials first.
+    rest = rest.rpartition("@")[2]
+    return f"{scheme}{found}{rest.partition('?')[0].partition('#')[0]}"

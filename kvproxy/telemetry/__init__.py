@@ -1,1 +1,1 @@
-"""Traces and metrics for OpenTelemetry; start with spans.py."""
+"""Traces and metrics for OpenTelemetry, and the log of the process."""

@@ -17,7 +17,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import SettingsError
 from kvproxy.flow.prompt_edits import apply_edits
 from kvproxy.settings import load_settings
-from kvproxy.settings.edits import EditSettings
+from kvproxy.settings.rules import EditSettings
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_front
 from tests.statuses import makes_entry

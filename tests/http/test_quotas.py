@@ -21,9 +21,8 @@ from kvproxy.client_keys import add_client
 from kvproxy.flow.quota_charges import estimate_prompt_tokens
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.quotas import Account, Quotas
-from kvproxy.settings.clients import ClientSettings
-from kvproxy.token_bucket import TokenBucket, format_limit_reset
+from kvproxy.quotas import Account, Quotas, TokenBucket, format_limit_reset
+from kvproxy.settings.access import ClientSettings
 from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream

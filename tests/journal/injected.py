@@ -29,9 +29,7 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
-from kvproxy.journal.miss_explanation import MissExplanation, explain_miss
-from kvproxy.journal.miss_sentences import explain_in_sentences
-from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
 from tests.index.doubles import HashEmbedder
@@ -130,7 +128,7 @@ class World:
 
     def explain(self, id: str) -> MissExplanation:
         self.journal.flush()
-        reader = JournalReader(self.journal.path)
+        reader = self.journal.reader()
         try:
             return explain_miss(reader, reader.find(id), region_loader(reader, self.store))
         finally:

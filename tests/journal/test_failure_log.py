@@ -33,7 +33,7 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
         disk.grow()
         journal.add(finished("with room", "again"))
         journal.flush()
-        assert told(caplog)[1:] == [f"the journal {journal.path} can be written again; {lost} records were lost"]
+        assert told(caplog)[1:] == [f"the journal {journal.name} can be written again; {lost} records were lost"]
         assert journal.latest(1)[0].request_id == "again"
         assert len(journal.latest(10_000)) == number - lost + 1
         journal.close()
@@ -47,10 +47,10 @@ def test_a_file_that_was_taken_away_is_told_once(
     journal.add(finished("one", "r1"))
     journal.flush()
     moved = tmp_path / "moved.db"
-    journal.path.rename(moved)
+    Path(journal.name).rename(moved)
     if replaced:
         FileJournal(tmp_path / "other.db", JournalSettings()).close()
-        (tmp_path / "other.db").rename(journal.path)
+        (tmp_path / "other.db").rename(journal.name)
     for number in range(3):
         journal.add(finished("two", f"lost {number}"))
         journal.flush()
@@ -62,7 +62,7 @@ def test_a_file_that_was_taken_away_is_told_once(
     again.close()
     if replaced:
         # The log of the old file still stood there, and SQLite would have written it over the new one.
-        there = FileJournal(journal.path, JournalSettings())
+        there = FileJournal(Path(journal.name), JournalSettings())
         assert there.latest(10) == []
         there.close()
     journal.close()

@@ -62,7 +62,7 @@ def test_the_oldest_and_old_records_go_and_totals_stay(tmp_path: Path) -> None:
         pass
     kept = journal.latest(100)
     assert [record.request_id for record in kept] == [f"r{number}" for number in range(24, 14, -1)]
-    connection = sqlite3.connect(journal.path)
+    connection = sqlite3.connect(journal.name)
     assert connection.execute("select count(*) from prompts").fetchone() == (10,)
     assert connection.execute("select sum(requests) from totals where tag = ''").fetchone() == (25,)
     connection.close()

@@ -18,7 +18,7 @@ from kvproxy.flow.prompt_edits import apply_edits
 from kvproxy.offline.changed_spans import find_changed_span
 from kvproxy.offline.span_edits import matches_only_changes, move_edit, strip_edits
 from kvproxy.settings import load_settings
-from kvproxy.settings.edits import EditSettings
+from kvproxy.settings.rules import EditSettings
 from tests.commands.run import kvproxy
 from tests.offline import live, logs
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index errors units charts provider_cache_policy generation token_bucket trace_context upstreams.routing:
+index errors units charts provider_cache_policy generation trace_context upstreams.routing:
 # The library's names are imported at their first use.
 kvproxy: blocks commands index library offline.simulate settings
 open_response_cache: encryption errors index optional_packages pattern_redaction settings
@@ -25,7 +25,7 @@ data_folder: errors
 backup: data_folder errors settings
 optional_packages: errors
 exchange: apis index quotas settings trace_context
-quotas: errors index settings shared_state token_bucket
+quotas: errors index settings shared_state
 shared_state: errors index
 rules: apis errors flow index settings
 encryption: errors optional_packages settings
@@ -45,10 +45,10 @@ journal: apis blocks errors exchange index optional_packages settings units
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal provider_cache_policy quotas
     open_response_cache
-    settings shared_state token_bucket
+    settings shared_state
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
-    generation mirror settings tiers token_bucket upstreams.routing
+    generation mirror settings tiers upstreams.routing
 backends: apis backends.admission backends.prefix_cache backends.protocol blocks encryption engine errors generation
     settings tiers upstreams
 offline.simulate: blocks charts errors upstreams.routing

@@ -18,7 +18,7 @@ import kvproxy
 from kvproxy.exchange import Exchange
 from kvproxy.journal.record import record_of
 from kvproxy.settings import load_settings
-from kvproxy.telemetry.spans import spans_of
+from kvproxy.telemetry.otlp_export import spans_of
 from kvproxy.trace_context import Trace
 from tests.polling import until
 from tests.requests import api_request

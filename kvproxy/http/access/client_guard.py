@@ -16,7 +16,7 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.index.store.open_store import is_url
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
-from kvproxy.settings.clients import CLIENT_PREFIX, ClientSettings
+from kvproxy.settings.access import CLIENT_PREFIX, ClientSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-litellm-api-key")
 _CHECK_SECONDS = 1.0

@@ -18,12 +18,10 @@ from kvproxy.flow.explain import region_loader
 from kvproxy.http.admin.replies import fields_of, parse_duration, parse_number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.journal.miss_explanation import explain_miss
-from kvproxy.journal.miss_sentences import explain_in_sentences
+from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader, Query, SavingsGroup
 from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
-from kvproxy.journal.record import Layer, Record
-from kvproxy.journal.records_with_questions import RecordWithQuestions, add_questions, entry_ids
+from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.savings import first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 

@@ -1,6 +1,12 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
+
+from kvproxy.errors import KvproxyError, StoreUnavailable
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store.open_store import is_url
+from kvproxy.optional_packages import install_command
 
 
 class JournalFailed(Exception):
@@ -59,3 +65,25 @@ class JournalDatabase(Protocol):
         """Return SQL for a `from` clause: the view `requests` with one row for each tag, which the column `value` contains."""
 
     def close(self) -> None: ...
+
+
+def open_to_read(where: str | Path) -> JournalDatabase:
+    """Open a journal for reading, given its path or its URL of PostgreSQL. Raises NotFound or KvproxyError."""
+    # Each database is imported when it is used: one of them needs an optional driver.
+    if isinstance(where, Path) or not is_url(where):
+        from kvproxy.journal.databases.sqlite import open_to_read as open_file
+
+        return open_file(Path(where))
+    try:
+        from kvproxy.journal.databases.postgres import PostgresJournalDatabase
+
+        database = PostgresJournalDatabase(where, writable=False)
+    except ModuleNotFoundError:
+        raise KvproxyError(f"a journal in PostgreSQL needs its driver: {install_command('postgres')}") from None
+    except CacheStoreError as error:
+        raise KvproxyError(str(error)) from None
+    try:
+        database.connect()
+    except JournalFailed as error:
+        raise StoreUnavailable(f"cannot read the journal {database.name}: {error}") from None
+    return database

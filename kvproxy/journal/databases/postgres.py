@@ -4,14 +4,13 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import first_line
@@ -24,7 +23,6 @@ _DAY = 86_400
 _Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _RETRY_SECONDS = 2.0
 """Minimum seconds between a failed connection and the next attempt."""
-_MAX_READERS = 4
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
 _CONNECT: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, **TCP_OPTIONS}
@@ -99,7 +97,6 @@ class PostgresJournalDatabase:
         self._days: set[int] = set()
         self._pending: list[tuple[str, Sequence[object]]] = []
         self._next_attempt = 0.0
-        self.release: Callable[[_Connection], None] = lambda connection: connection.close()
 
     def connect(self) -> None:
         if self._connection is not None:
@@ -110,16 +107,13 @@ class PostgresJournalDatabase:
         with self._errors():
             connection = psycopg.connect(self._url, **_CONNECT)
             try:
-                configure(connection)
+                _configure(connection)
                 _create_or_check_schema(connection, self.name, create=self._writable)
                 if not self._writable:
                     connection.execute("set default_transaction_read_only = on")
             except BaseException:
                 connection.close()
                 raise
-        self.use(connection)
-
-    def use(self, connection: _Connection) -> None:
         self._connection, self._next_attempt = connection, 0.0
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -232,8 +226,8 @@ class PostgresJournalDatabase:
 
     def close(self) -> None:
         if self._connection is not None:
-            connection, self._connection = self._connection, None
-            self.release(connection)
+            self._connection.close()
+            self._connection = None
 
     def _open(self) -> _Connection:
         if self._connection is None:
@@ -263,55 +257,19 @@ class PostgresJournalDatabase:
             psycopg.NotSupportedError,
         ) as error:
             raise InvalidQuery(first_line(error)) from error
-        except (psycopg.Error, PoolTimeout) as error:
+        except psycopg.Error as error:
             self._disconnect()
             raise JournalFailed(first_line(error)) from error
 
     def _disconnect(self) -> None:
         self._days.clear()
-        if self._connection is not None:
-            self._connection.close()
-            self.close()
+        self.close()
 
 
-class PostgresReaders:
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._pool: ConnectionPool[_Connection] = ConnectionPool(
-            url,
-            min_size=1,
-            max_size=_MAX_READERS,
-            timeout=_RETRY_SECONDS,
-            reconnect_timeout=_RETRY_SECONDS,
-            kwargs=_CONNECT,
-            configure=_configure_reader,
-            check=ConnectionPool.check_connection,
-            open=True,
-        )
-
-    def open(self) -> PostgresJournalDatabase:
-        """Return a read-only connection from the pool; its method `close` returns it. Raises JournalFailed."""
-        database = PostgresJournalDatabase(self._url, writable=False)
-        try:
-            database.use(self._pool.getconn())
-        except (psycopg.Error, PoolTimeout) as error:
-            raise JournalFailed(first_line(error)) from error
-        database.release = self._pool.putconn
-        return database
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-def configure(connection: psycopg.Connection[Any]) -> None:
+def _configure(connection: psycopg.Connection[Any]) -> None:
     connection.adapters.register_loader("numeric", _NumberLoader)
     for setting in _SESSION:
         connection.execute(setting.encode())
-
-
-def _configure_reader(connection: psycopg.Connection[Any]) -> None:
-    configure(connection)
-    connection.execute("set default_transaction_read_only = on")
 
 
 def _create_or_check_schema(connection: psycopg.Connection[Any], name: str, *, create: bool) -> None:

@@ -6,10 +6,9 @@ from math import inf
 from typing import Any
 
 from kvproxy.errors import NotFound
-from kvproxy.journal.prices import MILLION, input_price, price_lost_per_token, storage_price
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS
-from kvproxy.settings.journal import PriceSettings, price_of
+from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, price_of, storage_price
 
 _TURNS = (
     "select t.number, t.session, t.turn, t.parent, (select name from names where number = t.name), r.request_id, r.time,"

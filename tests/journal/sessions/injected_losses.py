@@ -26,7 +26,6 @@ import httpx
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.journal.journal import FileJournal
-from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 from kvproxy.settings import load_settings
@@ -122,7 +121,7 @@ class Proxy:
 
         # A request is recorded after its response has been sent.
         until(is_recorded)
-        with contextlib.closing(JournalReader(self.journal.path)) as reader:
+        with contextlib.closing(self.journal.reader()) as reader:
             sessions = SessionReader(reader, {})
             found = (sessions.turn(record.number) for record in self.journal.latest(count))
             return [turn for turn in found if turn is not None][::-1]

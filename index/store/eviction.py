@@ -10,12 +10,13 @@ with every eviction, so old entries without hits have lower priorities than new 
 The tenants `CLIENT` and `CLIENT/USER` share the limit of the client.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from kvproxy.index.entry import Entry
 from kvproxy.index.store.database import Row, Transaction
 from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
-from kvproxy.index.store.store_types import Capacity, RemovalReason, RemovedEntry
+from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason
 
 PINNED = 1e300
 # After `:count` new hits.
@@ -27,9 +28,10 @@ _PRIORITY = (
 PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIORITY} end"
 PIN = "update responses set priority = :pinned where id = :id"
 UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priority >= :pinned"
-_CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit 100"
+_CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit :limit"
+_MIN_CANDIDATES = 16
 _MAX_EXPIRED = 2_000  # Expired entries per transaction.
-Remove = Callable[[Sequence[str], RemovalReason], list[RemovedEntry]]
+Remove = Callable[[Sequence[str], RemovalReason], None]
 
 
 def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
@@ -37,27 +39,59 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
     return not _is_over_capacity(capacity, 1, entry_bytes) and (limit is None or entry_bytes <= limit)
 
 
-def make_room(
-    run: Transaction, remove: Remove, capacity: Capacity, entry: Entry, entry_bytes: int, now: float
-) -> float:
-    """Evict entries with `remove` until a new entry of `entry_bytes` fits; return the priority of the new entry."""
-    if (limit := _tenant_limit(capacity, entry.tenant)) is not None:
-        _evict_from_tenant(run, remove, _client_of(entry.tenant), limit, entry_bytes)
+def batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[NewEntry]]:
+    """Split entries into batches that an empty store can hold, and in which no two entries have the same id or key."""
+    batch: list[NewEntry] = []
+    names: set[str] = set()
+    sizes: Counter[str] = Counter()
+    for new in entries:
+        client = _client_of(new.entry.tenant)
+        limit = _tenant_limit(capacity, client)
+        sizes[client] += new.size
+        is_full = _is_over_capacity(capacity, len(batch) + 1, sizes.total()) or (
+            limit is not None and sizes[client] > limit
+        )
+        if batch and (is_full or new.entry.id in names or new.entry.key in names):
+            yield batch
+            batch, names, sizes = [], set(), Counter({client: new.size})
+        batch.append(new)
+        names |= {new.entry.id, new.entry.key}
+    if batch:
+        yield batch
+
+
+def make_room(run: Transaction, remove: Remove, capacity: Capacity, batch: Sequence[NewEntry], now: float) -> float:
+    """Evict entries with `remove` until a batch (see `batches`) fits; return the age of the store."""
+    sizes: Counter[str] = Counter()
+    for new in batch:
+        sizes[_client_of(new.entry.tenant)] += new.size
+    for client, size in sizes.items():
+        if (limit := _tenant_limit(capacity, client)) is not None:
+            _evict_from_tenant(run, remove, client, limit, size)
     while True:
         totals = run("select entries, bytes, age from totals")[0]
-        entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + entry_bytes, float(totals["age"])
-        if not _is_over_capacity(capacity, entries, total):
-            break
+        entries, total, age = (
+            int(totals["entries"]) + len(batch),
+            int(totals["bytes"]) + sizes.total(),
+            float(totals["age"]),
+        )
+        if not batch or not _is_over_capacity(capacity, entries, total):
+            return age
         if expired := expired_ids(run, now):
             remove(expired, "expired")
             continue
-        victims = _choose_victims(run(_CANDIDATES.format("")), capacity, entries, total)
+        candidates = run(_CANDIDATES.format(""), {"limit": 2 * len(batch) + _MIN_CANDIDATES})
+        victims = _choose_victims(candidates, capacity, entries, total)
         if not victims:
-            break  # The totals in the database are damaged.
+            return age  # The totals in the database are damaged.
         remove([row["id"] for row in victims], "evicted")
         age = max((row["priority"] for row in victims if row["priority"] < PINNED), default=age)
         run("update totals set age = :age", {"age": age})
-    return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / entry_bytes
+
+
+def priority(age: float, new: NewEntry) -> float:
+    entry = new.entry
+    return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / new.size
 
 
 def expired_ids(run: Transaction, now: float) -> list[str]:
@@ -73,9 +107,10 @@ def _evict_from_tenant(run: Transaction, remove: Remove, client: str, limit: int
         if total <= limit:
             return
         # With names in the statement, the database reads candidates in the order of the index.
-        names = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
+        names: dict[str, Any] = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
         where = f" where tenant in ({', '.join(f':{name}' for name in names)})"
-        victims = _choose_victims(run(_CANDIDATES.format(where), names), Capacity(bytes=limit), 0, total)
+        candidates = run(_CANDIDATES.format(where), names | {"limit": _MIN_CANDIDATES})
+        victims = _choose_victims(candidates, Capacity(bytes=limit), 0, total)
         remove([row["id"] for row in victims], "evicted")
 
 

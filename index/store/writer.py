@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -67,7 +68,8 @@ class StoreWriter:
         """Store entries in one durable transaction. They replace entries with equal keys, and may evict entries."""
         removed: list[RemovedEntry] = []
         with self.database.transaction() as run:
-            numbers = tuple(self._put(run, put, removed) for put in entries)
+            batches = eviction.batches(self._capacity, entries)
+            numbers = tuple(number for batch in batches for number in self._put_batch(run, batch, removed))
         self._notify(removed)
         return WriteResult(numbers, tuple(removed))
 
@@ -75,28 +77,38 @@ class StoreWriter:
         for listener in self.removal_listeners if removed else ():
             listener(removed)
 
-    def _put(self, run: Transaction, put: NewEntry, removed: list[RemovedEntry]) -> int | None:
-        def remove(ids: Sequence[str], reason: RemovalReason) -> list[RemovedEntry]:
-            entries = self._remove(run, ids, reason)
-            removed.extend(entries)
-            return entries
+    def _put_batch(self, run: Transaction, batch: Sequence[NewEntry], removed: list[RemovedEntry]) -> list[int | None]:
+        def remove(ids: Sequence[str], reason: RemovalReason) -> None:
+            removed.extend(self._remove(run, ids, reason))
 
-        entry, size = put.entry, put.size
         text = self.database.storable_text
-        row = {name: text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
-        values = {"id": row["id"], "key": row["key"]}
-        replaced = run("select id, priority from responses where id = :id or key = :key", values)
+        rows = [
+            {name: text(value) if isinstance(value, str) else value for name, value in put.entry.row().items()}
+            for put in batch
+        ]
+        same = [self.database.in_list(name, f"{name}s") for name in ("id", "key")]
+        lists = {f"{name}s": self.database.as_list_parameter([row[name] for row in rows]) for name in ("id", "key")}
+        replaced = run(f"select id, key, priority from responses where {' or '.join(same)}", lists)
         remove([old["id"] for old in replaced], "replaced")
-        if not eviction.fits(self._capacity, entry.tenant, size):
-            removed.append(RemovedEntry(entry.id, entry.namespace))
-            return None
-        priority = eviction.make_room(run, remove, self._capacity, entry, size, self._clock())
-        if any(old["priority"] >= eviction.PINNED for old in replaced):
-            priority = eviction.PINNED
-        run(_INSERT, self.codec.encode(row) | {"bytes": size, "priority": priority})
-        tags = [{"tag": text(tag), "id": entry.id} for tag in sorted(set(entry.tags))]
+        pinned = {old[name] for old in replaced if old["priority"] >= eviction.PINNED for name in ("id", "key")}
+        fits = [eviction.fits(self._capacity, put.entry.tenant, put.size) for put in batch]
+        age = eviction.make_room(run, remove, self._capacity, list(itertools.compress(batch, fits)), self._clock())
+        numbers: list[int | None] = []
+        tags: list[Row] = []
+        for put, row, is_stored in zip(batch, rows, fits, strict=True):
+            if not is_stored:
+                removed.append(RemovedEntry(put.entry.id, put.entry.namespace))
+                numbers.append(None)
+                continue
+            is_pinned = row["id"] in pinned or row["key"] in pinned
+            priority = eviction.PINNED if is_pinned else eviction.priority(age, put)
+            run(_INSERT, self.codec.encode(row) | {"bytes": put.size, "priority": priority})
+            tags += [{"tag": text(tag), "id": row["id"]} for tag in sorted(set(put.entry.tags))]
+            numbers.append(
+                None if put.vector is None else self._insert_vector(run, put.entry, put.vector, put.embedder)
+            )
         run.executemany("insert into tags (tag, id) values (:tag, :id)", tags)
-        return None if put.vector is None else self._insert_vector(run, entry, put.vector, put.embedder)
+        return numbers
 
     def _insert_vector(self, run: Transaction, entry: Entry, vector: np.ndarray, embedder: str) -> int:
         values = {"id": entry.id, "namespace": entry.namespace, "vector": self.database.as_vector_parameter(vector)}

@@ -1,5 +1,6 @@
 """A reference model of a store: a dictionary with the rules of expiry and eviction."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvproxy.index.entry import Entry
@@ -31,23 +32,45 @@ class NaiveStore:
     def _worth(self, entry: Entry, size: int, hits: int) -> float:
         return self.age + (hits + 1) * max(1, entry.prompt_tokens + entry.completion_tokens) / size
 
-    def put(self, entry: Entry, size: int) -> set[str]:
+    def put(self, entries: Sequence[Entry], size: Callable[[Entry], int]) -> set[str]:
         """Returns the ids of removed entries."""
-        before = self.ids() | {entry.id}
-        replaced = self.kept.pop(entry.key, None)
-        share = self.shares.get(entry.tenant)
-        if (self.max_bytes is None or size <= self.max_bytes) and (share is None or size <= share):
-            while share is not None and sum(kept.size for kept in self._of(entry.tenant)) + size > share:
-                worst = min(self._of(entry.tenant), key=lambda kept: (kept.priority, kept.entry.id))
+        removed: set[str] = set()
+        while entries:
+            count = next(n for n in range(len(entries), 0, -1) if n == 1 or self._holds(entries[:n], size))
+            removed |= self._put_batch(entries[:count], size)
+            entries = entries[count:]
+        return removed
+
+    def _holds(self, batch: Sequence[Entry], size: Callable[[Entry], int]) -> bool:
+        fits = all(
+            sum(size(entry) for entry in batch if entry.tenant == tenant) <= share
+            for tenant, share in self.shares.items()
+        )
+        total = sum(map(size, batch))
+        is_small = (self.max_entries or len(batch)) >= len(batch) and (self.max_bytes or total) >= total
+        return fits and is_small and len({entry.key for entry in batch}) == len(batch)
+
+    def _put_batch(self, batch: Sequence[Entry], size: Callable[[Entry], int]) -> set[str]:
+        before = self.ids() | {entry.id for entry in batch}
+        pinned = {entry.key for entry in batch if entry.key in self.kept and self.kept[entry.key].pinned}
+        for entry in batch:
+            self.kept.pop(entry.key, None)
+        batch = [entry for entry in batch if self._holds([entry], size)]
+        for tenant, share in self.shares.items():
+            added = sum(size(entry) for entry in batch if entry.tenant == tenant)
+            while added and sum(kept.size for kept in self._of(tenant)) + added > share:
+                worst = min(self._of(tenant), key=lambda kept: (kept.priority, kept.entry.id))
                 del self.kept[worst.entry.key]
-            if self._full(size):
-                self.expire()
-            while self._full(size):
-                worst = min(self.kept.values(), key=lambda kept: (kept.priority, kept.entry.id))
-                self.age = self.age if worst.pinned else worst.priority
-                del self.kept[worst.entry.key]
-            pinned = replaced is not None and replaced.pinned
-            self.kept[entry.key] = Kept(entry, size, self._worth(entry, size, 0), pinned=pinned)
+        added = sum(map(size, batch))
+        if batch and self._full(len(batch), added):
+            self.expire()
+        while batch and self._full(len(batch), added):
+            worst = min(self.kept.values(), key=lambda kept: (kept.priority, kept.entry.id))
+            self.age = self.age if worst.pinned else worst.priority
+            del self.kept[worst.entry.key]
+        for entry in batch:
+            worth = self._worth(entry, size(entry), 0)
+            self.kept[entry.key] = Kept(entry, size(entry), worth, pinned=entry.key in pinned)
         return before - self.ids()
 
     def ids(self) -> set[str]:
@@ -56,8 +79,8 @@ class NaiveStore:
     def _of(self, tenant: str) -> list[Kept]:
         return [kept for kept in self.kept.values() if kept.entry.tenant == tenant]
 
-    def _full(self, size: int) -> bool:
-        entries, total = len(self.kept) + 1, sum(kept.size for kept in self.kept.values()) + size
+    def _full(self, count: int, size: int) -> bool:
+        entries, total = len(self.kept) + count, sum(kept.size for kept in self.kept.values()) + size
         too_many = self.max_entries is not None and entries > self.max_entries
         return too_many or (self.max_bytes is not None and total > self.max_bytes)
 

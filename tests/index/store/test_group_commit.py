@@ -40,7 +40,7 @@ async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     batcher = WriteBatcher(store.put_many)
     puts = [NewEntry(make_entry(f"question {number}")) for number in range(5)]
-    broken = NewEntry(make_entry("broken", tenant=object()))
+    broken = NewEntry(make_entry("broken", model=object()))
     large = NewEntry(make_entry("large", response=b'"' + b"x" * 3000 + b'"'))
     results = await asyncio.gather(*map(batcher.put, [*puts, broken, large]), return_exceptions=True)
     assert results[:5] == [True] * 5

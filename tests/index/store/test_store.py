@@ -37,7 +37,7 @@ def test_many_are_put_in_one_transaction_or_not_at_all(make_store: MakeStore) ->
     assert list(written.numbers) == sorted(written.numbers)
     assert store.count() == 30
     with pytest.raises(Exception, match=r".*"):
-        store.put_many([NewEntry(make_entry("fine")), NewEntry(make_entry("broken", tenant=object()))])
+        store.put_many([NewEntry(make_entry("fine")), NewEntry(make_entry("broken", model=object()))])
     assert store.count() == 30
     assert store.find(make_entry("fine").key) is None
 

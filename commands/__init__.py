@@ -15,7 +15,6 @@ from kvproxy.commands import (
     explain,
     keys,
     log,
-    reload,
     savings,
     serve,
     sessions,
@@ -58,7 +57,7 @@ app.add_typer(upstreams.app, name="upstreams", rich_help_panel="Operate")
 app.add_typer(keys.app, name="keys", rich_help_panel="Operate")
 app.command("backup", rich_help_panel="Operate")(backup.backup)
 app.command("restore", rich_help_panel="Operate")(backup.restore)
-app.command("reload", rich_help_panel="Operate")(reload.reload)
+app.command("reload", rich_help_panel="Operate")(config.reload)
 
 
 def _print_version(value: bool) -> None:

@@ -1,9 +1,10 @@
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.options import Data
+from kvproxy.commands.options import Data, ProxyOptions
 from kvproxy.commands.output import Output, text_output
 from kvproxy.errors import InvalidRequest
+from kvproxy.units import plural
 
 app = typer.Typer(help="Check the settings.", no_args_is_help=True)
 
@@ -46,3 +47,16 @@ def init(data: Data = None) -> Output:
     except OSError as error:
         raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
     return text_output({"file": str(file)}, f"wrote {file}")
+
+
+@command
+def reload(proxy: ProxyOptions) -> Output:
+    """Reload the rules of a running proxy.
+
+    SIGHUP does the same. If the file has an error, the old rules stay.
+
+    Example: kvproxy reload
+    """
+    done = proxy.client().post("/admin/reload", {})
+    restart = f"\nrestart the proxy for the changed settings: {', '.join(done['restart'])}" if done["restart"] else ""
+    return text_output(done, f"loaded {plural(done['rules'], 'rule')}{restart}")

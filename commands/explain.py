@@ -13,8 +13,7 @@ from kvproxy.commands.request_body import RequestFieldOptions, read_body
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.proxy_client.api_paths import ApiName, credential_headers
-from kvproxy.proxy_client.client import ProxyClient
+from kvproxy.proxy_client.client import ApiName, ProxyClient, credential_headers
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def explain(
         return Output(miss.document, lambda: _print_miss(miss))
     client = proxy.client()
     body = read_body(prompt, system, file)
-    from kvproxy.offline.api_detection import detect_api
+    from kvproxy.offline.request_log import detect_api
 
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")

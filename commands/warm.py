@@ -9,12 +9,12 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Token, Url
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
+from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
+from kvproxy.proxy_client.client import API_NAMES, ProxyClient, credential_headers
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.proxy_client.client import ProxyClient
-    from kvproxy.proxy_client.warm import RequestPace, WarmReport
-    from kvproxy.proxy_client.warm_requests import WarmRequest
+    from kvproxy.proxy_client.warm import WarmReport, WarmRequest
 
 _LISTED_ERRORS = 20
 _LISTED_LINES = 5
@@ -68,12 +68,10 @@ def warm(
 
     Example: kvproxy warm --from-log --top 200
     """
+    import asyncio
+
     from kvproxy.commands.files import read_text
-    from kvproxy.errors import InvalidRequest
-    from kvproxy.proxy_client import warm_requests
-    from kvproxy.proxy_client.api_paths import credential_headers
-    from kvproxy.proxy_client.client import ProxyClient
-    from kvproxy.proxy_client.warm import RequestPace, WarmReport, pin_all
+    from kvproxy.proxy_client import warm as warming
 
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")
@@ -81,26 +79,34 @@ def warm(
     target, origin = ProxyClient(url, token), ProxyClient(source or url, token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
-        found = warm_requests.read_requests(file, read_text(file), default_model, system)
+        found = warming.read_requests(file, read_text(file), default_model, system)
     elif from_log:
-        found = warm_requests.logged_requests(origin, token, data, top, api_key, prefix_only=prefix_only)
+        found = warming.logged_requests(origin, token, data, top, api_key, prefix_only=prefix_only)
     else:
-        found = warm_requests.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
+        found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
     if prefix_only:
-        requests = warm_requests.prefix_only(requests)
-    control = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None
-    report = WarmReport(
+        requests = warming.prefix_requests(requests)
+    report = warming.WarmReport(
         skipped=found.skipped + found.uncacheable,
         unreadable=len(found.errors),
         duplicates=sum(each.count - 1 for each in requests) if file else 0,
         errors=list(found.errors),
     )
-    code = _send(requests, url, RequestPace(concurrency, rate), report, api_key, control, headers)
+    control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
+    try:
+        with progress_bar("warming") as progress:
+            asyncio.run(warming.send_all(requests, url, report, concurrency, rate, api_key, control, headers, progress))
+    except KeyboardInterrupt:
+        print_note("interrupted: run the command again to continue")
+        code = 130
+    except ProxyUnreachable as error:
+        print_note(f"kvproxy: {error.message}")
+        code = error.exit_code
     if keep and not code:
         name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
-        report.pinned = pin_all(target, requests, "stdin" if name == "-" else name, report)
+        report.pinned = warming.pin_all(target, requests, "stdin" if name == "-" else name, report)
     if report.has_cache and not prefix_only and not report.num_cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
@@ -109,7 +115,7 @@ def warm(
     if from_log and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
     if found.uncacheable:
-        print_note(f"skipped {plural(found.uncacheable, 'uncacheable prompt')}: {warm_requests.UNCACHEABLE}")
+        print_note(f"skipped {plural(found.uncacheable, 'uncacheable prompt')}: {warming.UNCACHEABLE}")
     if file is not None and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'line')} without a request")
     if found.plain_lines:
@@ -139,11 +145,8 @@ def _field_text(value: Any) -> str:
 
 
 def _hit_requirements(
-    client: "ProxyClient", requests: "list[WarmRequest]", api_key: str | None, headers: dict[str, str]
+    client: ProxyClient, requests: "list[WarmRequest]", api_key: str | None, headers: dict[str, str]
 ) -> dict[str, Any]:
-    from kvproxy.errors import KvproxyError
-    from kvproxy.proxy_client.api_paths import API_NAMES, credential_headers
-
     # A credential is in another header for another API, and selects another tenant.
     models = {API_NAMES[request.path]: str(request.body.get("model", "")) for request in requests}
     try:
@@ -162,36 +165,9 @@ def _hit_requirements(
 
 def _key_fields(request: "WarmRequest") -> dict[str, Any]:
     from kvproxy.apis import APIS
-    from kvproxy.proxy_client.api_paths import API_NAMES
 
     known = {"model", "messages", "prompt", "input", "system", *APIS[API_NAMES[request.path]].ignored_fields}
     return {name: value for name, value in request.body.items() if name not in known}
-
-
-def _send(
-    requests: "list[WarmRequest]",
-    url: str,
-    pace: "RequestPace",
-    report: "WarmReport",
-    api_key: str | None,
-    cache_control: str | None,
-    headers: dict[str, str],
-) -> int:
-    import asyncio
-
-    from kvproxy.errors import ProxyUnreachable
-    from kvproxy.proxy_client.warm import send_all
-
-    try:
-        with progress_bar("warming") as progress:
-            asyncio.run(send_all(requests, url, pace, report, api_key, cache_control, headers, progress))
-    except KeyboardInterrupt:
-        print_note("interrupted: run the command again to continue")
-        return 130
-    except ProxyUnreachable as error:
-        print_note(f"kvproxy: {error.message}")
-        return error.exit_code
-    return 0
 
 
 def _print(report: "WarmReport") -> None:

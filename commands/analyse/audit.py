@@ -51,8 +51,7 @@ def audit(
 
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.audit import CHAT, COMPLETIONS, generate_bodies
-    from kvproxy.proxy_client.api_paths import credential_headers
-    from kvproxy.proxy_client.client import ProxyClient
+    from kvproxy.proxy_client.client import ProxyClient, credential_headers
 
     path, headers = COMPLETIONS if completions else CHAT, credential_headers("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)

@@ -31,9 +31,6 @@ def lint(
     log: Log,
     tokenizer: Tokenizer = None,
     block_size: BlockSize = 16,
-    pool: Annotated[
-        int | None, typer.Option(help="Blocks of the engine's pool.", min=2, show_default="unlimited")
-    ] = None,
     top: Annotated[int, typer.Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
     edits: Annotated[Path | None, typer.Option(help="Write the suggested edits into this file as settings.")] = None,
     sessions: SessionsOption = False,
@@ -67,7 +64,7 @@ def lint(
     settings, loaded = load_settings(data=data), load_tokenizer(tokenizer)
     content = read_log(log, read_text(log), model)
     with progress_bar("reading prompts") as progress:
-        found = asyncio.run(run(content.requests, settings, loaded, block_size, pool, progress))
+        found = asyncio.run(run(content.requests, settings, loaded, block_size, progress))
     if edits is not None:
         with explain_write_errors(edits):
             edits.write_text(found.edits_as_toml())

@@ -140,7 +140,7 @@ def _refuse_options(values: Mapping[str, object], mode: str) -> None:
 
 
 def _parse_policies(text: str) -> list[str]:
-    from kvproxy.offline.simulate.eviction_policies import POLICY_NAMES
+    from kvproxy.offline.simulate.pool_simulation import POLICY_NAMES
 
     chosen = [name.strip() for name in text.split(",")]
     unknown = [name for name in chosen if name not in POLICY_NAMES]

@@ -1,13 +1,15 @@
-"""Finds the first changed span between two prompts: a difference, such as a date, before equal text."""
+"""Finds the first changed span between two prompts (a difference, such as a date, before equal text), and edits against it."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.blocks.divergence import common_prefix_length
-from kvproxy.offline.prompt_regions import TOOLS, Region, prompt_regions, tool_line
+from kvproxy.offline.prompt_families import TOOLS, Region, prompt_regions, tool_line
+from kvproxy.settings.rules import EditSettings
 
 Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "text"]
 
@@ -16,7 +18,7 @@ _WORDS_THAT_END_A_SPAN = 16
 _CONTEXT = 24
 _MAX_SPAN_CHARACTERS = 400
 _BILLING = "billing-header"
-VOLATILE_PATTERNS: tuple[tuple[Kind, str], ...] = (
+_VOLATILE_PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
     ("date", r"(?:\w{3,9},? )?(?:\d{1,2} \w{3,9}|\w{3,9} \d{1,2}),? \d{4}"),
     ("time", r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?"),
@@ -24,6 +26,8 @@ VOLATILE_PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("number", r"[+-]?\d[\d,_]*(?:\.\d+)?"),
     ("id", r"(?=\S*\d)[\w.:/=+-]{5,}"),
 )
+_VOLATILE = re.compile("|".join(f"({pattern})" for _, pattern in _VOLATILE_PATTERNS))
+_PLACEHOLDER = "\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class ChangedSpan:
         role: role of its message; None in tools and in a prompt without messages.
         at: index of its first character in the region of the later prompt.
         old, new: text of the span in the earlier and in the later prompt.
-        before, after: up to 24 equal characters before and after the span.
+        before, after: up to 24 characters of the later prompt before and after the span.
         recomputed_words: number of equal words after the span, which a prefix cache cannot reuse because of the span.
     """
 
@@ -64,36 +68,33 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
         if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
-            lost = len(_split("\n".join(lines[1]))) + sum(len(_split(each.text)) for each in prompt_regions(new)[1:])
+            lost = sum(len(_PIECE.findall(each.text)) for each in prompt_regions(new))
             return ChangedSpan(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
     old_regions, new_regions = prompt_regions(old), prompt_regions(new)
     same = common_prefix_length(old_regions, new_regions)
     if same == min(len(old_regions), len(new_regions)) or old_regions[same].name != new_regions[same].name:
         return None
-    return _span_within_region(old_regions[same:], new_regions[same:], new)
+    return _span_within_region(old_regions[same:], new_regions[same:])
 
 
-def _span_within_region(old: Sequence[Region], new: Sequence[Region], form: PromptInput) -> ChangedSpan | None:
-    one, other = _split(old[0].text), _split(new[0].text)
+def _span_within_region(old: Sequence[Region], new: Sequence[Region]) -> ChangedSpan | None:
+    one, other = _PIECE.findall(old[0].text), _PIECE.findall(new[0].text)
     same = common_prefix_length(one, other)
+    rest = sum(
+        (len(_PIECE.findall(each.text)) + 1) // 2 for each in new[1 : 1 + common_prefix_length(old[1:], new[1:])]
+    )
     resumed = _find_equal_run(one[same:], other[same:])
     if resumed is None:
-        rest = _count_equal_words(old[1:], new[1:])
         if rest < _WORDS_THAT_END_A_SPAN or len(old[0].text) > _MAX_SPAN_CHARACTERS + len(new[0].text):
             return None
-        skip_old, skip_new, lost = len(one) - same, len(other) - same, rest
-    else:
-        skip_old, skip_new, lost = resumed
-        lost += _count_equal_words(old[1:], new[1:])
+        resumed = len(one) - same, len(other) - same, 0
+    skip_old, skip_new, lost = resumed
     at = len("".join(other[:same]))
     ends = at + len("".join(one[same : same + skip_old])), at + len("".join(other[same : same + skip_new]))
     kind, at, end_old, end_new = _classify_span(old[0].text, new[0].text, at, *ends)
     before, after = new[0].text[max(0, at - _CONTEXT) : at], new[0].text[end_new : end_new + _CONTEXT]
-    role = None
-    if isinstance(form, Conversation) and new[0].message is not None:
-        role = str(form.messages[new[0].message].get("role"))
     was, now = old[0].text[at:end_old], new[0].text[at:end_new]
-    return ChangedSpan(new[0].name, role, at, was, now, before, after, kind, lost)
+    return ChangedSpan(new[0].name, new[0].role, at, was, now, before, after, kind, lost + rest)
 
 
 def _find_equal_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
@@ -111,15 +112,11 @@ def _find_equal_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int,
     return None
 
 
-def _count_equal_words(old: Sequence[Region], new: Sequence[Region]) -> int:
-    return sum((len(_split(region.text)) + 1) // 2 for region in new[: common_prefix_length(old, new)])
-
-
 def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
     line = new.rfind("\n", 0, at) + 1
     if _BILLING in new[line:end_new] and _BILLING in old[line:end_old]:
         return "billing header", line, end_old, end_new
-    for kind, pattern in VOLATILE_PATTERNS:
+    for kind, pattern in _VOLATILE_PATTERNS:
         one, other = _widen_match(pattern, old, line, at, end_old), _widen_match(pattern, new, line, at, end_new)
         if one is not None and other is not None and one.start() == other.start():
             return kind, other.start(), one.end(), other.end()
@@ -127,7 +124,6 @@ def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> t
 
 
 def _word_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[int, int, int]:
-    """Widen a span of replaced text to whole words, without equal white space at its ends. Inserted text keeps its ends."""
     while at < min(end_old, end_new) and new[at] == old[at] and new[at].isspace():
         at += 1
     while at < min(end_old, end_new) and new[end_new - 1] == old[end_old - 1] and new[end_new - 1].isspace():
@@ -150,10 +146,6 @@ def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Ma
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
 
 
-def _split(text: str) -> list[str]:
-    return _PIECE.findall(text)
-
-
 def describe_span(span: ChangedSpan) -> Iterator[str]:
     if span.kind == "order of tools":
         yield "the order of the tools"
@@ -164,3 +156,74 @@ def describe_span(span: ChangedSpan) -> Iterator[str]:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
+
+
+def strip_edits(span: ChangedSpan) -> list[EditSettings]:
+    """Return edits that remove the span from prompts, although its text changes. Each edit matches less than the one before."""
+    if span.kind == "order of tools":
+        return [EditSettings(name="tools", action="sort-tools")]
+    role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
+    name = span.kind.replace(" ", "-")
+    if span.kind == "billing header":
+        pattern = r"\A(?:.*\n)??([^\n]*billing-header[^\n]*\n?)"
+        return [EditSettings(name=name, action="strip", role=role, pattern=pattern)]
+    lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
+    return [
+        EditSettings(name=name, action="strip", role=role, pattern=pattern, lead=lead) for pattern in _patterns(span)
+    ]
+
+
+def move_edit(edit: EditSettings) -> EditSettings:
+    return edit.model_copy(update={"action": "move"})
+
+
+def matches_only_changes(edit: EditSettings, matches: Sequence[Sequence[str]]) -> bool:
+    """Return whether the texts that an edit matches, listed by prompt, change between the prompts of a family."""
+    counts = Counter(text for found in matches for text in found)
+    if not counts or edit.action == "sort-tools" or edit.name == _BILLING:
+        return True
+    is_everywhere = all(matches)
+    if len(counts) == 1 and is_everywhere and len(matches) > 1:
+        return False
+    fixed = {text: count for text, count in counts.items() if not _VOLATILE.search(text)}
+    most = 1 if len(fixed) < len(counts) else sum(counts.values()) / 2
+    if fixed and (len(counts) == 1 or max(fixed.values()) > most):
+        return False
+    return not ((fixed or is_everywhere) and len(counts) > 1 and _have_common_end(list(counts)))
+
+
+def _have_common_end(texts: Sequence[str]) -> bool:
+    words = [_VOLATILE.sub(f" {_PLACEHOLDER} ", text).split() for text in texts]
+    ends = ({each[place] if each else _PLACEHOLDER for each in words} for place in (0, -1))
+    return any(len(found) == 1 and any(map(str.isalpha, *found)) for found in ends)
+
+
+def _patterns(span: ChangedSpan) -> list[str]:
+    before, after = _digit_insensitive_pattern(span.before), _digit_insensitive_pattern(span.after) or r"\Z"
+    start = r"\A" + before if span.at == len(span.before) else before
+    context = before or start
+    for kind, shape in _VOLATILE_PATTERNS:
+        if kind == span.kind and all(re.fullmatch(shape, text) for text in (span.old, span.new)):
+            return [f"{context}({shape})", f"{context}({shape})(?={after})", f"{start}({shape})(?={after})"]
+    found = [f"{context}(.*?){after}", f"{start}(.*?){after}"]
+    shapes = sorted({_shape(text) for text in (span.old, span.new) if _VOLATILE.search(text)})
+    if shapes:
+        shape = f"({'|'.join(shapes)})"
+        found = [f"{context}{shape}", *found, f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
+    return list(dict.fromkeys(found))
+
+
+def _shape(text: str) -> str:
+    parts, end = [], 0
+    for match in _VOLATILE.finditer(text):
+        parts += [_escape(text[end : match.start()]), _VOLATILE_PATTERNS[(match.lastindex or 1) - 1][1]]
+        end = match.end()
+    return "".join([*parts, _escape(text[end:])])
+
+
+def _digit_insensitive_pattern(text: str) -> str:
+    return re.sub(r"\d", r"\\d", _escape(text))
+
+
+def _escape(text: str) -> str:
+    return re.escape(text).replace(r"\ ", " ")

@@ -124,7 +124,7 @@ async def estimate(
     prefix = estimate_prefix_reuse(readable, block_size, sizes)
     every = [tokens for tokens in tokenized if tokens is not None]
     alone = estimate_prefix_reuse(every, block_size, [point.blocks for point in prefix.points])
-    reused = iter(reused_blocks(block_chains(every, block_size), None))
+    reused = iter(reused_blocks(block_chains(every, block_size)))
     shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
     prices = [price_of(each.request.model, settings.journal.prices) for each in replayed]
     hits = {

@@ -9,13 +9,18 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.prompt_edits import apply_edits, matched_spans
-from kvproxy.offline.changed_spans import ChangedSpan, find_changed_span, without_digits
+from kvproxy.offline.changed_spans import (
+    ChangedSpan,
+    find_changed_span,
+    matches_only_changes,
+    move_edit,
+    strip_edits,
+    without_digits,
+)
 from kvproxy.offline.log_replay import response_text, to_api_request
 from kvproxy.offline.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
-from kvproxy.offline.prompt_families import Family, group_families, shingles
-from kvproxy.offline.prompt_regions import prompt_regions
+from kvproxy.offline.prompt_families import Family, group_families, prompt_regions, shingles
 from kvproxy.offline.request_log import LoggedRequest
-from kvproxy.offline.span_edits import matches_only_changes, move_edit, strip_edits
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.rules import EditSettings
@@ -60,12 +65,12 @@ class EditSaving:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """The findings about one family of prompts (see `Family`).
+    """The findings about one family of prompts.
 
     Attributes:
-        reused: prompt tokens that a prefix cache reuses without edits.
+        prompt_tokens, reused: number of prompt tokens, and of those that a prefix cache reuses without edits.
         shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
-        savings: effects of the edits, applied one after another; each includes the edits before it.
+        savings: effects of the suggested edits. Each effect includes the edits before it.
     """
 
     family: Family
@@ -103,14 +108,10 @@ async def lint(
     settings: Settings,
     tokenizer: LocalTokenizer,
     block_size: int,
-    pool: int | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None],
 ) -> LintReport:
-    """Find changed spans in the prompts of a log, after the configured edits.
-
-    `pool` is the size of the prefix cache's pool in blocks; None is unlimited.
-    """
-    prompts, rules = _TokenizedPrompts(tokenizer, block_size, pool), Rules(settings)
+    """Find changed spans in the prompts of a log, after the configured edits."""
+    prompts, rules = _TokenizedPrompts(tokenizer, block_size), Rules(settings)
     for number, logged in enumerate(requests, 1):
         request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
         await prompts.add(request, response_text(logged))
@@ -125,14 +126,13 @@ async def lint(
 
 
 class _TokenizedPrompts:
-    def __init__(self, tokenizer: LocalTokenizer, block_size: int, pool: int | None) -> None:
+    def __init__(self, tokenizer: LocalTokenizer, block_size: int) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
         self.untokenized = 0
         self._tokenized: list[TokenizedRequest] = []
         self._tokenizer = tokenizer
         self._block_size = block_size
-        self._pool = pool
 
     async def add(self, request: ApiRequest, response: str | None) -> None:
         try:
@@ -146,7 +146,6 @@ class _TokenizedPrompts:
         self._tokenized.append(tokenized)
 
     async def report(self, family: Family, families: Sequence[Family]) -> FamilyReport:
-        """Report on one of the families of a model."""
         members = family.members
         tokenized = [self._tokenized[member] for member in members]
         blocks = self._reused_blocks(tokenized)
@@ -183,13 +182,13 @@ class _TokenizedPrompts:
         return EditedReuse(sum(len(each.prompt) for each in tokenized), reused), changed
 
     def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
-        return reused_blocks(block_chains(tokenized, self._block_size), self._pool)
+        return reused_blocks(block_chains(tokenized, self._block_size))
 
 
 def _safe_edit(
     span: ChangedSpan, requests: Sequence[ApiRequest], others: Sequence[Sequence[ApiRequest]]
 ) -> EditSettings | None:
-    """Return the edit that matches in most requests among the edits that match no unchanging text of any family."""
+    """Return the edit that matches most requests, of the edits that match only changing text in each family."""
     chosen, most = None, 0
     for edit in strip_edits(span):
         if edit.action == "sort-tools":
@@ -216,7 +215,7 @@ def _spans_by_cost(forms: Sequence[PromptInput]) -> list[list[ChangedSpan]]:
 
 
 def _merge_inserted(found: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
-    """Count a span that changes within text of only some prompts, such as its date, as a change of that text."""
+    """Count a change within text that only some prompts have, such as its date, as a change of that text."""
     inserted = {key: spans for key, spans in found.items() if not (spans[0].old and spans[0].new)}
     for key in [key for key in found if key not in inserted]:
         around = without_digits("".join((found[key][0].before, found[key][0].new, found[key][0].after)))

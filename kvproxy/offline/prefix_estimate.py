@@ -5,8 +5,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, SimulatedPool, lru_hits
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, cached_prefix_length, lru_hits
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
@@ -15,12 +14,7 @@ _DEFAULT_SIZES = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """The token ids of a request.
-
-    Attributes:
-        response: token ids of the logged response, which the next prompt may contain.
-        salt: requests with different salts share no blocks.
-    """
+    """The token ids of a request, and of the logged response. Requests with different salts share no blocks."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...] = ()
@@ -29,6 +23,8 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPoint:
+    """The number of prompt tokens that a pool of `blocks` blocks reuses."""
+
     blocks: int
     reused: int
 
@@ -58,8 +54,7 @@ async def tokenize_request(
 ) -> TokenizedRequest:
     prompt = await tokenizer.encode(form)
     response_tokens = await tokenizer.encode_output(response) if response else ()
-    own = request.body.get("cache_salt")
-    salt = f"{request.tenant} {request.model} {own if isinstance(own, str) else ''}"
+    salt = f"{request.tenant} {request.model} {request.body.get('cache_salt') or ''}"
     return TokenizedRequest(tuple(prompt), tuple(response_tokens), salt)
 
 
@@ -76,21 +71,20 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
     return chains
 
 
-def reused_blocks(chains: Sequence[ChainRequest], pool: int | None) -> list[int]:
-    """Return the number of reused blocks of each request. `pool` is the pool's size in blocks; None is unlimited."""
-    # One block is the null block, as in vLLM.
-    capacity = sum(len(chain.blocks) + 1 for chain in chains) if pool is None else max(1, pool - 1)
-    cache = SimulatedPool(capacity, LRU(capacity))
-    return [cache.serve(chain) or 0 for chain in chains]
+def reused_blocks(chains: Sequence[ChainRequest]) -> list[int]:
+    """Return the number of blocks of each request that an unlimited pool reuses."""
+    cached: set[int] = set()
+    found = []
+    for chain in chains:
+        found.append(min(chain.reusable, cached_prefix_length(chain.blocks, cached)))
+        cached.update(chain.blocks)
+    return found
 
 
 def estimate_prefix_reuse(
     requests: Sequence[TokenizedRequest], block_size: int, sizes: Sequence[int] | None
 ) -> PrefixEstimate:
-    """Compute the prefix reuse for several sizes of the pool.
-
-    `sizes` are in blocks; by default, there are eight sizes up to the number of distinct blocks.
-    """
+    """Compute the prefix reuse for pool sizes in blocks; by default, eight sizes up to the number of distinct blocks."""
     chains = block_chains(requests, block_size)
     # One block is the null block, and one is for an incomplete block.
     chosen = sorted(set(sizes)) if sizes else [size + 2 for size in default_sizes(chains, _DEFAULT_SIZES)]

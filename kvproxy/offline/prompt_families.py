@@ -1,3 +1,5 @@
+"""Splits prompts into regions, and groups prompts that begin with almost the same text."""
+
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -5,12 +7,49 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from kvproxy.offline.prompt_regions import Region, prompt_head
+from kvproxy.apis.codecs.codec import Conversation, PromptInput
+from kvproxy.apis.json import JsonObject, dumps, text_of
 
+TOOLS = "tools"
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SHINGLE_WORDS = 3
 _MAX_WORDS = 2000
 _MIN_COMMON_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a prompt.
+
+    Attributes:
+        name: `tools`, `prompt`, `system prompt`, or a message such as `user message 2`, numbered from 1.
+        role: role of the message; None for `tools` and `prompt`.
+    """
+
+    name: str
+    text: str
+    role: str | None = None
+
+
+def prompt_regions(form: PromptInput) -> list[Region]:
+    """Return the regions of a prompt: all tools as one region, then each message. A prompt of token ids has no region."""
+    if isinstance(form, str):
+        return [Region("prompt", form)]
+    if not isinstance(form, Conversation):
+        return []
+    tools = [Region(TOOLS, "\n".join(map(tool_line, form.tools)))] if form.tools else []
+    return [*tools, *(_message_region(index, message) for index, message in enumerate(form.messages))]
+
+
+def tool_line(tool: JsonObject) -> str:
+    return dumps(tool).decode()
+
+
+def _message_region(index: int, message: JsonObject) -> Region:
+    role, calls = str(message.get("role", "")), message.get("tool_calls")
+    name = "system prompt" if role in ("system", "developer") and index == 0 else f"{role} message {index + 1}"
+    text = text_of(message.get("content")) or ""
+    return Region(name, text + (dumps(calls).decode() if calls else ""), role)
 
 
 @dataclass(slots=True)
@@ -18,9 +57,9 @@ class Family:
     """Requests to one model whose prompts begin with almost the same text.
 
     Attributes:
-        head: beginning of the family's first prompt: its tools and system prompt, or else its first message.
-        members: indexes of the requests in the log.
-        shingles: see the function `shingles`; of `head`.
+        head: tools and system prompt of the family's first prompt; if it has neither, its first message.
+        members: indexes of the family's requests in the log.
+        shingles: hashes of all sequences of three words in `head`.
     """
 
     model: str
@@ -30,7 +69,7 @@ class Family:
 
 
 def shingles(text: str) -> set[int]:
-    """Return the hashes of all sequences of three words in a text; a shorter text has one hash."""
+    """Return the hash of each sequence of three words in a text; a shorter text has one hash."""
     words = _WORD.findall(text)[:_MAX_WORDS]
     starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
     runs = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
@@ -38,14 +77,15 @@ def shingles(text: str) -> set[int]:
 
 
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
-    """Group prompts of one model whose beginnings share half of their phrases of three words. The largest group is first.
+    """Return the families of prompts, the largest first. A prompt without text belongs to no family.
 
-    A prompt without text belongs to no group.
+    Two prompts for one model belong together if their heads (see `Family`) share half of their sequences of three words.
     """
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}
     for member, (model, regions) in enumerate(zip(models, prompts, strict=True)):
-        head = prompt_head(regions)
+        first = [region.text for region in regions if region.name in (TOOLS, "system prompt")]
+        head = "\n".join(first or [region.text for region in regions[:1]])
         if not head.strip():
             continue
         hashes = shingles(head)

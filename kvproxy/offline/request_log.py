@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from datetime import datetime
 from pathlib import Path
 
 from kvproxy.apis import APIS
-from kvproxy.apis.api import Api
-from kvproxy.apis.json import Json, JsonObject, as_object, loads
+from kvproxy.apis.api import Api, ApiName
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, loads, objects
 from kvproxy.errors import InvalidRequest
-from kvproxy.offline.api_detection import detect_api
 
 _BODIES = ("body", "request", "request_body", "payload", "json")
 _RESPONSES = ("response", "response_body", "answer", "completion", "output")
@@ -21,8 +21,11 @@ _LOG_FIELDS = {"method", "status", "status_code", *_ROUTES}
 _HEADERS = ("headers", "request_headers")
 _OWN = {*_LOG_FIELDS, *_TIMES, *_RESPONSES, *_HEADERS}
 _ACCESS_LOG = re.compile(r'"[A-Z]+ \S+ HTTP/[\d.]+"')
+# Larger timestamps are in milliseconds: in seconds they would be after the year 5138.
 _MIN_MILLISECONDS = 1e11
-"""Larger timestamps are in milliseconds; in seconds they would be after the year 5138."""
+_MESSAGES_FIELDS = {"system", "stop_sequences", "thinking", "anthropic_version", "anthropic_beta"}
+_MESSAGES_BLOCKS = {"tool_use", "tool_result", "image", "document", "thinking"}
+_RESPONSES_FIELDS = set("instructions max_output_tokens previous_response_id reasoning store text tools".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,15 @@ class LoggedRequest:
         line: number of its line, from 1.
         body: request body, in which `model` is set and `stream` is false.
         headers: lower-case names.
-        time: seconds since the epoch, if logged.
-        response: response body, or only its text, if logged.
+        time: arrival in seconds since the epoch; None if not logged.
+        response: response body, or only its text; None if not logged.
         seconds: duration until the response ended; 0 if unknown.
     """
 
     line: int
     api: Api
     body: JsonObject
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = dataclass_field(default_factory=dict)
     time: float | None = None
     response: JsonObject | str | None = None
     seconds: float = 0.0
@@ -59,15 +62,15 @@ class RequestLog:
 
     Attributes:
         skipped: number of lines without a request to a cached API, such as comments.
-        first_record: number of the first line with a request, if the log was read as JSON lines; otherwise None.
-        plain_lines: numbers of the lines without JSON, such as prompts, in a log that was read as JSON lines.
+        first_record: number of the first line with a request; None if each line was read as a prompt.
+        plain_lines: numbers of the lines that are not JSON objects, in a log that was read as JSON lines.
     """
 
-    requests: list[LoggedRequest] = field(default_factory=list)
+    requests: list[LoggedRequest] = dataclass_field(default_factory=list)
     skipped: int = 0
-    errors: list[LineError] = field(default_factory=list)
+    errors: list[LineError] = dataclass_field(default_factory=list)
     first_record: int | None = None
-    plain_lines: list[int] = field(default_factory=list)
+    plain_lines: list[int] = dataclass_field(default_factory=list)
 
 
 class _SkipLine(Exception): ...
@@ -88,11 +91,10 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     content = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     log = RequestLog(skipped=len(lines) - len(content))
-    values = [_json_object(line) for _, line in content]
-    if any(map(_is_record, values)) or None not in values:
-        log.first_record = next(
-            (number for (number, _), value in zip(content, values, strict=True) if _is_record(value)), None
-        )
+    values = [(number, _json_object(line)) for number, line in content]
+    records = [number for number, value in values if value and {*_PROMPTS, *_BODIES} & set(value)]
+    if records or all(value is not None for _, value in values):
+        log.first_record = records[0] if records else None
         log.plain_lines = [number for number, line in content if not line.lstrip().startswith("{")]
         _read_records(content, model, log)
     else:
@@ -110,10 +112,6 @@ def _json_object(line: str) -> JsonObject | None:
         return as_object(loads(line.encode()))
     except ValueError:
         return None
-
-
-def _is_record(value: JsonObject | None) -> bool:
-    return value is not None and bool(_PROMPTS.union(_BODIES) & set(value))
 
 
 def _read_prompts(lines: list[tuple[int, str]], model: str, system: str | None, log: RequestLog) -> None:
@@ -143,16 +141,18 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
     value = _json_object(line)
     if value is None:
         raise InvalidRequest("this is not a JSON object")
-    if not (_PROMPTS | {*_BODIES}) & set(value) and _LOG_FIELDS & set(value):
-        raise _SkipLine
-    if str(value.get("method", "POST")).upper() != "POST" or not _has_succeeded(value):
-        raise _SkipLine
+    status = value.get("status", value.get("status_code"))
     route = next((str(value[name]) for name in _ROUTES if value.get(name)), None)
-    if route is not None and _api_of_route(route) is None:
+    if (
+        (not {*_PROMPTS, *_BODIES} & set(value) and _LOG_FIELDS & set(value))
+        or str(value.get("method", "POST")).upper() != "POST"
+        or (isinstance(status, int) and not 200 <= status < 300)
+        or (route is not None and _api_of_route(route) is None)
+    ):
         raise _SkipLine
     name = next((name for name in _BODIES if isinstance(value.get(name), dict | str)), None)
     # The fields of a log may stand beside those of its requests.
-    body: Json = {key: field for key, field in value.items() if key not in _OWN} if name is None else value[name]
+    body: Json = {key: each for key, each in value.items() if key not in _OWN} if name is None else value[name]
     if isinstance(body, str):
         body = _json_object(body)
         if body is None:
@@ -161,25 +161,39 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
     return LoggedRequest(number, api, request, _headers(value), _time(value), _response(value))
 
 
-def _has_succeeded(value: JsonObject) -> bool:
-    status = value.get("status", value.get("status_code"))
-    return not isinstance(status, int) or 200 <= status < 300
-
-
 def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api, JsonObject]:
     if not _PROMPTS & set(body):
         raise InvalidRequest("expected a request, or a line of a batch, a log or an export")
     if any(isinstance(body.get(name), int | float) for name in _PROMPTS):
         raise InvalidRequest("the prompt is a number: kvproxy log prints no whole prompts, but cache export does")
-    if route is not None:
-        api = _api_of_route(route)
-    else:
-        name = detect_api(body)
-        api = None if name is None else APIS[name]
+    name = detect_api(body)
+    api = _api_of_route(route) if route is not None else APIS[name] if name is not None else None
     if api is None:
         paths = ", ".join(api.path for api in APIS.values())
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
     return api, {"model": model} | body | {"stream": False}
+
+
+def detect_api(body: JsonMap) -> ApiName | None:
+    """Return the API of a request body; None if the body fits several APIs, for example if it only has `input`."""
+    if "messages" in body:
+        return "messages" if _is_for_messages(body) else "chat"
+    if "prompt" in body:
+        return "completions"
+    if "input" not in body:
+        return None
+    if {"dimensions", "encoding_format"} & set(body):
+        return "embeddings"
+    return "responses" if objects(body["input"]) or _RESPONSES_FIELDS & set(body) else None
+
+
+def _is_for_messages(body: JsonMap) -> bool:
+    contents = [turn["content"] for turn in objects(body["messages"]) if isinstance(turn.get("content"), list)]
+    return (
+        bool(_MESSAGES_FIELDS & set(body))
+        or any("input_schema" in tool for tool in objects(body.get("tools")))
+        or any(field(block, "type") in _MESSAGES_BLOCKS for content in contents for block in as_list(content))
+    )
 
 
 def _api_of_route(route: str) -> Api | None:
@@ -208,7 +222,7 @@ def _time(value: JsonObject) -> float | None:
 def _response(value: JsonObject) -> JsonObject | str | None:
     found = next((value[name] for name in _RESPONSES if isinstance(value.get(name), dict | str)), None)
     if isinstance(found, str):
-        return (_json_object(found) or found) or None
+        return _json_object(found) or found or None
     inner = found.get("body") if isinstance(found, dict) else None
     found = inner if isinstance(inner, dict) else found
     return found if isinstance(found, dict) and found else None

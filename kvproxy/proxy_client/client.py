@@ -2,7 +2,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from kvproxy.checks.servers import ADMIN_TOKEN_HEADER
@@ -13,6 +13,16 @@ if TYPE_CHECKING:
 
     from kvproxy.settings import Settings
 
+# The paths of `kvproxy.apis`, which is slow to import.
+ApiName = Literal["chat", "completions", "messages", "responses", "embeddings"]
+PATHS: dict[ApiName, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
+API_NAMES = {path: api for api, path in PATHS.items()}
 _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
@@ -157,6 +167,12 @@ def _url_of(settings: "Settings") -> str:
         raise SettingsError("the setting port is 0, which means any free port: give --url", param="port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
+    if api == "messages":
+        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def path_segment(name: str) -> str:

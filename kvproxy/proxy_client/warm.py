@@ -1,26 +1,168 @@
-"""Sends requests through a proxy to fill its caches, and counts the results."""
+"""Reads requests from a file, a cache, or a journal, and sends them through a proxy to fill its caches."""
 
 import asyncio
+import contextlib
+import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 
-from kvproxy.apis.json import JsonMap, loads
-from kvproxy.apis.json import field as field_of
+from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.errors import KvproxyError, ProxyUnreachable
-from kvproxy.offline.request_log import LineError
-from kvproxy.proxy_client.api_paths import API_NAMES, PATHS, credential_headers
-from kvproxy.proxy_client.client import ProxyClient, response_error
-from kvproxy.proxy_client.warm_requests import WarmRequest
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, ProxyUnreachable
+from kvproxy.offline.request_log import LineError, read_log
+from kvproxy.proxy_client.cache import RemoteCache
+from kvproxy.proxy_client.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error
+from kvproxy.proxy_client.journal import DirectJournal, open_journal
+from kvproxy.units import plural
 
 _ATTEMPTS = 5
 _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
+UNCACHEABLE = "a temperature above 0 (cache.sampled_requests), state, or a rule excludes hits; --prefix-only sends them"
+
+
+@dataclass(slots=True)
+class WarmRequest:
+    """A request to send.
+
+    Attributes:
+        line: number of the request's first line in the file, or its rank in the cache or the journal, from 1.
+        count: number of equal requests in the file or the journal, or of hits of the stored response.
+    """
+
+    line: int
+    path: str
+    body: dict[str, Any]
+    count: int
+
+
+@dataclass(slots=True)
+class WarmSource:
+    """The requests of a file, a cache, or a journal.
+
+    Attributes:
+        requests: distinct requests, the most frequent first.
+        skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
+        first_record, plain_lines: see `RequestLog`.
+        uncacheable: number of prompts that are omitted because no stored response may answer them.
+    """
+
+    requests: list[WarmRequest] = dataclass_field(default_factory=list)
+    skipped: int = 0
+    errors: list[LineError] = dataclass_field(default_factory=list)
+    first_record: int | None = None
+    plain_lines: list[int] = dataclass_field(default_factory=list)
+    uncacheable: int = 0
+
+
+def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
+    """Read the distinct requests of a file. Raises InvalidRequest if it has no request."""
+    log = read_log(file, text, model, system)
+    distinct: dict[str, WarmRequest] = {}
+    for each in log.requests:
+        key = json.dumps([each.api.path, each.body], sort_keys=True)
+        distinct.setdefault(key, WarmRequest(each.line, each.api.path, each.body, count=0)).count += 1
+    requests = sorted(distinct.values(), key=lambda request: (-request.count, request.line))
+    return WarmSource(requests, log.skipped, log.errors, log.first_record, log.plain_lines)
+
+
+def stored_requests(
+    client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
+) -> WarmSource:
+    """Return the requests whose stored responses had hits, the most saved tokens first. Raises NotFound if no response had a hit.
+
+    Args:
+        api_key: client's key with which the requests will be sent.
+        same_proxy: `client` is also the proxy to warm, so requests of other tenants are omitted.
+    """
+    cache = RemoteCache(client)
+    entries, _ = cache.entries({}, limit=0)
+    served = [entry for entry in entries if entry["hits"] and entry["endpoint"] in PATHS]
+    own = served
+    if same_proxy:
+        tenants = _tenants(client, {entry["endpoint"]: str(entry["model"]) for entry in served}, api_key)
+        own = [entry for entry in served if entry["tenant"] == tenants[entry["endpoint"]]]
+    if not own:
+        others = f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
+        raise NotFound(f"no stored response of {client.url} had a hit{others if served else ''}")
+    own.sort(key=lambda entry: entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1), reverse=True)
+    requests = []
+    for rank, entry in enumerate(own[:max_requests], 1):
+        body = cache.entry(entry["id"])["request"] | {"stream": False}
+        requests.append(WarmRequest(rank, PATHS[entry["endpoint"]], body, entry["hits"]))
+    return WarmSource(requests, skipped=len(served) - len(own))
+
+
+def logged_requests(
+    client: ProxyClient,
+    admin_token: str | None,
+    data: Path | None,
+    max_requests: int | None,
+    api_key: str | None,
+    *,
+    prefix_only: bool,
+) -> WarmSource:
+    """Return the requests of the journal whose text is stored, the most frequent first. Raises InvalidRequest or NotFound.
+
+    Args:
+        data: data folder of the proxy; None for the folder that the proxy reports.
+        api_key: client's key, which determines the tenant; requests of other tenants are omitted.
+        prefix_only: also return requests that no stored response may answer.
+    """
+    journal = open_journal(client.url, admin_token, data)
+    if not isinstance(journal, DirectJournal):
+        raise InvalidRequest(
+            f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}, or give --data"
+        )
+    prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
+    tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
+    own = [prompt for prompt, api in prompts if prompt.tenant == tenants[api]]
+    if not own:
+        others = f"; {len(prompts)} of other tenants: give their key with --api-key" if prompts else ""
+        raise NotFound(f"the journal has no successful request of this tenant{others}")
+    source = WarmSource()
+    if not prefix_only:
+        sent = len(own)
+        own = sorted((prompt for prompt in own if prompt.cacheable), key=lambda prompt: -prompt.cacheable)
+        source.uncacheable = sent - len(own)
+    with contextlib.closing(journal.bodies(own)) as bodies:
+        for prompt, body in zip(own, bodies, strict=True):
+            if body is None:
+                source.skipped += 1
+                continue
+            path, rank = PATHS[cast("ApiName", prompt.api)], len(source.requests) + 1
+            source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
+            if rank == max_requests:
+                break
+    if not own:
+        raise NotFound(f"the journal has no cacheable request: {UNCACHEABLE}")
+    if not source.requests:
+        raise NotFound(
+            f"the journal has no text of {plural(len(own), 'prompt')}, and their responses are not stored:"
+            ' the setting journal.text = "all" records the text of later requests'
+        )
+    return source
+
+
+def prefix_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
+    """Omit requests for embeddings, and limit the output to one token, so that only the prefix cache is filled."""
+    limits = {PATHS["responses"]: "max_output_tokens"}
+    return [
+        WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)
+        for each in requests
+        if each.path != PATHS["embeddings"]
+    ]
+
+
+def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
+    return {api: client.tenant(credential_headers(api, api_key), model) for api, model in models.items()}
 
 
 @dataclass(slots=True)
@@ -29,15 +171,15 @@ class WarmReport:
 
     Attributes:
         outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
-        skipped: see `WarmSource`.
-        unreadable: number of lines that should be requests, but are invalid. `errors` has them, too.
+        skipped: number of items without a request that may be sent (see `WarmSource`).
+        unreadable: number of invalid lines; `errors` has them, too.
         duplicates: number of lines that were not sent, because an earlier line is equal.
         pinned: number of pinned tokens; None if no pins were requested.
-        not_pinned: number of answered prompts that could not be pinned. `errors` has them, too.
-        has_cache: the server is a kvproxy.
+        not_pinned: number of prompts that could not be pinned; `errors` has them, too.
+        has_cache: whether the server is a kvproxy.
     """
 
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = dataclass_field(default_factory=Counter)
     prompt_tokens: int = 0
     reused_tokens: int = 0
     skipped: int = 0
@@ -46,7 +188,7 @@ class WarmReport:
     pinned: int | None = None
     not_pinned: int = 0
     has_cache: bool = False
-    errors: list[LineError] = field(default_factory=list)
+    errors: list[LineError] = dataclass_field(default_factory=list)
 
     @property
     def num_cached(self) -> int:
@@ -87,46 +229,42 @@ class WarmReport:
         elif reuse := reported_reuse(response):
             reused, prompt = reuse.cached_tokens, reuse.prompt_tokens
         else:
-            counts = (field_of(response.get("usage"), name) for name in ("prompt_tokens", "input_tokens"))
+            counts = (field(response.get("usage"), name) for name in ("prompt_tokens", "input_tokens"))
             reused, prompt = 0, next((count for count in counts if isinstance(count, int)), 0)
         self.reused_tokens += reused
         self.prompt_tokens += prompt
 
 
-@dataclass(slots=True)
-class RequestPace:
-    concurrency: int
-    rate: float | None = None
-    _next: float = 0.0
-
-    async def wait(self) -> None:
-        now = time.monotonic()
-        turn = self._next = max(self._next, now)
-        self._next += 1 / self.rate if self.rate else 0.0
-        await asyncio.sleep(turn - now)
-
-
 async def send_all(
     requests: Sequence[WarmRequest],
     url: str,
-    pace: RequestPace,
     report: WarmReport,
-    api_key: str | None = None,
-    cache_control: str | None = None,
-    headers: Mapping[str, str] = {},
-    progress: Callable[[float], None] = lambda share: None,
+    concurrency: int,
+    rate: float | None,
+    api_key: str | None,
+    cache_control: str | None,
+    headers: Mapping[str, str],
+    progress: Callable[[float], None],
 ) -> None:
     """Start the requests in order, and wait for their responses. Raises ProxyUnreachable.
 
-    `report` is updated after each response, so it is valid even if the run is interrupted.
+    Args:
+        report: is updated after each response, so it is valid even if the run is interrupted.
+        concurrency, rate: maximum number of requests in flight, and of requests per second.
+        cache_control: directives to add to the header Cache-Control.
     """
     # A response counts as stored only when it is on disk. The journal does not count the requests as those of a client.
     control = {"cache-control": f"confirm, warming, {cache_control}" if cache_control else "confirm, warming"}
     queue = iter(enumerate(requests, 1))
+    next_start = 0.0
 
     async def work(client: httpx.AsyncClient) -> None:
+        nonlocal next_start
         for number, request in queue:
-            await pace.wait()
+            now = time.monotonic()
+            start = max(next_start, now)
+            next_start = start + (1 / rate if rate else 0.0)
+            await asyncio.sleep(start - now)
             await _send(client, request, {**credential_headers(API_NAMES[request.path], api_key), **headers}, report)
             progress(number / len(requests))
 
@@ -134,7 +272,7 @@ async def send_all(
     async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=control, timeout=timeout) as client:
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(pace.concurrency, len(requests))):
+                for _ in range(min(concurrency, len(requests))):
                     group.create_task(work(client))
         except* httpx.TransportError:
             raise ProxyUnreachable(
@@ -143,10 +281,7 @@ async def send_all(
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin the blocks of each prompt under the name `source:line`. Return the number of pinned tokens.
-
-    Prompts that cannot be pinned are added to the report.
-    """
+    """Pin the blocks of each prompt under the name `source:line`, and report failures. Return the number of pinned tokens."""
     tokens, names = 0, set()
     for request in requests:
         if request.path == PATHS["embeddings"]:

@@ -10,8 +10,8 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.offline.api_detection import detect_api
-from kvproxy.proxy_client.api_paths import PATHS, credential_headers
+from kvproxy.offline.request_log import detect_api
+from kvproxy.proxy_client.client import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
 from tests.servers import until_stored

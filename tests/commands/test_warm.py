@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis.api import ApiName
-from kvproxy.proxy_client.api_paths import PATHS, credential_headers
-from kvproxy.proxy_client.warm import RequestPace, WarmReport, send_all
-from kvproxy.proxy_client.warm_requests import read_requests
+from kvproxy.proxy_client.client import PATHS, credential_headers
+from kvproxy.proxy_client.warm import WarmReport, read_requests, send_all
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream, proxied, said
 from tests.polling import until
@@ -37,7 +36,7 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     report = WarmReport()
     with upstream.run() as url:
         began = time.monotonic()
-        asyncio.run(send_all(requests, url, RequestPace(4, rate=20.0), report, "key"))
+        asyncio.run(send_all(requests, url, report, 4, 20.0, "key", None, {}, lambda share: None))
     assert report.outcomes["forwarded"] == 6
     # From the start, since a busy machine may deliver the first request late.
     assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20

@@ -15,8 +15,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.flow.prompt_edits import apply_edits
-from kvproxy.offline.changed_spans import find_changed_span
-from kvproxy.offline.span_edits import matches_only_changes, move_edit, strip_edits
+from kvproxy.offline.changed_spans import find_changed_span, matches_only_changes, move_edit, strip_edits
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import EditSettings
 from tests.commands.run import kvproxy

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.offline.simulate.eviction_policies import ONLINE_POLICIES, POLICY_NAMES
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, SimulatedPool, simulate
+from kvproxy.offline.simulate.pool_simulation import (
+    ONLINE_POLICIES,
+    POLICY_NAMES,
+    ChainRequest,
+    SimulatedPool,
+    simulate,
+)
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
 from kvproxy.offline.simulate.trace_reader import TraceError, read_chains, read_trace
 

@@ -1,5 +1,3 @@
-"""Plans the size of an engine's prefix cache from a trace, and writes a report in HTML or Markdown."""
-
 import html
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,9 +28,10 @@ class CapacityPlan:
     """The results of a simulation.
 
     Attributes:
-        costs: cost of each pool size, with LRU eviction and the tiers; empty if `speed` is None.
-        costs_without_tiers: cost of each pool size, with LRU eviction and without tiers; empty if `speed` is None.
+        name: title of the report.
+        costs, costs_without_tiers: cost of each pool size with LRU; empty if `speed` is None.
         speed: None if the KV bytes of a token are unknown.
+        notes: sentences about information that the trace lacks.
     """
 
     name: str
@@ -49,7 +48,7 @@ class CapacityPlan:
         return f"{size:,} tokens{memory}"
 
     def recommendation(self) -> str:
-        """Return three sentences, on the size of the pool, on the gain of tiers or of a larger pool, and on the policy."""
+        """Return sentences on the pool size, on the gain of tiers or of a larger pool, and on the eviction policy."""
         sweep = self.sweep
         lru = sweep.rates.get("lru") or next(iter(sweep.rates.values()))
         if not sweep.unlimited:
@@ -78,20 +77,17 @@ class CapacityPlan:
         return f"A pool of {self.pool_name(at + 1)} adds {100 * (lru[at + 1] - lru[at]):.1f} points."
 
     def _policy_sentence(self, at: int, lru: Sequence[float]) -> str:
-        if not set(self.sweep.rates) - {"lru", "belady"}:
+        others = {name: rates[at] for name, rates in self.sweep.rates.items() if name not in ("lru", "belady")}
+        if not others:
             return "No other policy was simulated."
-        gains = {
-            name: rates[at] - lru[at]
-            for name, rates in self.sweep.rates.items()
-            if name not in ("lru", "belady") and rates[at] - self.sweep.errors[name][at] > lru[at]
-        }
-        if not gains:
+        better = [name for name, rate in others.items() if rate - self.sweep.errors[name][at] > lru[at]]
+        if not better:
             return "Keep LRU: no other policy of an engine is better at this size."
-        best = max(gains, key=lambda name: gains[name])
-        return f"The policy {best} adds {100 * gains[best]:.1f} points at this size."
+        best = max(better, key=others.__getitem__)
+        return f"The policy {best} adds {100 * (others[best] - lru[at]):.1f} points at this size."
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return a table as its headings and its rows, one row for each pool size."""
+        """Return the headings and the rows of a table with a row for each pool size."""
         names = list(self.sweep.rates)
         head = ["Pool", *names, *(["TTFT"] if self.costs else []), *(tier.name for tier in self.tiers)]
         has_price = bool(self.speed and self.speed.hour_price)
@@ -140,10 +136,7 @@ def plan_capacity(
     *,
     exact: bool,
 ) -> CapacityPlan:
-    """Simulate pool sizes and eviction policies (see `sweep`), and compute the mean TTFT and the price of each size.
-
-    `name` is the title of the report.
-    """
+    """Simulate pool sizes and eviction policies (see `sweep`), and compute the mean TTFT and the price of each size."""
     chains, block_tokens = workload.chains, workload.block_tokens
     tokens = sum(arrival.tokens for arrival in workload.arrivals)
     result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact, tokens=tokens)
@@ -158,7 +151,7 @@ def plan_capacity(
 
 
 def write_report(plan: CapacityPlan, path: Path) -> None:
-    """Write an HTML file, or a Markdown file and an SVG file of the same name, by the path's suffix. Raises OSError."""
+    """Write an HTML file; for the suffix `.md`, write a Markdown file and an SVG file of the same name. Raises OSError."""
     head, rows = plan.table()
     title, charts = f"Capacity for {plan.name}", plan.charts()
     if path.suffix == ".md":

@@ -8,19 +8,19 @@ from typing import Any
 from kvproxy.offline.simulate.trace_reader import TraceError
 
 GIB = 2**30
+# GiB per second: PCIe 4.0, an NVMe disk, and a network of 10 Gbit/s.
 BANDWIDTHS = {"host": 20.0, "disk": 3.0, "redis": 1.0}
-"""Default bandwidth of each kind of tier in GiB per second: PCIe 4.0, an NVMe disk, and 10 Gbit/s."""
 _ELEMENT_BYTES = {"float32": 4, "fp8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class KVSize:
-    """The size of a model's KV cache in bytes.
+    """The size of a model's KV cache.
 
     Attributes:
         token: bytes of a token in the layers with full attention.
         window_token, window: bytes of a token in layers with a sliding window, and size of the window in tokens.
-        prompt: bytes for each cached prompt in layers with a state of constant size.
+        prompt: bytes of a prompt in layers with a state of constant size.
     """
 
     token: int
@@ -29,13 +29,13 @@ class KVSize:
     prompt: int = 0
 
     def bytes_per_token(self, prompt_tokens: float) -> float:
-        """Return the mean KV bytes per token of prompts with `prompt_tokens` tokens."""
+        """Return the KV bytes per token of a prompt with `prompt_tokens` tokens."""
         tokens = max(1.0, prompt_tokens)
         return self.token + (self.window_token * min(tokens, self.window) + self.prompt) / tokens
 
 
 def kv_size(model: str) -> KVSize:
-    """Compute the KV size of a model from its config.json, in a folder or on Hugging Face. Raises TraceError."""
+    """Compute the KV size from the config.json of a folder, a file, or a model on Hugging Face. Raises TraceError."""
     import httpx
 
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
@@ -86,7 +86,7 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Slower memory, to which the engine writes all blocks of its pool; `bandwidth` is in GiB per second."""
+    """Slower memory that has the most recently used blocks. The bandwidth is in GiB per second."""
 
     name: str
     gib: float
@@ -107,11 +107,11 @@ def parse_tier(text: str) -> Tier:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """An engine's speed in prompt tokens per second, its KV bytes per token, and its price per hour."""
+    """An engine's prompt tokens per second, its KV bytes per token, and its price per hour."""
 
     prefill_rate: float
     token_bytes: float
-    hour_price: float = 0.0
+    hour_price: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class PoolCost:
     """The cost of computing the prompts with one pool size.
 
     Attributes:
-        hits: share of the prompt tokens that are found in the pool (key `pool`) and in each tier (key: its name).
+        hits: share of the prompt tokens that are cached in the pool (key `pool`) and in each tier (key: its name).
         ttft: mean seconds for the prefill and the transfers of a request, without queueing.
         price: price of a million prompt tokens.
     """
@@ -132,13 +132,10 @@ class PoolCost:
 def pool_cost(
     hits: Sequence[int], tiers: Sequence[Tier], speed: EngineSpeed, *, tokens: int, requests: int
 ) -> PoolCost:
-    """Compute the cost of a pool and its tiers.
-
-    Tiers are inclusive: a tier may hold blocks that the pool has. A block is loaded from the first tier that has it, or
-    recomputed if that is faster.
+    """Compute the cost of a pool and its tiers. A block is loaded from the first tier that has it, unless prefill is faster.
 
     Args:
-        hits: number of prompt tokens that LRU pools reuse: a pool of this size, then a pool of the size of each tier.
+        hits: number of prompt tokens that LRU reuses with the size of the pool, then with the size of each tier.
         tokens, requests: number of all prompt tokens, and of all requests.
     """
     seconds, known = 0.0, hits[0]

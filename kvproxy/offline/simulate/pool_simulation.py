@@ -1,11 +1,12 @@
-from collections.abc import Container, Sequence
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
-from kvproxy.blocks.eviction import EvictionPolicy
+from kvproxy.blocks.eviction import POLICIES, EvictionPolicy
 from kvproxy.blocks.eviction.free_queues import pop_leaf, remove_child
 from kvproxy.blocks.eviction.session_policy import CacheUse, SessionPolicy
 from kvproxy.blocks.reuse_distance import HitCurve
-from kvproxy.offline.simulate.eviction_policies import BELADY, ONLINE_POLICIES, POLICY_NAMES, Belady
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class ChainRequest:
         blocks: block ids. If two prompts have an id in common, their prefixes up to that block are equal.
         reusable: maximum number of leading blocks that count as hits, because at least one token is always computed.
         partial: the prompt ends in an incomplete block, which occupies a block during the request.
-        use: time and client, which the eviction policy `sessions` requires; None if unknown.
+        use: time and client of the request, for the eviction policy `sessions`; None if unknown.
     """
 
     blocks: Sequence[int]
@@ -46,7 +47,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Number of requested blocks, of hits among them, and of refused requests, which exceed the pool."""
+    """Number of requested blocks, of hits among them, and of refused requests, which need more blocks than the pool has."""
 
     blocks: int
     hits: int
@@ -57,16 +58,72 @@ class PoolSimulation:
         return self.hits / self.blocks if self.blocks else 0.0
 
 
+class LRU:
+    def __init__(self, capacity: int) -> None:
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, key: int) -> None:
+        self._keys[key] = None
+
+    def remove(self, key: int) -> None:
+        del self._keys[key]
+
+    def pop(self) -> int:
+        return self._keys.popitem(last=False)[0]
+
+    def restore(self, key: int) -> None:
+        self._keys[key] = None
+        self._keys.move_to_end(key, last=False)
+
+
+class Belady:
+    """The optimal policy: evict the block whose next request is the latest; of several, the block that is last in its prompt."""
+
+    def __init__(self, requests: Sequence[ChainRequest]) -> None:
+        self._uses: dict[int, list[int]] = {}
+        self._depth: dict[int, int] = {}
+        for position, request in enumerate(requests):
+            for index, block in enumerate(request.blocks):
+                self._uses.setdefault(block, []).append(position)
+                self._depth[block] = index
+        self._num_uses: dict[int, int] = {}
+        self._heap: list[tuple[float, int, int]] = []
+        self._idle: dict[int, tuple[float, int, int]] = {}
+
+    def add(self, key: int) -> None:
+        following = self._num_uses[key] = self._num_uses.get(key, 0) + 1
+        uses = self._uses[key]
+        next_use = uses[following] if following < len(uses) else float("inf")
+        entry = self._idle[key] = (-next_use, -self._depth[key], key)
+        heapq.heappush(self._heap, entry)
+
+    def remove(self, key: int) -> None:
+        del self._idle[key]
+
+    def pop(self) -> int:
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if self._idle.get(entry[2]) is entry:
+                del self._idle[entry[2]]
+                return entry[2]
+        raise LookupError
+
+    def restore(self, key: int) -> None:
+        entry = self._idle[key] = (float("-inf"), 0, key)
+        heapq.heappush(self._heap, entry)
+
+
+ONLINE_POLICIES: dict[str, Callable[[int], EvictionPolicy[int]]] = {"lru": LRU, **POLICIES}
+BELADY = "belady"
+POLICY_NAMES = (*ONLINE_POLICIES, BELADY)
+
+
 def cached_prefix_length(blocks: Sequence[int], cached: Container[int]) -> int:
     return next((index for index, block in enumerate(blocks) if block not in cached), len(blocks))
 
 
 class SimulatedPool:
     """A simulated pool that serves one request at a time. It evicts a block only if no cached block follows it.
-
-    Args:
-        capacity: size in blocks.
-        policy: selects the block to evict.
 
     Attributes:
         stored, removed: ids of the blocks that the last request added, and of those that it evicted.
@@ -81,7 +138,7 @@ class SimulatedPool:
         self.removed: list[int] = []
 
     def serve(self, request: ChainRequest) -> int | None:
-        """Return the number of blocks that are hits; None if the request exceeds the pool."""
+        """Return the number of blocks that are hits; None if the request needs more blocks than the pool has."""
         blocks = request.blocks
         self.stored, self.removed = [], []
         if len(blocks) + request.partial > self._capacity:
@@ -95,8 +152,7 @@ class SimulatedPool:
             self._evict()
         self.stored = list(blocks[num_cached:])
         for index in range(num_cached, len(blocks)):
-            parent = blocks[index - 1] if index else None
-            self._parents[blocks[index]] = parent
+            parent = self._parents[blocks[index]] = blocks[index - 1] if index else None
             if parent is not None:
                 self._num_children[parent] = self._num_children.get(parent, 0) + 1
         for block in reversed(blocks):
@@ -110,12 +166,12 @@ class SimulatedPool:
 
 
 def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:
-    """Simulate a pool on a trace.
+    """Simulate a pool on a trace. Raises ValueError.
 
     Args:
         requests: the trace in order of arrival.
         capacity: size of the pool in blocks; None is unlimited.
-        policy: one of `eviction_policies.POLICY_NAMES`.
+        policy: `lru`, `s3fifo`, `sessions`, or `belady`, the optimal policy.
     """
     if policy not in POLICY_NAMES:
         raise ValueError(f"unknown policy {policy!r}: use {', '.join(POLICY_NAMES)}")
@@ -125,18 +181,18 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
     size = capacity if capacity is not None else blocks
     if not can_have_hits(requests):
         return PoolSimulation(blocks, 0, sum(len(each.blocks) + each.partial > size for each in requests))
-    cache = SimulatedPool(size, _make_belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
+    cache = SimulatedPool(size, Belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
 
 
 def can_have_hits(requests: Sequence[ChainRequest]) -> bool:
-    """Return whether a request can have a hit. In a trace that has only lengths, no request can."""
+    """Return False for a trace of lengths, whose blocks are ranges of negative ids."""
     return not all(isinstance(each.blocks, range) and (each.blocks.start < 0 or not each.blocks) for each in requests)
 
 
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
-    """Return the number of hits by LRU for each pool size, as `simulate` does, but in one pass over the trace."""
+    """Return the number of hits by LRU for each pool size in blocks; None is unlimited. One pass computes most sizes."""
     if not can_have_hits(requests):
         return [0] * len(sizes)
     curve = HitCurve()
@@ -149,13 +205,3 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
         else hits[-1 if size is None else min(size, len(hits) - 1)]
         for size in sizes
     ]
-
-
-def _make_belady(requests: Sequence[ChainRequest]) -> Belady:
-    uses: dict[int, list[int]] = {}
-    depth: dict[int, int] = {}
-    for position, request in enumerate(requests):
-        for index, block in enumerate(request.blocks):
-            uses.setdefault(block, []).append(position)
-            depth[block] = index
-    return Belady(dict(uses), depth)

@@ -7,8 +7,7 @@ from itertools import chain
 from statistics import mean, stdev
 
 from kvproxy.charts import Chart, ChartLine
-from kvproxy.offline.simulate.eviction_policies import BELADY
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, can_have_hits, lru_hits, simulate
+from kvproxy.offline.simulate.pool_simulation import BELADY, ChainRequest, can_have_hits, lru_hits, simulate
 
 _SUFFICIENT_SHARE = 0.9
 _MIN_STEP = 1.1
@@ -22,9 +21,10 @@ class Sweep:
 
     Attributes:
         sizes: pool sizes in blocks, ascending.
-        rates: for each policy, the share of the prompt tokens that are hits with each size.
-        errors: for each policy, twice the standard error of each rate; 0 for exact rates.
+        rates: by policy, the share of the prompt tokens that are hits with each size.
+        errors: by policy, twice the standard error of each rate; 0 for exact rates.
         unlimited: hit rate of an unlimited pool.
+        block_tokens: tokens in a block.
         requests, blocks, tokens: number of requests, of blocks (also incomplete ones), and of prompt tokens in the trace.
     """
 
@@ -53,12 +53,10 @@ def sweep(
     exact: bool = False,
     tokens: int | None = None,
 ) -> Sweep:
-    """Compute the hit rate for each size and policy. Rates are exact for LRU and for small traces, and otherwise sampled.
+    """Compute the hit rate for each pool size in blocks and each policy of `simulate_pool`.
 
     Args:
-        sizes: pool sizes in blocks.
-        policies: some of `eviction_policies.POLICY_NAMES`.
-        exact: do not sample large traces.
+        exact: do not sample. By default, rates of policies other than LRU are estimates for traces of 100,000 blocks or more.
         tokens: number of prompt tokens in the trace; by default, blocks times `block_tokens`.
     """
     ordered = tuple(sorted(set(sizes)))
@@ -109,7 +107,7 @@ def _sample_blocks(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]
 
 
 def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
-    """Return pool sizes in blocks, from 1% to 100% of the distinct blocks. Each size is at least 1.1 times the one before."""
+    """Return pool sizes in blocks, from the longest prompt or 1% of the distinct blocks up to all distinct blocks."""
     if can_have_hits(requests):
         distinct = len({block for request in requests for block in request.blocks})
     else:

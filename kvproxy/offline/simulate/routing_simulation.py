@@ -4,20 +4,20 @@ An engine computes one prompt at a time at a fixed rate, and generates any numbe
 rate. The routing policies are the proxy's own (`kvproxy.upstreams.routing`).
 """
 
+import functools
 import heapq
 import itertools
 import random
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import Arrival, SimulatedPool, cached_prefix_length
+from kvproxy.offline.simulate.pool_simulation import LRU, Arrival, SimulatedPool, cached_prefix_length
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, RequestLoad, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 MAX_ENGINES = 256
-"""Limit of the search for the smallest fleet."""
 _NUM_HASHED_BLOCKS = 2
 
 
@@ -26,9 +26,9 @@ class FleetShape:
     """A fleet of equal engines.
 
     Attributes:
-        blocks: size of each engine's pool in blocks.
+        engines, blocks: number of engines, and size of each engine's pool in blocks.
         prefill_rate: prompt tokens that an engine computes per second.
-        event_delay: seconds after which the router receives the KV events of a request.
+        event_delay: seconds until the router receives the KV events of a request.
         event_loss: fraction of the requests whose KV events are lost.
     """
 
@@ -45,10 +45,10 @@ class RoutingResult:
     """The result of a routing policy on a trace.
 
     Attributes:
-        hit_tokens, hit_rate: number and share of the prompt tokens that were found in a cache.
+        hit_tokens, hit_rate: number and share of the prompt tokens that were cached in the chosen engine.
         imbalance: computed tokens of the busiest engine, divided by the mean of all engines.
-        wait_p50, wait_p99: percentiles of the time from arrival to the end of prefill, in seconds.
-        refused: number of requests that exceed a pool.
+        wait_p50, wait_p99: percentiles of the seconds from arrival to the end of prefill.
+        refused: number of requests whose prompt is longer than the pool.
     """
 
     policy: str
@@ -65,7 +65,7 @@ class SimulatedEngine:
     def __init__(self, name: str, shape: FleetShape) -> None:
         self.name = name
         self.load = EngineLoad()
-        self.hits = self.computed = self.refused = 0
+        self.hit_tokens = self.computed = self.refused = 0
         self.waits: list[float] = []
         self._cache = SimulatedPool(shape.blocks, LRU(shape.blocks))
         self._published: set[int] = set()
@@ -78,7 +78,7 @@ class SimulatedEngine:
         self._event_ids = itertools.count()
 
     def matched_tokens(self, arrival: Arrival) -> int:
-        """Return the length in tokens of the prompt's cached prefix, according to the KV events that the router has received."""
+        """Return the tokens of the prompt's cached prefix, as the router knows them from the KV events that it has received."""
         chain, known = arrival.chain, self._published
         while self._pending and self._pending[0][0] <= arrival.seconds:
             _, stored, removed = self._pending.popleft()
@@ -106,7 +106,7 @@ class SimulatedEngine:
             load.finish()
             return
         tokens = arrival.tokens - hit * self._shape.block_tokens
-        self.hits += arrival.tokens - tokens
+        self.hit_tokens += arrival.tokens - tokens
         self.computed += tokens
         self._free_at = start + tokens / self._shape.prefill_rate
         self.waits.append(self._free_at - arrival.seconds)
@@ -115,8 +115,8 @@ class SimulatedEngine:
             heapq.heappush(self._events, (seconds, next(self._event_ids), callback))
 
 
+# The proxy uses `prefix and load` with KV events, and otherwise `with bounded loads`.
 POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads", "prefix and load")
-"""Routing policies. The proxy uses `prefix and load` with KV events, and otherwise `with bounded loads`."""
 
 
 def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
@@ -144,7 +144,7 @@ def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[A
 
 
 def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
-    """Simulate a trace with one of `POLICIES`. `arrivals` must be in order of time."""
+    """Simulate a trace with one of `POLICIES`. The arrivals must be in order of time."""
     engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
     route = _make_router(policy, engines)
     for arrival in arrivals:
@@ -153,7 +153,7 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
         route(arrival).add(arrival)
     for engine in engines:
         engine.advance(float("inf"))
-    hits, computed = sum(engine.hits for engine in engines), [engine.computed for engine in engines]
+    hits, computed = sum(engine.hit_tokens for engine in engines), [engine.computed for engine in engines]
     waits = sorted(wait for engine in engines for wait in engine.waits) or [0.0]
     total = hits + sum(computed)
     return RoutingResult(
@@ -169,24 +169,16 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
 
 
 def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult | None:
-    """Return the result of the smallest fleet whose `wait_p99` is at most `seconds`.
+    """Return the result of the smallest fleet whose `wait_p99` is at most `seconds`; None if `MAX_ENGINES` are too few."""
 
-    None if no fleet of up to `MAX_ENGINES` engines reaches `seconds`.
-    """
-
+    @functools.cache
     def result(engines: int) -> RoutingResult:
         return simulate_routing(arrivals, replace(shape, engines=engines), policy)
 
     most = 1
-    found = result(most)
-    while found.wait_p99 > seconds and most < MAX_ENGINES:
+    while result(most).wait_p99 > seconds:
+        if most == MAX_ENGINES:
+            return None
         most *= 2
-        found = result(most)
-    if found.wait_p99 > seconds:
-        return None
-    least = most // 2 + 1
-    while least < most:
-        middle = (least + most) // 2
-        tried = result(middle)
-        least, most, found = (least, middle, tried) if tried.wait_p99 <= seconds else (middle + 1, most, found)
-    return found
+    sizes = range(most // 2 + 1, most + 1)
+    return result(sizes[bisect_left(sizes, True, key=lambda engines: result(engines).wait_p99 <= seconds)])

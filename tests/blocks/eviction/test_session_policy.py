@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.eviction.session_policy import CacheUse, SessionPolicy
-from kvproxy.offline.simulate.eviction_policies import LRU
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, simulate
+from kvproxy.offline.simulate.pool_simulation import LRU, ChainRequest, simulate
 
 
 @given(st.lists(st.integers(0, 9), max_size=60))

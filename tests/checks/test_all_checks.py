@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kvproxy import demo
-from kvproxy.checks.all_checks import all_checks
-from kvproxy.checks.encryption_and_weights import check_encryption, check_weights
+from kvproxy.checks.all_checks import all_checks, check_encryption, check_weights
 from kvproxy.encryption import Cipher
 from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import KvproxyError, ModelUnsupported

@@ -1,0 +1,372 @@
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from kvproxy.commands.command import command
+from kvproxy.commands.files import read_bytes, write_chunks
+from kvproxy.commands.formatting import format_age, json_text, local_time
+from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option
+from kvproxy.commands.output import Output, print_facts, print_hidden_rows, print_text, text_output
+from kvproxy.commands.statistics_text import label_statistics
+from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
+
+if TYPE_CHECKING:
+    from kvproxy.proxy_client.cache import FilterValues, Rows
+
+app = typer.Typer(help="List, show, remove and export stored responses.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
+Question = Annotated[str | None, typer.Option(help="Question for which the response was served; the policy learns.")]
+
+_EMPTY = "no response is stored"
+_LISTED = 20
+_LABELS = {
+    "endpoint": "API",
+    "semantic": "Serves similar questions",
+    "completion_tokens": "Response tokens",
+    "request_id": "Made by request",
+    "stale_while_revalidate": "Stale while revalidating",
+    "stale_if_error": "Stale if an error occurs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EntryOptions:
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace; its first digits suffice.")] = None
+    model: Annotated[str | None, typer.Option(help="Only responses of this model.")] = None
+    search: Annotated[str | None, typer.Option(help="Only prompts that contain this text.")] = None
+    key: Annotated[str | None, typer.Option(help="Only this exact key; its first digits suffice.")] = None
+    prompt: Annotated[str | None, typer.Option(help="Only prompts that begin with this text.")] = None
+    tag: Annotated[str | None, typer.Option(help="Only responses with this tag.")] = None
+    older_than: Annotated[float | None, duration_option(help="Only responses older than this, such as 1h or 7d.")] = (
+        None
+    )
+    tenant: Annotated[
+        str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.")
+    ] = None
+
+    @property
+    def values(self) -> "FilterValues":
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@app.command("ls")
+@command
+def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, responses: StoreOptions) -> Output:
+    """List stored responses, newest first.
+
+    Example: kvproxy cache ls --search block
+    """
+    with responses.open() as cache:
+        entries, total = cache.entries(where.values, limit=limit)
+
+    def show() -> None:
+        print_table(
+            _entry_rows(entries),
+            empty="no stored response matches these options" if where.values else _EMPTY,
+            layout=layout,
+        )
+        print_hidden_rows(len(entries), total, "responses")
+
+    return Output(entries, show)
+
+
+def _entry_rows(entries: "Rows") -> list[Row]:
+    has_tenants = any(entry["tenant"] != "public" for entry in entries)
+    has_pins = any(entry["pinned"] for entry in entries)
+    return [
+        {
+            digest_column("Id"): entry["id"],
+            "Age#": format_age(entry["created"]),
+            "Hits#": entry["hits"],
+            "Model?": entry["model"],
+            **({"Tenant?": tenant_name(entry["tenant"])} if has_tenants else {}),
+            **({"Pinned?": "yes" if entry["pinned"] else None} if has_pins else {}),
+            digest_column("Namespace", 8, optional=True): entry["namespace"],
+            text_column("Prompt"): entry["prompt"],
+        }
+        for entry in entries
+    ]
+
+
+@app.command("show")
+@command
+def show(id: Id, responses: StoreOptions) -> Output:
+    """Show a stored response with its request.
+
+    Example: kvproxy cache show 3f2a
+    """
+    with responses.open() as cache:
+        entry = cache.entry(id)
+
+    def show() -> None:
+        texts = ("request", "response")
+        print_facts((_label(name), _readable_value(name, value)) for name, value in entry.items() if name not in texts)
+        for name in texts:
+            typer.echo(f"{_label(name)}\n{json_text(entry[name])}")
+
+    return Output(entry, show)
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name) or name.replace("_", " ").capitalize()
+
+
+def _readable_value(name: str, value: Any) -> Any:
+    if name in ("created", "expires", "last_hit") and value is not None:
+        return local_time(value)
+    if name.startswith("stale_"):
+        return format_seconds(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else value
+
+
+@app.command("rm")
+@command
+def rm(
+    *,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their first digits.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all responses.")] = False,
+    where: EntryOptions,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Expire the responses instead; stale serving still applies.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the responses, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without confirmation.")] = False,
+    responses: StoreOptions,
+) -> Output:
+    """Remove stored responses by id, or by filter.
+
+    Example: kvproxy cache rm --tag handbook --older-than 1h --yes
+
+    Example: kvproxy cache rm --model demo --soft --dry-run
+    """
+    is_bulk = everything or bool(where.values)
+    if bool(ids) == is_bulk:
+        raise typer.BadParameter(
+            "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
+        )
+    if is_bulk and not yes and not dry_run:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("removing several responses needs --yes")
+        typer.confirm("Remove all responses that match?", abort=True)
+    with responses.open() as cache:
+        if dry_run and ids:
+            found = list({entry["id"]: entry for entry in map(cache.entry, ids)}.values())
+            return _preview(found[:_LISTED], len(found))
+        if dry_run:
+            return _preview(*cache.entries(where.values, limit=_LISTED))
+        removed = sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where.values, soft=soft)
+    return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
+
+
+def _preview(entries: "Rows", total: int) -> Output:
+    def show() -> None:
+        if entries:
+            print_table(_entry_rows(entries))
+        rest = f"; the newest {len(entries)} are listed" if total > len(entries) else ""
+        print_text(f"would remove {plural(total, 'response')}{rest}; nothing was changed")
+
+    return Output({"would_remove": total, "ids": [entry["id"] for entry in entries]}, show)
+
+
+@app.command("stats")
+@command
+def stats(responses: StoreOptions) -> Output:
+    """Print statistics of the store.
+
+    Hits of removed responses count only in `kvproxy savings`.
+
+    Example: kvproxy cache stats --json
+    """
+    with responses.open() as cache:
+        found = cache.stats()
+    return Output(found, lambda: print_facts(label_statistics(found, "cache")))
+
+
+@app.command("usage")
+@command
+def usage(
+    *,
+    by: Annotated[
+        Literal["tenant", "model", "endpoint", "tag"], typer.Option(help="Group responses by this field.")
+    ] = "tenant",
+    responses: StoreOptions,
+) -> Output:
+    """Sum the stored responses by tenant, model, endpoint or tag.
+
+    Example: kvproxy cache usage --by model
+    """
+    with responses.open() as cache:
+        rows = cache.usage(by)
+    shown: list[Row] = [
+        {
+            "Responses#": row["entries"],
+            "Size#": format_bytes(row["bytes"]),
+            "Hits#": row["hits"],
+            text_column(by.capitalize()): tenant_name(row["name"]) if by == "tenant" else row["name"],
+        }
+        for row in rows
+    ]
+    return table_output(rows, shown, empty="no stored response has a tag" if by == "tag" else _EMPTY)
+
+
+@app.command("queue")
+@command
+def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Output:
+    """List the responses that are evicted next.
+
+    Expired responses come first, then those that are expected to save the fewest tokens per byte.
+
+    Example: kvproxy cache queue --limit 5
+    """
+    with responses.open() as cache:
+        entries = cache.eviction_queue(limit)
+    rows: list[Row] = [
+        {
+            digest_column("Id"): entry["id"],
+            "Reason": entry["reason"],
+            "Value#?": f"{entry['priority']:.4g}",
+            "Age#?": format_age(entry["created"]),
+            "Expires in#": format_seconds(entry["expires"] - time.time()),
+            "Hits#": entry["hits"],
+            "Tokens#?": entry["prompt_tokens"] + entry["completion_tokens"],
+            "Size#": format_bytes(entry["bytes"]),
+            "Model?": entry["model"],
+            text_column("Prompt"): entry["prompt"],
+        }
+        for entry in entries
+    ]
+    return table_output(entries, rows, empty=_EMPTY, layout=layout)
+
+
+@app.command("pin")
+@command
+def pin(id: Id, responses: StoreOptions) -> Output:
+    """Pin a stored response, so that it is evicted last.
+
+    A pinned response expires as before.
+
+    Example: kvproxy cache pin 3f2a
+    """
+    return _pin(id, responses, pinned=True)
+
+
+@app.command("unpin")
+@command
+def unpin(id: Id, responses: StoreOptions) -> Output:
+    """Remove the pin of a stored response.
+
+    Example: kvproxy cache unpin 3f2a
+    """
+    return _pin(id, responses, pinned=False)
+
+
+def _pin(id: str, responses: StoreOptions, *, pinned: bool) -> Output:
+    with responses.open() as cache:
+        done = cache.pin(id, pinned=pinned)
+    return text_output(done, f"{'pinned' if pinned else 'unpinned'} {done['id'][:12]}")
+
+
+@app.command("reject")
+@command
+def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
+    """Stop serving a response for similar questions.
+
+    Identical requests still receive it. Undo this with approve.
+
+    Example: kvproxy cache reject 3f2a
+    """
+    return _judge(id, question, responses, right=False)
+
+
+@app.command("approve")
+@command
+def approve(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
+    """Undo a rejection.
+
+    With --question, the policy learns that the response was right for this question.
+
+    Example: kvproxy cache approve 3f2a --question "What is a KV block?"
+    """
+    return _judge(id, question, responses, right=True)
+
+
+def _judge(id: str, question: str | None, responses: StoreOptions, *, right: bool) -> Output:
+    with responses.open() as cache:
+        done = cache.feedback(id, right=right, question=question)
+    return text_output(done, f"{'approved' if right else 'rejected'} {done['id'][:12]}")
+
+
+@app.command("export")
+@command
+def export(
+    *,
+    file: Annotated[Path | None, typer.Argument(help="File to write, by default stdout.")] = None,
+    responses: StoreOptions,
+) -> Output | None:
+    """Export all stored responses as JSON lines.
+
+    A file is replaced atomically. A pipe receives the lines as they arrive.
+
+    Example: kvproxy cache export backup.jsonl
+    """
+    count = 0
+    with responses.open() as cache:
+        if file is None or str(file) == "-":
+            sys.stdout.buffer.writelines(cache.export())
+            return None
+
+        def counted() -> Iterator[bytes]:
+            nonlocal count
+            for chunk in cache.export():
+                count += chunk.count(b"\n")
+                yield chunk
+
+        write_chunks(file, counted())
+    return text_output({"exported": count, "file": str(file)}, f"exported {plural(count, 'response')} to {file}")
+
+
+@app.command("import")
+@command
+def import_(
+    file: Annotated[Path, typer.Argument(help="File written by export; - is stdin.")], responses: StoreOptions
+) -> Output:
+    """Import exported responses, and skip those already stored.
+
+    Example: kvproxy cache import backup.jsonl
+    """
+    lines = read_bytes(file)
+    with responses.open(create=True) as cache:
+        done = cache.import_(lines)
+    return text_output(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}")
+
+
+@app.command("encrypt")
+@command
+def encrypt(store: Store = None, data: Data = None) -> Output:
+    """Encrypt stored responses with the current key.
+
+    It encrypts plain responses, and those under older keys, which can then be removed from the settings. The proxy may run.
+
+    Example: kvproxy cache encrypt
+    """
+    from kvproxy.checks.configured_store import open_configured_store, store_exists
+    from kvproxy.settings import load_settings
+
+    settings = load_settings(store=store, data=data)
+    if not settings.encryption.enabled:
+        raise InvalidRequest("there is no encryption key: set encryption.key_file, see docs/store.md")
+    if not store_exists(settings):
+        raise NotFound(f"there is no store {settings.store_path}: start a proxy, or give --store")
+    with open_configured_store(settings) as opened:
+        encrypted = opened.reencrypt()
+    return text_output({"encrypted": encrypted}, f"encrypted {plural(encrypted, 'response')}")

@@ -19,10 +19,9 @@ _MIN_PRECISION = 0.1  # The precision of a weight without observations.
 
 
 def labelled_features(stream: Stream, seed: int, dropped: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features of each question (see `compute_features`), and whether the nearest stored answer was right.
+    """Return the features of each question, and whether the nearest stored answer was right.
 
-    Args:
-        dropped: share of questions that are not stored, if the model is sure of their answer. A cache serves such questions.
+    A share `dropped` of the questions with a certain answer is not stored, because a cache serves such questions.
     """
     chance, stored = random.Random(seed).random, StoredQuestions(stream)
     features, rights = [], []

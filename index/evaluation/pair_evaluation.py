@@ -4,7 +4,7 @@ A level is the lowest score at which a policy serves a stored answer: a cosine f
 probability for the policy `checked`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,12 +27,11 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """The results of a policy at one level, on all labelled pairs. A pair is "served" if its score reaches the level.
+    """The results of a policy at one level. A pair is served if its score reaches the level; the intervals have 95% confidence.
 
     Attributes:
         hit_rate: share of served pairs among the pairs with the same answer.
-        wrong_share: share of pairs with different answers among the served pairs; None if no pair is served.
-        hit_interval, wrong_interval: 95% Wilson confidence intervals of both shares.
+        wrong_share: share of pairs with different answers among the served pairs, if any.
     """
 
     level: float
@@ -44,22 +43,11 @@ class LevelResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfiguredLevels:
-    """The levels of the policies `threshold` and `checked` in the settings. `floor` is the minimum cosine of `checked`."""
-
-    threshold: float
-    checked: float
-    floor: float
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """The results of `threshold`, `guards` (`threshold` with guards), and `checked`, which are the keys of the dictionaries.
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
-        default: the level in the settings.
-        p_chr_auc: see `precision_hit_ratio_area`.
         recommended: the level with the most hits whose share of wrong answers is within `target_error`, if any.
     """
 
@@ -87,7 +75,8 @@ def calibrate(
     pairs: Sequence[LabelledPair],
     embedder: Embedder,
     verifier: Verifier | None,
-    levels: ConfiguredLevels,
+    levels: Mapping[str, float],
+    floor: float,
     *,
     target_error: float = 0.05,
     guards: Sequence[Guard] = GUARDS,
@@ -99,28 +88,25 @@ def calibrate(
     Args:
         pairs: the second question of each pair is used as the cached question.
         verifier: None omits the policy `checked`.
+        levels: the levels of `threshold` and `checked` in the settings.
+        floor: minimum cosine of `checked`.
         target_error: maximum share of wrong answers at a recommended level: the upper end of `LevelResult.wrong_interval`.
         languages: ISO 639-1 codes; pairs in other languages are never served.
-
-    Raises:
-        ValueError: there is no pair.
     """
-    if not pairs:
-        raise ValueError("no pairs")
     same = np.array([pair.same for pair in pairs])
     cosine = _cosines(pairs, embedder, languages, lambda share: progress(share / 2))
-    cosines = sorted({*LEVELS, levels.threshold})
-    asked = cosine >= min(cosines[0], levels.floor)
+    cosines = sorted({*LEVELS, levels["threshold"]})
+    asked = cosine >= min(cosines[0], floor)
     passed = _pass_guards(pairs, asked, guards)
-    default = {"threshold": levels.threshold, "guards": levels.threshold}
+    default = dict.fromkeys(("threshold", "guards"), levels["threshold"])
     scores = {"threshold": cosine, "guards": np.where(passed, cosine, -1.0)}
     tested = dict.fromkeys(scores, cosines)
     if verifier is not None:
         readable = np.array([verifier.can_read(pair.a) for pair in pairs])
-        left = _pass_guards(pairs, passed & readable & (cosine >= levels.floor), [ADDITIONS] if guards else [])
+        left = _pass_guards(pairs, passed & readable & (cosine >= floor), [ADDITIONS] if guards else [])
         scores["checked"] = _verifier_scores(pairs, left, cosine, verifier, lambda share: progress((1 + share) / 2))
-        default["checked"] = levels.checked
-        tested["checked"] = sorted({*PROBABILITIES, levels.checked})
+        default["checked"] = levels["checked"]
+        tested["checked"] = sorted({*PROBABILITIES, levels["checked"]})
     curves = {name: _level_results(found, same, tested[name]) for name, found in scores.items()}
     areas = {name: precision_hit_ratio_area(found, same) for name, found in scores.items()}
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}

@@ -31,13 +31,11 @@ class StreamLine:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The results of the policies on a stream of questions.
+    """The results of the policies on a stream of questions, and of `learned` in random orders.
 
     Attributes:
-        outcomes: results by policy; the policy `threshold` uses `level`.
-        level: the best threshold for this stream; None if every threshold has too many wrong answers.
+        level: the best threshold for this stream, which the policy `threshold` uses; None if each has too many wrong answers.
         most_wrong: upper bound of the number of wrong answers that `learned` reports after the stream.
-        orders: results of `learned` on the stream in random orders.
     """
 
     requests: int
@@ -77,7 +75,7 @@ def _outcome_document(outcome: ReplayOutcome) -> dict[str, Any]:
 
 
 def cumulative_counts(outcome: ReplayOutcome) -> list[tuple[int, int, int]]:
-    """Return the counts of requests, served answers, and wrong answers from the start up to every hundredth request."""
+    """Return the counts of requests, served answers, and wrong answers up to every hundredth request."""
     served, wrong = np.cumsum(outcome.served), np.cumsum(outcome.wrong)
     ends = [*range(_CURVE_STEP, len(served), _CURVE_STEP), len(served)]
     return [(end, int(served[end - 1]), int(wrong[end - 1])) for end in ends]
@@ -101,12 +99,7 @@ def _parse_line(record: dict[str, Any]) -> StreamLine:
 def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream.
-
-    Args:
-        min_cosine: minimum cosine of two answers that count as equal. None requires equal texts; case, spaces, and punctuation
-            may differ.
-    """
+    """Embed the questions of a stream. Two answers are equal if their cosine is at least `min_cosine`, or if their words are."""
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
     digests = [text_digest(answer) for answer in answers]
@@ -131,10 +124,7 @@ def embed_texts(texts: Sequence[str], embedder: Embedder, progress: Progress) ->
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, ReplayOutcome]:
-    """Return the threshold with the highest hit rate whose share of wrong answers is within `max_error`, and its results.
-
-    The policy `threshold` is replayed without guards. The threshold is None if no threshold is within `max_error`.
-    """
+    """Return the cosine with the highest hit rate whose share of wrong answers is within `max_error`, if any, and its results."""
     level, best = None, ReplayOutcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _NearestOnlyPolicy(threshold))

@@ -15,12 +15,7 @@ AnswersEqual = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Questions in the order of arrival, with their true answers.
-
-    Attributes:
-        vectors: unit vectors of the questions, `[n, dim]`.
-        same: returns whether two answers are equal.
-    """
+    """Questions in the order of arrival, with their true answers. `vectors` are their unit vectors, `[n, dim]`."""
 
     texts: Sequence[str]
     answers: Sequence[str]
@@ -38,13 +33,9 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """The results of a policy on a stream, as arrays `[n]` with a value for each request.
+    """Arrays with a value for each request: whether an answer was served, and whether it was wrong.
 
-    Attributes:
-        served: the policy served a stored answer.
-        wrong: the policy served a wrong answer.
-        scores: the highest score of a stored answer; -1 if no stored answer may be served.
-        right: the answer with the highest score is right, whether or not it was served.
+    `scores` is the highest score of a stored answer, or -1 if none may be served; `right` tells whether this answer is right.
     """
 
     served: np.ndarray
@@ -75,9 +66,7 @@ class ReplayOutcome:
 def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
     """Return the area under the curve of precision against hit ratio (P-CHR AUC, arXiv 2606.19719).
 
-    Args:
-        scores: score of each request's best answer `[n]`; an answer with a score below 0 is never served.
-        right: whether this answer is right, `[n]`.
+    For each request, `scores` has the score of its best answer, which is not served below 0, and `right` whether it is right.
     """
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
@@ -98,7 +87,7 @@ class StoredQuestions:
         self._cosines = np.empty((0, 0), dtype=np.float32)
 
     def search(self, line: int, limit: int) -> tuple[list[int], list[float]]:
-        """Return the indexes of the stored questions that are nearest to question `line` of the stream, and their cosines."""
+        """Return the indexes and cosines of the stored questions that are nearest to question `line` of the stream."""
         if line not in self._block:
             self._block = range(line, min(line + _BLOCK, len(self._stream.vectors)))
             self._cosines = self._stream.vectors[self._block] @ self._vectors[: len(self.classes)].T

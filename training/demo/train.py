@@ -80,13 +80,9 @@ def build_model() -> Any:
 
 
 def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path | None = None) -> None:
-    """Train a model, and save it with its tokenizer.
+    """Train a model, or the model of the folder `start` further, and save it with its tokenizer.
 
-    The first half of the steps has short conversations. The second half also has long system prompts, which the model
-    learns to ignore.
-
-    Args:
-        start: folder of a trained model to continue from.
+    The second half of the steps also has long system prompts, which the model learns to ignore.
     """
     torch.manual_seed(seed)
     chance = random.Random(seed)

@@ -35,12 +35,7 @@ def fit_scaling(logits: np.ndarray, same: np.ndarray, cosines: np.ndarray | None
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Pairs with a probability between `low` and `high`.
-
-    Attributes:
-        predicted: mean probability.
-        observed: share of pairs with the same answer.
-    """
+    """Pairs with a probability between `low` and `high`: its mean, and the observed share of pairs with the same answer."""
 
     low: float
     high: float
@@ -66,13 +61,7 @@ def brier_score(probabilities: np.ndarray, same: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The pairs whose score is at least `level`.
-
-    Attributes:
-        served: number of these pairs.
-        hit_rate: their share of all pairs with the same answer.
-        wrong_share: share of these pairs whose answers differ.
-    """
+    """The pairs whose score is at least `level`; `hit_rate` is their share of all pairs with the same answer."""
 
     level: float
     served: int

@@ -64,11 +64,8 @@ class Layer(nn.Module):
 class CrossEncoder(nn.Module):
     """Computes the logit that one answer serves both questions, from `[CLS] a [SEP] b [SEP]`.
 
-    The head reads the hidden state of `[CLS]`, and the distance and product of the two questions' mean hidden states.
-
-    Args:
-        weights: of MiniLM, with or without a merged adapter.
-        rank: of the trained change of each matrix; 0 for no change.
+    The head reads the hidden state of `[CLS]`, and the distance and product of the two questions' mean hidden states. The trained
+    change of each matrix has the rank `rank`.
     """
 
     def __init__(self, weights: Weights, rank: int = 0) -> None:

@@ -26,12 +26,7 @@ _BATCH = 32
 
 
 def measure_ranges(weights: Weights, texts: Sequence[str | tuple[str, str]]) -> Weights:
-    """Return the largest magnitude of each input channel of each matrix, `[in]` by `layer.N.MATRIX`.
-
-    Args:
-        weights: of MiniLM, with or without a merged adapter.
-        texts: texts or pairs of texts.
-    """
+    """Return the largest magnitude of each input channel of each matrix, `[in]` by `layer.N.MATRIX`."""
     network = CrossEncoder(weights).eval()
     ranges: Weights = {}
 

@@ -34,19 +34,15 @@ SAVE_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a training.
+    """Options of a training, which writes the adapter also every three minutes.
 
     Attributes:
-        pairs: file of labelled pairs.
-        out: adapter file; also written every three minutes.
         passes: over the labelled pairs. Each pass has new generated pairs.
         minutes: the learning rate falls to zero by then, even in the middle of a pass.
         batch: pairs per step of all workers.
-        changed, filled: hard negatives per pass, from questions and from templates.
-        implied: pairs per pass that follow from labelled pairs.
+        changed, filled, implied: pairs per pass: hard negatives from questions and from templates, and pairs that labels imply.
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
-        smoothing: label smoothing: probability of the other label.
-        start: an adapter to continue from.
+        smoothing: probability of the other label.
     """
 
     pairs: Path

@@ -32,12 +32,7 @@ class GraphFiles:
         self._folders = folders
 
     def open(self, kind: str, source_digest: str, build: Callable[[], bytes]) -> Any:
-        """Return an ONNX Runtime session of a graph; if it has no file, `build` returns its content.
-
-        Args:
-            kind: first part of the file name, such as `embedder`.
-            source_digest: digest of the weights and the code that `build` uses.
-        """
+        """Return an ONNX Runtime session of a graph; `build` returns its content if it has no file."""
         name = f"{kind}-{source_digest}"
         for folder in self._folders:
             session = _open_intact_file(folder, name)

@@ -84,7 +84,6 @@ def round_to_float16(tensor: np.ndarray) -> np.ndarray:
 
 
 def embedding_tables(folder: Path) -> Weights:
-    """Return the word embeddings, as a read-only memory map, and the position and segment embeddings."""
     packaged = _packaged_tensors(folder)
     tables = {short: packaged[name] for name, short in _EMBEDDINGS.items() if not short.startswith("embeddings.norm")}
     return {name: table if name == "embeddings.word" else round_to_float16(table) for name, table in tables.items()}
@@ -167,10 +166,7 @@ def embed_tokens(weights: Weights, ids: Sequence[int], segments: Sequence[int]) 
 
 
 def averaging_matrix(segments: Sequence[int]) -> np.ndarray:
-    """Return a matrix `[1, 2, length]` float32 that averages the hidden states of each text of a pair.
-
-    The items of `segments` are 0 for tokens of the first text, and 1 for tokens of the second.
-    """
+    """Return a matrix `[1, 2, length]` float32 that averages the hidden states of both texts, whose segments are 0 and 1."""
     second = np.asarray(segments, dtype=np.float32)
     rows: np.ndarray = np.stack([1 - second, second])
     rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1)

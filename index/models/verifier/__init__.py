@@ -16,24 +16,13 @@ class Verifier(Protocol):
     def can_read(self, text: str) -> bool: ...
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":
-        """Return the probability that one answer serves both questions of each pair, `[n]` float32. Thread-safe.
-
-        Args:
-            pairs: n pairs of questions.
-            cosines: cosine similarity of each pair, `[n]` float32.
-        """
+        """Return the probability that one answer serves both questions of each pair, `[n]` float32. Thread-safe."""
 
 
 def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path | None = None) -> Verifier:
-    """Load a verifier by name.
+    """Load `built-in`, or the folder or id of a sentence-transformers CrossEncoder with one output. Raises a VerifierError.
 
-    Args:
-        name: `built-in`, or a folder or id of a sentence-transformers CrossEncoder with one output.
-        embedder: name of the embedder that computes the cosines for `score`.
-        data: see `load_embedder`.
-
-    Raises:
-        VerifierError: the message names the fix.
+    `embedder` is the name of the embedder that computes the cosines for `score`; for `data`, see `load_embedder`.
     """
     if name == BUILT_IN:
         from kvproxy.index.models.e5 import NAME

@@ -47,13 +47,9 @@ class PlattScaling:
 
 
 class BuiltInVerifier:
-    """Scores a pair of questions with a cross-encoder and Platt scaling.
+    """Scores a pair of questions, in alphabetical order, with a cross-encoder and Platt scaling.
 
-    The two questions are sorted first, so the score is symmetric.
-
-    Args:
-        adapter: trained changes of MiniLM's weights (see `merge_adapter`), and the value range of each 8-bit layer.
-        int8: see `MiniLMEmbedder`.
+    `adapter` has trained changes of MiniLM's weights (see `merge_adapter`), and the value range of each 8-bit layer.
     """
 
     def __init__(
@@ -110,10 +106,7 @@ class BuiltInVerifier:
 
 
 def read_scaling(metadata: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling for an embedder's cosines from the adapter's metadata.
-
-    For an unknown embedder, return a scaling that ignores cosines.
-    """
+    """Return the scaling for an embedder's cosines; for an unknown embedder, it ignores cosines."""
     scalings = json.loads(metadata["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**scalings.get(family, scalings[ALONE]))

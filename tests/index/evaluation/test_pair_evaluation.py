@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
-from kvproxy.index.evaluation.pair_evaluation import ConfiguredLevels, LevelResult, calibrate
+from kvproxy.index.evaluation.pair_evaluation import LevelResult, calibrate
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS
@@ -23,14 +23,14 @@ from tests.index.doubles import HashEmbedder, OverlapVerifier
 WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris Rome".split()), min_size=1, max_size=5)
 TEXT = WORDS.map(" ".join)
 PAIRS = st.lists(st.builds(LabelledPair, TEXT, TEXT, st.booleans()), min_size=1, max_size=30)
-LEVELS = ConfiguredLevels(threshold=0.951, checked=0.52, floor=0.75)
+LEVELS, FLOOR = {"threshold": 0.951, "checked": 0.52}, 0.75
 
 
 @settings(deadline=None, max_examples=40)
 @given(PAIRS)
 def test_curves_agree_with_the_policies(pairs: list[LabelledPair]) -> None:
     embedder, verifier = HashEmbedder(), OverlapVerifier()
-    result = calibrate(pairs, embedder, verifier, LEVELS)
+    result = calibrate(pairs, embedder, verifier, LEVELS, FLOOR)
     cosine = [float(embedder.embed([pair.a])[0] @ embedder.embed([pair.b])[0]) for pair in pairs]
 
     def agrees(policy: Policy, point: LevelResult) -> None:
@@ -46,9 +46,9 @@ def test_curves_agree_with_the_policies(pairs: list[LabelledPair]) -> None:
         if all(abs(score - alone.level) > 1e-4 for score in cosine):  # Batches of another size round differently.
             agrees(ThresholdPolicy(alone.level, guards=()), alone)
             agrees(ThresholdPolicy(guarded.level), guarded)
-    if all(abs(score - LEVELS.floor) > 1e-4 for score in cosine):
+    if all(abs(score - FLOOR) > 1e-4 for score in cosine):
         for point in curves["checked"][::7]:
-            agrees(CheckedPolicy(verifier, point.level, LEVELS.floor), point)
+            agrees(CheckedPolicy(verifier, point.level, FLOOR), point)
     for name, level in {"threshold": 0.951, "guards": 0.951, "checked": 0.52}.items():
         assert result.default[name] == level
         assert level in [point.level for point in curves[name]]
@@ -66,9 +66,9 @@ def test_questions_with_exact_hits_only_are_never_served() -> None:
         LabelledPair("How do I open the window\U000e0041?", same.b, False),
         LabelledPair(f"{same.a} {same.a}", f"{same.a} {same.a}", True),
     ]
-    levels = ConfiguredLevels(0.1, 0.01, 0.1)
-    every = calibrate([same, *foreign], HashEmbedder(), OverlapVerifier(), levels, guards=())
-    english = calibrate([same, *foreign], Short(), OverlapVerifier(), levels, guards=(), languages=("en",))
+    levels = {"threshold": 0.1, "checked": 0.01}
+    every = calibrate([same, *foreign], HashEmbedder(), OverlapVerifier(), levels, 0.1, guards=())
+    english = calibrate([same, *foreign], Short(), OverlapVerifier(), levels, 0.1, guards=(), languages=("en",))
     for name, curve in english.curves.items():
         assert curve[0].served == 1
         assert every.curves[name][0].served == 3
@@ -83,7 +83,7 @@ def test_checked_never_serves_a_question_that_the_verifier_cannot_read() -> None
         LabelledPair("what is a block", "what is a block here", True),
         LabelledPair("is a block here", "is a block", True),
     ]
-    found = calibrate(pairs, HashEmbedder(), English(), ConfiguredLevels(0.1, 0.01, 0.1), guards=())
+    found = calibrate(pairs, HashEmbedder(), English(), {"threshold": 0.1, "checked": 0.01}, 0.1, guards=())
     assert (found.curves["checked"][0].served, found.curves["guards"][0].served) == (1, 2)
 
 
@@ -100,9 +100,9 @@ def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:
         LabelledPair("what is a block", "coffee", False),
     ]
     pairs += [LabelledPair("open port 2 here please", "open port 3 here please", False)]
-    calibrate(pairs, HashEmbedder(), Counting(), LEVELS)
+    calibrate(pairs, HashEmbedder(), Counting(), LEVELS, FLOOR)
     assert asked == [("what is a block", "what is a block here")]
-    assert "checked" not in calibrate(pairs, HashEmbedder(), None, LEVELS).curves
+    assert "checked" not in calibrate(pairs, HashEmbedder(), None, LEVELS, FLOOR).curves
 
 
 class Angles(HashEmbedder):
@@ -120,9 +120,9 @@ def test_the_lowest_level_within_the_target_is_recommended() -> None:
         + [LabelledPair("0", "20", True)] * 200
         + [LabelledPair("0", "35", False)] * 200
     )
-    result = calibrate(pairs, Angles(), None, LEVELS, guards=())
+    result = calibrate(pairs, Angles(), None, LEVELS, FLOOR, guards=())
     assert result.recommended == {"threshold": 0.82, "guards": 0.82}
-    few = calibrate(pairs[:3], Angles(), None, LEVELS, guards=())
+    few = calibrate(pairs[:3], Angles(), None, LEVELS, FLOOR, guards=())
     assert few.recommended["threshold"] is None
 
 
@@ -130,7 +130,7 @@ def test_the_document_has_the_curve_of_each_policy() -> None:
     told: list[float] = []
     pairs = [LabelledPair("what is a block", "what is a block", True)] * 300
     document = calibrate(
-        pairs, HashEmbedder(), OverlapVerifier(), LEVELS, guards=GUARDS, progress=told.append
+        pairs, HashEmbedder(), OverlapVerifier(), LEVELS, FLOOR, guards=GUARDS, progress=told.append
     ).document()
     for name, level in {"threshold": 0.951, "guards": 0.951, "checked": 0.52}.items():
         assert document[name]["default_level"] == level

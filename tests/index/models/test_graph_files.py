@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.models.minilm.graph_builder import int8_test_graph
@@ -37,6 +37,7 @@ def test_a_graph_is_built_once(tmp_path: Path) -> None:
     assert [file.suffix for file in folder.iterdir()] == [".onnx"]
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_a_damaged_file_is_built_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("graphs")

@@ -1,6 +1,5 @@
 """The built-in verifier, and a verifier of the user."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -73,12 +72,6 @@ def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -
     exact = BuiltInVerifier(adapter, PlattScaling(1, 0), int8=False, files=GraphFiles([]))
     np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
-
-
-def test_the_adapter_is_small_and_contains_its_calibration() -> None:
-    assert ADAPTER.stat().st_size <= 4_000_000
-    _, notes = read_tensors(ADAPTER)
-    assert set(json.loads(notes["calibration"])) == {"alone", "all-MiniLM-L6-v2"}
 
 
 def test_cosines_count_only_if_the_scaling_was_fitted_to_them() -> None:

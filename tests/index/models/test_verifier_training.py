@@ -105,15 +105,6 @@ def test_implied_pairs_follow_from_labelled_ones() -> None:
     assert implied_pairs(labelled, max_cluster=2) == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.integers(0, 3))
-def test_consistent_labels_imply_only_true_pairs(edges: list[tuple[int, int]], seed: int) -> None:
-    truth = random.Random(seed).choices(range(3), k=9)
-    labelled = [LabelledPair(str(a), str(b), truth[a] == truth[b]) for a, b in edges if a != b]
-    for pair in implied_pairs(labelled):
-        assert pair.same == (truth[int(pair.a)] == truth[int(pair.b)])
-        assert LabelledPair(pair.a, pair.b, pair.same) not in labelled
-
-
 SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
 
 
@@ -127,13 +118,6 @@ def test_a_fit_recovers_the_scaling_and_the_weight_of_the_cosine() -> None:
     for part in reliability_curve(found.probabilities(logits, cosines), same):
         assert abs(part.predicted - part.observed) < 0.05
     assert fit_scaling(logits, same).cosine == 0
-
-
-def test_probabilities_rise_with_the_logits_and_stay_between_0_and_1() -> None:
-    chance = PlattScaling(2, 1).probabilities(np.linspace(-100, 100, 50, dtype=np.float32))
-    assert chance.dtype == np.float32
-    assert (np.diff(chance) >= 0).all()
-    assert ((chance >= 0) & (chance <= 1)).all()
 
 
 @given(SCORED, st.sampled_from([0.0, 0.05, 0.3, 0.5]))

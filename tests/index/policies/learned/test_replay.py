@@ -55,7 +55,7 @@ def stream() -> Stream:
 def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.evaluation.stream_evaluation._THRESHOLDS", _THRESHOLDS[::4])
+    monkeypatch.setattr("kvproxy.index.evaluation.stream_evaluation._THRESHOLDS", _THRESHOLDS[::8])
     policy = learned(0.05)
     found = replay(stream, policy)
     assert found.worst_wrong_share <= 0.05

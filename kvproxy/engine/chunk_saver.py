@@ -43,7 +43,6 @@ class PinnedBufferPool:
         self.allocated = 0
 
     def take(self, size: int) -> memoryview:
-        """Return an uninitialized buffer of `size` bytes. Raises RuntimeError if no memory can be pinned."""
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
@@ -74,10 +73,7 @@ class PinnedBufferPool:
 
 
 class ChunkTransfer:
-    """Copies chunks of `chunk_tokens` tokens between the block pool and host buffers.
-
-    `chunk_tokens` is a multiple of the block size. `buffers` is required for a pool on CUDA.
-    """
+    """Copies chunks between the block pool and host buffers, which must be pinned (`buffers`) for a pool on CUDA."""
 
     def __init__(
         self,
@@ -104,10 +100,7 @@ class ChunkTransfer:
         ]
 
     def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
-        """Copy blocks to a new buffer with space for a chunk header.
-
-        Returns the buffer, and a function that waits for the end of the copy, which is asynchronous on CUDA.
-        """
+        """Copy blocks to a buffer with space for a chunk header; return it, and a function that waits for the copy."""
         size = self.chunk_bytes(name)
         buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
@@ -136,10 +129,9 @@ class ChunkSaver:
         self._chunked_prefill = chunked_prefill
 
     def save(self, sequences: Iterable[SequenceState]) -> None:
-        """Save the chunks that the last step completed.
+        """Save the chunks that the last step completed, until too many writes are pending.
 
-        If too many writes are pending, a sequence's next chunks wait for the next step. Chunks after a gap would be
-        useless, because a load ends at the first missing chunk.
+        A sequence's later chunks wait for the next step, because a load ends at the first missing chunk.
         """
         for sequence in sequences:
             for name, blocks in self._unsaved_chunks(sequence):
@@ -153,14 +145,14 @@ class ChunkSaver:
 
     def _unsaved_chunks(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
         first = sequence.num_saved_chunks
-        num_computed = sequence.cache_request.num_computed_tokens
-        cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, num_computed)
+        request = sequence.cache_request
+        cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, request.num_computed_tokens)
         num_complete = cacheable // self._transfer.chunk_tokens
         if num_complete <= first:
             return
-        table = self._manager.get_block_ids(sequence.cache_request.id)[0]
+        table = self._manager.get_block_ids(request.id)[0]
         width = self._transfer.chunk_tokens // self._manager.block_size
-        for at, name in enumerate(self._transfer.chunk_names(sequence.cache_request, first, num_complete), first):
+        for at, name in enumerate(self._transfer.chunk_names(request, first, num_complete), first):
             yield name, table[at * width : (at + 1) * width]
 
     def _save_chunk(self, name: ChunkName, blocks: list[int]) -> bool:

@@ -14,7 +14,6 @@ from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.models.loader import LoadedModel
-from kvproxy.engine.models.lora import LoraAdapter
 from kvproxy.engine.request_validation import EngineLimits
 from kvproxy.engine.sampler import SampledToken, sample
 from kvproxy.engine.scheduler.scheduler import Scheduler
@@ -35,11 +34,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class EngineCore:
-    """Schedules steps, runs the model, and samples tokens. Not thread-safe: `EngineThread` makes all calls.
-
-    Args:
-        capture: captures forward passes for replay; None uses CUDA graphs if settings and device allow them.
-    """
+    """Schedules steps, runs the model, and samples tokens. Not thread-safe: `EngineThread` makes all calls."""
 
     def __init__(
         self,
@@ -48,7 +43,7 @@ class EngineCore:
         tiers: TierSettings = TierSettings(),
         cipher: Cipher | None = None,
         *,
-        capture: StepCapture | None = None,
+        capture: StepCapture | None = None,  # None: CUDA graphs if settings and device allow them
     ) -> None:
         shape, block_size = loaded.shape, settings.block_size
         backends = select_backends(
@@ -120,23 +115,18 @@ class EngineCore:
     def add_request(
         self, request: GenerationRequest, on_output: OutputCallback, on_error: ErrorCallback = lambda error: None
     ) -> SequenceState:
-        """Enqueue a request. Raises InvalidRequest if it is invalid or its id is in use."""
         if any(sequence.request.id == request.id for sequence in self._scheduler.sequences):
             raise InvalidRequest(f"request id {request.id!r} is in use: give each request its own id")
         matcher = self.grammars.create_matcher(request.grammar) if request.grammar else None
-        max_tokens, adapter = self.limits.validate(request), self._adapter(request)
+        max_tokens, adapter = self.limits.validate(request), None
+        if request.adapter is not None:
+            adapter = self.adapters.get(request.adapter)
+            if adapter is None:
+                raise InvalidRequest(f"unknown LoRA adapter {request.adapter!r}", param="model")
         sequence = SequenceState(request, 0, max_tokens, self.tokenizer, on_output, on_error, matcher, adapter)
         self._scheduler.add(sequence)
         self._waits_for_load = False
         return sequence
-
-    def _adapter(self, request: GenerationRequest) -> LoraAdapter | None:
-        if request.adapter is None:
-            return None
-        adapter = self.adapters.get(request.adapter)
-        if adapter is None:
-            raise InvalidRequest(f"unknown LoRA adapter {request.adapter!r}", param="model")
-        return adapter
 
     def abort(self, request_id: str) -> None:
         for sequence in self._scheduler.sequences:
@@ -264,9 +254,8 @@ class EngineCore:
 
     def _abort_requests(self, request_ids: set[str], invalid_blocks: set[int], error: KvproxyError) -> None:
         pool = self.manager.pool
-        pool.evict_blocks(
-            [pool.blocks[block] for block in sorted(invalid_blocks) if pool.blocks[block].hash is not None]
-        )
+        invalid = [pool.blocks[block] for block in sorted(invalid_blocks)]
+        pool.evict_blocks([block for block in invalid if block.hash is not None])
         for sequence in self._scheduler.sequences:
             if sequence.request.id in request_ids:
                 self._scheduler.remove(sequence)

@@ -1,8 +1,4 @@
-"""Loads chunks from the tiers into the block pool.
-
-Threads read chunks, and the engine's thread writes them to the pool. Other requests can use the blocks when the load
-has ended. The engine computes the tokens of missing chunks.
-"""
+"""Loads chunks from the tiers into the block pool: threads read them, and the engine's thread writes them to the pool."""
 
 import hashlib
 import json
@@ -27,9 +23,8 @@ from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chunk_format import ChunkName, read_payload
-from kvproxy.tiers.tier_chain import TierChain
+from kvproxy.tiers.tier_chain import TierChain, build_chain
 
 _ARITHMETIC_VERSION = 3
 """Increase this number with every change of the code that may alter the last bits of keys or values."""
@@ -68,38 +63,27 @@ def create_tier_connector(
         return None
     fingerprint = model_fingerprint(loaded, settings, manager.hasher)
     transfer = ChunkTransfer(pool, manager.hasher, tiers.chunk_tokens, fingerprint, buffers)
-    return TierConnector(chain, transfer, manager, chunked_prefill, timeout=tiers.load_timeout)
+    return TierConnector(chain, transfer, manager, chunked_prefill, tiers.load_timeout)
 
 
 @dataclass(slots=True)
 class TierLoad:
-    """A load in flight.
-
-    Attributes:
-        start, end: positions of the tokens to load.
-        loaded_until: position up to which tokens were written to the pool.
-        deadline: time of the timeout; each new chunk postpones it.
-        payloads: chunks that were read, but not yet written to the pool.
-    """
+    """A load in flight of the tokens from position `start` to `end`."""
 
     sequence: SequenceState
     names: list[ChunkName]
     start: int
     end: int
-    loaded_until: int
-    deadline: float
+    loaded_until: int  # position up to which tokens were written to the pool
+    deadline: float  # each new chunk postpones it
     count_as_cached: bool
-    payloads: deque[memoryview] = field(default_factory=deque)
+    payloads: deque[memoryview] = field(default_factory=deque)  # read, but not yet written to the pool
     is_done: bool = False
     is_cancelled: bool = False
 
 
 class TierConnector:
-    """Connects an engine to its tiers.
-
-    A load ends after `timeout` seconds without a new chunk. Reader threads call `wake` after each chunk, so that the
-    engine's thread writes it to the pool.
-    """
+    """Connects an engine to its tiers. A load ends after `timeout` seconds without a new chunk."""
 
     def __init__(
         self,
@@ -107,7 +91,6 @@ class TierConnector:
         transfer: ChunkTransfer,
         manager: KVCacheManager,
         chunked_prefill: ChunkedPrefill,
-        *,
         timeout: float,
     ) -> None:
         self.chain = chain
@@ -121,16 +104,15 @@ class TierConnector:
         self._loading_keys: set[str] = set()
         self._timed_out: list[TierLoad] = []
         self._readers = ThreadPoolExecutor(_NUM_READERS, "kvproxy-load")
+        # Readers call it after each chunk, so that the engine's thread writes the chunk to the pool.
         self.wake: Callable[[], None] = lambda: None
 
     def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return an upper bound of the prefix length in pool and tiers.
-
-        Only the first chunk after the prefix in the pool is looked up. If a local tier contains it, or a tier is remote, the
-        tiers are assumed to contain the whole prompt.
-        """
+        """Return an upper bound of the prefix length in pool and tiers, from a lookup of the next chunk only."""
         end = self._max_loaded_tokens(sequence.cache_request)
-        if sequence.cache_request.skip_read or end <= num_pool_tokens or self._all_readers_hang():
+        self._timed_out = [load for load in self._timed_out if not load.is_done]
+        all_readers_hang = len(self._timed_out) >= _NUM_READERS
+        if sequence.cache_request.skip_read or end <= num_pool_tokens or all_readers_hang:
             return num_pool_tokens
         at = num_pool_tokens // self._chunk_tokens
         (first,) = self._transfer.chunk_names(sequence.cache_request, at, at + 1)
@@ -149,10 +131,6 @@ class TierConnector:
             (name.key, min((at + 1) * size, end) - max(at * size, num_pool_tokens))
             for at, name in enumerate(names, first)
         ]
-
-    def _all_readers_hang(self) -> bool:
-        self._timed_out = [load for load in self._timed_out if not load.is_done]
-        return len(self._timed_out) >= _NUM_READERS
 
     def is_loading_prefix(self, sequence: SequenceState, num_pool_tokens: int) -> bool:
         """Whether another sequence is loading this sequence's first chunk after the prefix in the pool."""
@@ -249,13 +227,10 @@ class TierConnector:
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return a 32-byte digest of everything except tokens that determines a model's keys and values.
-
-    With the setting `batch_invariant`, it also covers what may change their last bits, such as torch's version.
-    """
+    """Return a 32-byte digest of everything except tokens that determines keys and values; in strict mode their last bits."""
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape
-    parts = {
+    parts: dict[str, object] = {
         "config": config,
         "weights": _hash_weights(loaded.model),
         "dtype": str(loaded.dtype),
@@ -264,11 +239,9 @@ def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: Blo
         "hashing": [hasher.algorithm, hasher.none_hash.hex()],
     }
     if settings.batch_invariant:
-        processor = (
-            torch.cuda.get_device_name(loaded.device)
-            if loaded.device.type == "cuda"
-            else [torch.backends.cpu.get_cpu_capability(), settings.threads or torch.get_num_threads()]
-        )
+        processor: object = [torch.backends.cpu.get_cpu_capability(), settings.threads or torch.get_num_threads()]
+        if loaded.device.type == "cuda":
+            processor = torch.cuda.get_device_name(loaded.device)
         kernels = [settings.prefill_attention, settings.decode_attention, settings.cuda_graphs]
         parts["strict"] = [settings.max_num_batched_tokens, torch.__version__, processor, kernels, _ARITHMETIC_VERSION]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).digest()

@@ -6,20 +6,16 @@ from pathlib import Path
 
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.build import check_chunk_tokens
 from kvproxy.tiers.chunk_store import TierError
 from kvproxy.tiers.free_memory import free_memory
 from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.tier_chain import check_chunk_tokens
 
 _GIB = 2**30
 
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
-    """Check that the block size divides `chunk_tokens`, and that block hashes of a persistent tier survive a restart.
-
-    Returns:
-        The chunk size in words. Raises a KvproxyError if a check fails.
-    """
+    """Check that the block size divides `chunk_tokens`, and that block hashes of a persistent tier survive a restart."""
     check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(

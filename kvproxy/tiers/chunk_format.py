@@ -48,7 +48,7 @@ def payload_offset(name: ChunkName) -> int:
 
 
 def write_header(buffer: memoryview, name: ChunkName) -> None:
-    """Write the header and the checksum to a buffer that has the payload at `payload_offset`."""
+    """Write header and checksum to a buffer that has the payload at `payload_offset`."""
     start = payload_offset(name)
     header = _header(name, len(buffer))
     buffer[:start] = bytes(start)
@@ -64,11 +64,9 @@ def read_payload(data: ChunkData, name: ChunkName) -> memoryview | None:
     if len(view) < start or view[: len(MAGIC)] != MAGIC:
         return None
     header = _header(name, len(view))
-    if view[_SUM_END : _SUM_END + len(header)] != header:
-        return None
-    if view[len(MAGIC) : _SUM_END] != xxhash.xxh3_128_digest(view[_SUM_END:]):
-        return None
-    return view[start:]
+    is_named = view[_SUM_END : _SUM_END + len(header)] == header
+    is_intact = is_named and view[len(MAGIC) : _SUM_END] == xxhash.xxh3_128_digest(view[_SUM_END:])
+    return view[start:] if is_intact else None
 
 
 def _header(name: ChunkName, size: int) -> bytes:

@@ -1,7 +1,5 @@
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol
 
 ChunkData = bytes | bytearray | memoryview
@@ -13,12 +11,14 @@ class TierError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Statistics of a store.
+class TierStats:
+    """Statistics of a tier since the start. A `ChunkStore` counts only the fields up to `available`.
 
     Attributes:
         chunks, bytes: number and size of the chunks. Redis chunks count only if this process wrote or read them.
         limit: maximum size in bytes; None for Redis.
+        damaged: chunks with a wrong checksum or header.
+        dropped: chunks that were not written, because too many writes were pending.
     """
 
     name: str
@@ -27,17 +27,6 @@ class StoreStats:
     limit: int | None
     evictions: int
     available: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats(StoreStats):
-    """Statistics of a tier since the start.
-
-    Attributes:
-        damaged: chunks with a wrong checksum or header.
-        dropped: chunks that were not written, because too many writes were pending.
-    """
-
     hits: int = 0
     misses: int = 0
     damaged: int = 0
@@ -71,71 +60,6 @@ class ChunkStore(Protocol):
 
     def clear(self, matches: Callable[[str], bool]) -> int: ...
 
-    def stats(self) -> StoreStats: ...
-
-    def close(self) -> None: ...
-
-
-class LocalStore:
-    """Base class of stores on this machine, with LRU eviction and a limit in bytes."""
-
-    name: str
-    remote = False
-    available = True
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._bytes = 0
-        self._evictions = 0
-        self._lock = Lock()
-
-    def contains(self, key: str) -> bool:
-        return key in self._sizes
-
-    def should_put(self, key: str) -> bool:
-        return key not in self._sizes
-
-    def delete(self, key: str) -> None:
-        with self._lock:
-            self._bytes -= self._sizes.pop(key, 0)
-        self._remove(key)
-
-    def _remove(self, key: str) -> None:
-        raise NotImplementedError
-
-    def clear(self, matches: Callable[[str], bool]) -> int:
-        with self._lock:
-            keys = [key for key in self._sizes if matches(key)]
-        for key in keys:
-            self.delete(key)
-        return len(keys)
-
-    def _add(self, key: str, size: int) -> None:
-        with self._lock:
-            self._sizes[key] = size
-            self._bytes += size
-
-    def _touch(self, key: str) -> None:
-        with self._lock:
-            if key in self._sizes:
-                self._sizes.move_to_end(key)
-
-    def _evict_to(self, limit: int) -> int:
-        evicted = 0
-        while self._bytes > limit:
-            with self._lock:
-                if not self._sizes:
-                    break
-                key, size = self._sizes.popitem(last=False)
-                self._bytes -= size
-                self._evictions += 1
-            self._remove(key)
-            evicted += 1
-        return evicted
-
-    def stats(self) -> StoreStats:
-        with self._lock:
-            return StoreStats(self.name, len(self._sizes), self._bytes, self._limit, self._evictions)
+    def stats(self) -> TierStats: ...
 
     def close(self) -> None: ...

@@ -7,22 +7,17 @@ from typing import Any, TypeVar
 
 from kvproxy.errors import SettingsError
 from kvproxy.optional_packages import install_command
-from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
+from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 T = TypeVar("T")
-_MAX_FAILURES = 3
-"""Failed or timed-out calls in a row after which Redis is not called for `_PAUSE_SECONDS`."""
-_PAUSE_SECONDS = 5.0
-"""Length of a pause, in which all calls fail. If the first call after it fails, the next pause begins."""
+_MAX_FAILURES = 3  # failed or timed-out calls in a row, after which a pause begins
+_PAUSE_SECONDS = 5.0  # all calls fail in a pause; if the first call after it fails, the next pause begins
 _PREFIX = "kvproxy:chunk:"
 _MAX_KNOWN_KEYS = 100_000
 
 
 class RedisStore:
-    """Chunks as string values in Redis or Valkey, which evicts them by its `maxmemory` policy.
-
-    `timeout` limits a call, and `ttl` the storage of a chunk, both in seconds.
-    """
+    """Chunks as string values in Redis or Valkey, which evicts them by its `maxmemory` policy; `ttl` is in seconds."""
 
     name = "redis"
     remote = True
@@ -40,9 +35,8 @@ class RedisStore:
             from redis.exceptions import RedisError
             from redis.retry import Retry
         except ImportError:
-            raise SettingsError(
-                f"the redis tier needs redis-py: {install_command('redis')}", param="tiers.redis"
-            ) from None
+            hint = install_command("redis")
+            raise SettingsError(f"the redis tier needs redis-py: {hint}", param="tiers.redis") from None
         retry = Retry(NoBackoff(), 0)
         try:
             self._client: Any = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=retry)
@@ -90,8 +84,7 @@ class RedisStore:
     def clear(self, matches: Callable[[str], bool]) -> int:
         num_deleted = 0
         for keys in self.scan_keys():
-            found = [key for key in keys if matches(key)]
-            if found:
+            if found := [key for key in keys if matches(key)]:
                 for key in found:
                     self._remove_known(key)
                 num_deleted += self._call(partial(self._client.unlink, *(_PREFIX + key for key in found)))
@@ -106,7 +99,7 @@ class RedisStore:
                 return
 
     def server_info(self) -> dict[str, Any]:
-        return dict(self._call(self._client.info))
+        return self._call(self._client.info)
 
     def _call(self, command: Callable[[], T]) -> T:
         with self._lock:
@@ -142,10 +135,10 @@ class RedisStore:
         with self._lock:
             self._known.pop(key, None)
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> TierStats:
         with self._lock:
             sizes = list(self._known.values())
-        return StoreStats(self.name, len(sizes), sum(sizes), None, 0, self.available)
+        return TierStats(self.name, len(sizes), sum(sizes), None, 0, self.available)
 
     def close(self) -> None:
         self._client.close()

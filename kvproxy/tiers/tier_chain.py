@@ -1,32 +1,28 @@
-"""Writes chunks to all tiers, and loads a chunk from the fastest tier that has it.
-
-A chunk is written when its last token was computed. On eviction it would be too late: the step that evicts a block
-overwrites it.
-"""
+"""Writes chunks to all tiers, and loads a chunk from the fastest tier that has it."""
 
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from kvproxy.encryption import Cipher, is_encrypted
+from kvproxy.errors import SettingsError
+from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError, TierStats
-from kvproxy.tiers.host_memory import HostStore
+from kvproxy.tiers.local_stores import DiskStore, HostStore
+from kvproxy.tiers.redis import RedisStore
 
+_MAX_REDIS_VALUE = 512 << 20
+_MIN_PENDING_BYTES = 64 << 20
 T = TypeVar("T")
 _log = logging.getLogger("kvproxy")
 
 
 class TierChain:
-    """The configured stores, the fastest first.
-
-    Args:
-        max_pending_bytes: maximum size of all pending writes; further chunks are dropped.
-        cipher: encrypts chunks on disk and in Redis. Machines that share a Redis need the same encryption keys.
-    """
+    """The configured stores, the fastest first. `cipher` encrypts chunks on disk and in Redis."""
 
     def __init__(
         self, stores: Sequence[ChunkStore], max_pending_bytes: int = 256 << 20, cipher: Cipher | None = None
@@ -37,7 +33,7 @@ class TierChain:
         self._is_closed = False
         self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0
-        self._counts = {store.name: Counter[str]() for store in self.stores}
+        self._counts: dict[str, Any] = {store.name: Counter[str]() for store in self.stores}
         self._pending: set[str] = set()
         self._lock = threading.Lock()
 
@@ -53,10 +49,7 @@ class TierChain:
         return next((store.name for store in self.stores if self._call(store, lambda s: s.contains(key))), None)
 
     def load(self, key: str, accept: Callable[[ChunkData], T | None]) -> T | None:
-        """Load a chunk from the fastest tier that has a valid one, and copy it to all faster tiers.
-
-        `accept` converts the chunk to the result. If it returns None, the chunk is invalid and is deleted.
-        """
+        """Load a chunk from the fastest tier, and copy it to all faster tiers. `accept` returns None for an invalid chunk."""
         for index, store in enumerate(self.stores):
             data = self._call(store, lambda s: s.get(key))
             if data is None:
@@ -97,11 +90,9 @@ class TierChain:
         finish: Callable[[], None] = lambda: None,
         stores: Sequence[ChunkStore] | None = None,
     ) -> bool:
-        """Write a chunk on the background thread. Return False if too many bytes are pending, or after `close`.
+        """Write a chunk on the background thread, after `finish`, which completes `data`.
 
-        Args:
-            finish: called on the background thread before the write, to complete `data`.
-            stores: the stores to write to; None for all stores.
+        Return False if too many bytes are pending, or after `close`.
         """
 
         def task() -> None:
@@ -131,9 +122,9 @@ class TierChain:
                 self._increment(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete the chunks of a tier whose keys match, after all pending writes.
+        """Delete matching chunks after all pending writes; return their number, or None for an unknown tier.
 
-        Returns the number of deleted chunks, or None for an unknown tier. Raises TierError after `timeout` seconds.
+        Raises TierError after `timeout` seconds.
         """
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
@@ -154,15 +145,16 @@ class TierChain:
 
     def _increment(self, store: ChunkStore, counter: str, amount: int = 1) -> int:
         with self._lock:
-            self._counts[store.name][counter] += amount
-            return self._counts[store.name][counter]
+            counts: Counter[str] = self._counts[store.name]
+            counts[counter] += amount
+            return counts[counter]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all pending chunks are written; return False after a timeout in seconds."""
         return bool(wait([self._writer.submit(int)], timeout).done)
 
     def stats(self) -> list[TierStats]:
-        return [TierStats(**(asdict(store.stats()) | self._counts[store.name])) for store in self.stores]
+        return [replace(store.stats(), **self._counts[store.name]) for store in self.stores]
 
     def close(self) -> None:
         """Write pending chunks for at most 10 seconds, and close the stores."""
@@ -172,3 +164,57 @@ class TierChain:
         self._writer.shutdown(wait=False, cancel_futures=True)
         for store in self.stores:
             self._call(store, lambda s: s.close())
+
+
+def build_chain(
+    settings: TierSettings,
+    block_size: int,
+    pin_memory: Callable[[ChunkData], ChunkData] | None = None,
+    *,
+    token_bytes: int = 0,  # size of a token's keys and values
+    batch_tokens: int = 0,  # maximum number of tokens in a step of the engine
+    cipher: Cipher | None = None,
+) -> TierChain | None:
+    """Create the configured tiers; None if no tier is configured."""
+    if not settings.enabled:
+        return None
+    check_chunk_tokens(settings.chunk_tokens, block_size)
+    _check_chunk_fits(settings, settings.chunk_tokens * token_bytes)
+    stores: list[ChunkStore] = []
+    if settings.host is not None:
+        stores.append(HostStore(settings.host, pin_memory))
+    if settings.disk is not None:
+        try:
+            stores.append(DiskStore(settings.disk, settings.disk_size))
+        except OSError as error:
+            raise SettingsError(
+                f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder",
+                param="tiers.disk",
+            ) from None
+    if settings.redis is not None:
+        stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
+    # One step is written while the next is computed. With less, long prompts lose chunks in the middle.
+    max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * token_bytes * max(batch_tokens, settings.chunk_tokens))
+    return TierChain(stores, max_pending_bytes, cipher)
+
+
+def check_chunk_tokens(chunk_tokens: int, block_size: int) -> None:
+    if chunk_tokens % block_size:
+        raise SettingsError(
+            f"tiers.chunk_tokens {chunk_tokens} is not a multiple of engine.block_size {block_size}:"
+            f" use {max(1, chunk_tokens // block_size) * block_size}",
+            param="tiers.chunk_tokens",
+        )
+
+
+def _check_chunk_fits(settings: TierSettings, chunk_bytes: int) -> None:
+    limits = [("host", settings.host)]
+    limits += [("disk_size", settings.disk_size)] if settings.disk is not None else []
+    limits += [("redis", _MAX_REDIS_VALUE)] if settings.redis is not None else []
+    for name, size in limits:
+        if size is not None and size < chunk_bytes:
+            raise SettingsError(
+                f"tiers.{name}: a chunk of {settings.chunk_tokens} tokens has {chunk_bytes / 2**20:.1f} MiB, the limit is"
+                f" {size / 2**20:.1f} MiB: lower tiers.chunk_tokens{'' if name == 'redis' else ', or raise the limit'}",
+                param=f"tiers.{name}",
+            )

@@ -19,7 +19,7 @@ from kvproxy.index.models.minilm import embedder, weights
 from kvproxy.index.models.verifier import built_in, load_verifier
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import Settings, load_settings
-from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.local_stores import DiskStore
 from tests.commands.run import kvproxy, result
 from tests.index.entries import make_entry
 

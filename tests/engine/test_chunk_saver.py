@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.chunk_saver import PinnedBufferPool
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.build import build_chain
-from kvproxy.tiers.tier_chain import TierChain
+from kvproxy.tiers.tier_chain import TierChain, build_chain
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY
 from tests.tiers.doubles import DictStore

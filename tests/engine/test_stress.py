@@ -17,8 +17,7 @@ from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_store import ChunkStore
-from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.host_memory import HostStore
+from kvproxy.tiers.local_stores import DiskStore, HostStore
 from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference, tiny

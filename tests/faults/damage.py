@@ -14,7 +14,7 @@ from pathlib import Path
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import NewEntry, SqliteStore
-from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.local_stores import DiskStore
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.victims import has_chunk, put_chunk
 from tests.index.doubles import HashEmbedder

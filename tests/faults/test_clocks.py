@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproxy.index.store import Capacity, SqliteStore
 from kvproxy.settings import load_settings
-from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.local_stores import DiskStore
 from tests.faults.proxies import ask, hit, stored
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream

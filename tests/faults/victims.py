@@ -23,7 +23,7 @@ from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.tiers.chunk_format import ChunkName, payload_offset, read_payload, write_header
-from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.local_stores import DiskStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.requests import api_request

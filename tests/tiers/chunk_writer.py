@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from kvproxy.tiers.chunk_format import ChunkName, payload_offset, write_header
-from kvproxy.tiers.disk import DiskStore
+from kvproxy.tiers.local_stores import DiskStore
 
 PAYLOAD = 300_000
 

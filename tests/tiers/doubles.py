@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from kvproxy.tiers.chunk_store import ChunkData, StoreStats, TierError
+from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 
 class DictStore:
@@ -52,8 +52,8 @@ class DictStore:
             del self.chunks[key]
         return len(doomed)
 
-    def stats(self) -> StoreStats:
-        return StoreStats(self.name, len(self.chunks), sum(map(len, self.chunks.values())), None, 0, self.available)
+    def stats(self) -> TierStats:
+        return TierStats(self.name, len(self.chunks), sum(map(len, self.chunks.values())), None, 0, self.available)
 
     def close(self) -> None:
         self.calls["close"] += 1

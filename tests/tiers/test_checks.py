@@ -9,8 +9,8 @@ import pytest
 from kvproxy.errors import KvproxyError
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.checks import check_chunks, check_disk, check_host_memory, check_redis
-from kvproxy.tiers.disk import DiskStore
 from kvproxy.tiers.free_memory import free_memory
+from kvproxy.tiers.local_stores import DiskStore
 from kvproxy.tiers.redis import RedisStore
 from tests.commands.run import kvproxy
 from tests.redis_server import RedisServer

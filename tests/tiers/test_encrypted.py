@@ -4,10 +4,9 @@ from pathlib import Path
 
 from kvproxy.encryption import Cipher
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chunk_store import ChunkStore
-from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.tier_chain import TierChain
+from kvproxy.tiers.local_stores import DiskStore
+from kvproxy.tiers.tier_chain import TierChain, build_chain
 from tests.tiers.doubles import DictStore
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.build import build_chain
 from kvproxy.tiers.chunk_format import read_payload
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError
-from kvproxy.tiers.disk import DiskStore
-from kvproxy.tiers.host_memory import HostStore
+from kvproxy.tiers.local_stores import DiskStore, HostStore
 from kvproxy.tiers.redis import RedisStore
+from kvproxy.tiers.tier_chain import build_chain
 from tests.polling import until
 from tests.redis_server import RedisServer
 from tests.tiers.chunk_writer import PAYLOAD, name_of

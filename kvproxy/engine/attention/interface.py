@@ -15,17 +15,11 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """Options of a layer's attention scores.
+    """Options of a layer's attention scores."""
 
-    Attributes:
-        scaling: factor of the scores; None for `head_dim ** -0.5`.
-        softcap: limits scores to ±softcap; None for no limit.
-        sinks: scores that belong to no key but count in the softmax, `[heads]`; None for a plain softmax.
-    """
-
-    scaling: float | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
+    scaling: float | None = None  # factor of the scores; None for `head_dim ** -0.5`
+    softcap: float | None = None  # limits scores to ±softcap
+    sinks: torch.Tensor | None = None  # scores that belong to no key but count in the softmax, `[heads]`
 
     @property
     def has_plain_softmax(self) -> bool:
@@ -51,9 +45,7 @@ class PrefillBackend(Protocol):
 class DecodeBackend(Protocol):
     name: str
     supports_capture: bool
-    """Whether CUDA graphs can capture it. This requires that the host does not read `table` and `lengths`, and that unused
-    columns of `table` cost no time.
-    """
+    """Whether CUDA graphs can capture a step: the host does not read its arguments, and unused columns of `table` are cheap."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION

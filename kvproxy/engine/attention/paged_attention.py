@@ -24,31 +24,23 @@ NAME = "kvproxy_paged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Attention inputs of one layer group.
+    """Attention inputs of one layer group. `prefill` or `decode` is None if the step has no such tokens."""
 
-    Attributes:
-        slot_mapping: slot of each token in the pool, `block * block_size + offset`, `[tokens]`.
-        prefill, decode: attention of the prefill and of the decode tokens; None if the step has no such tokens.
-    """
-
-    slot_mapping: torch.Tensor
+    slot_mapping: torch.Tensor  # slot of each token in the pool, `block * block_size + offset`, `[tokens]`
     prefill: AttentionOp | None
     decode: AttentionOp | None
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """The tokens of a step: prefill tokens, then from `decode_start` on one token per decoding sequence.
-
-    `tokens` and `positions` are `[1, tokens]`. `metadata` has one item per layer group.
-    """
+    """The tokens of a step: prefill tokens, then from `decode_start` on one token per decoding sequence."""
 
     pool: KVPool
     layer_slots: Mapping[int, tuple[int, int]]
-    tokens: torch.Tensor
-    positions: torch.Tensor
+    tokens: torch.Tensor  # [1, tokens]
+    positions: torch.Tensor  # [1, tokens]
     decode_start: int
-    metadata: Sequence[AttentionMetadata]
+    metadata: Sequence[AttentionMetadata]  # one item per layer group
 
     def layer_inputs(self, index: int) -> tuple[AttentionMetadata, KV]:
         group, slot = self.layer_slots[index]
@@ -116,24 +108,18 @@ def _query_temperature(scale: float, floor: float, positions: torch.Tensor) -> t
 
 def paged_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
+    query: torch.Tensor,  # [1, heads, tokens, head_dim]
+    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
     input_batch: InputBatch,
     scaling: float | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,  # the sinks of `ScoreOptions`
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of one layer for all tokens of a step; return `[1, tokens, heads, head_dim]`.
-
-    Args:
-        query: `[1, heads, tokens, head_dim]`.
-        key, value: `[1, kv_heads, tokens, head_dim]`.
-        s_aux: the sinks of `ScoreOptions`.
-    """
+    """Compute attention of one layer for all tokens of a step; return `[1, tokens, heads, head_dim]`."""
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     temperature = getattr(module, "query_temperature", None)
     if temperature is not None:

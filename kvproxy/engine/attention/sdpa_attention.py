@@ -149,15 +149,12 @@ def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _eager_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: ScoreOptions
+    query: torch.Tensor,  # [.., kv_heads, group, rows, head_dim]; `group` query heads share a KV head
+    key: torch.Tensor,  # [.., kv_heads, keys, head_dim], values likewise
+    value: torch.Tensor,
+    mask: torch.Tensor,  # [.., rows, n], added to the scores of the last `n` keys; all other keys are visible
+    scores: ScoreOptions,
 ) -> torch.Tensor:
-    """Compute grouped-query attention, with a softmax in float32.
-
-    Args:
-        query: `[.., kv_heads, group, rows, head_dim]`; `group` query heads share a KV head.
-        key, value: `[.., kv_heads, keys, head_dim]`.
-        mask: added to the scores of the last `n` keys, `[.., rows, n]`; all other keys are visible.
-    """
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     weights = (query.flatten(-3, -2) @ key.transpose(-1, -2)).float().mul_(scaling)
     weights = weights.view(*query.shape[:-1], key.shape[-2])

@@ -20,10 +20,8 @@ _DOUBLE_BUFFER_STAGES = 5
 class TritonDecode:
     """Attention of decode steps by the two kernels of `triton_kernels`.
 
-    Args:
-        max_splits: maximum number of splits of a sequence's keys, a power of two.
-        min_split: minimum number of keys per split, a power of two of at least 128.
-        num_programs: approximate number of Triton programs per launch.
+    `max_splits` limits the splits of a sequence's keys, and `min_split` is the minimum number of keys per split, both powers
+    of two. A launch has about `num_programs` Triton programs.
     """
 
     name = "triton"

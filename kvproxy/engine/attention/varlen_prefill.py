@@ -21,18 +21,13 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Boundaries of sequences in concatenated queries and keys.
+    """Boundaries of sequences in concatenated queries and keys."""
 
-    Attributes:
-        query_ends, key_ends: 0, then the end of each sequence, `[sequences + 1]` int32.
-        window: number of tokens to which a token attends, itself included; None for all.
-    """
-
-    query_ends: torch.Tensor
+    query_ends: torch.Tensor  # 0, then the end of each sequence, `[sequences + 1]` int32
     key_ends: torch.Tensor
     max_query_len: int
     max_key_len: int
-    window: int | None = None
+    window: int | None = None  # number of tokens to which a token attends, itself included; None for all
 
 
 PackedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedLayout, ScoreOptions], torch.Tensor]
@@ -132,12 +127,6 @@ def flash_attention(
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Rescale an attention output as if its softmax had included the sinks.
-
-    Args:
-        output: `[rows, heads, head_dim]`.
-        logsums: log-sum-exp of each row's scores, `[rows, heads]`.
-        sinks: `[heads]`.
-    """
+    """Rescale an output as if its softmax had included the sinks. `logsums` is the log-sum-exp of scores, `[rows, heads]`."""
     share = torch.sigmoid(logsums.float() - sinks.float())
     return (output.float() * share[..., None]).to(output.dtype)

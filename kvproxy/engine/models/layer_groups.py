@@ -1,7 +1,6 @@
 """Layer groups: layers with the same attention type and window share block tables, as in vLLM.
 
-A block contains the keys and values of one group, with one slot per layer, so all groups have the same size. Each group
-frees the blocks that its attention no longer reads.
+A block contains the keys and values of one group, with one slot per layer, so all groups have the same size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,10 +38,7 @@ class LayerGroup:
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split positions `start` to `end` into parts; yield each part's first visible key, start, and end.
-
-        A part has at most `max_tokens` queries, all in one attention chunk. With full attention, there is one part.
-        """
+        """Split positions `start` to `end` into parts in one attention chunk; yield their first visible key, start, and end."""
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
             if self.kind == "chunked_local":

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,6 @@ _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that uses the engine's attention."""
-
     name: str
     model: Any
     tokenizer: ChatTokenizer
@@ -44,13 +43,9 @@ class LoadedModel:
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantization: str = "none") -> LoadedModel:
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer. `name` is `demo`, a folder, a `.gguf` file, or a Hugging Face id.
 
-    Args:
-        name: `demo`, a folder, a `.gguf` file, or a Hugging Face id.
-        device: auto, cpu, cuda, or cuda:N.
-        dtype: a torch dtype, or auto: bfloat16 on CUDA, and for large models on CPUs with bfloat16 instructions.
-        quantization: `none` or `int8`, which requires a CPU and bfloat16 activations.
+    With `auto`, the dtype is bfloat16 on CUDA, and for large models on CPUs with bfloat16 instructions.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_log
@@ -67,12 +62,9 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
         folder = str(Path(source).parent) if options else source
         # Pickles can run code.
         safe = {} if options else {"use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), **options, **safe
-        )
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, **{name: options[name] for name in options if name == "gguf_file"}
-        )
+        torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype, **options, **safe)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **({"gguf_file": options["gguf_file"]} if options else {}))
     except (OSError, ValueError, ImportError, KeyError) as error:
         hint = "" if Path(source).exists() else " (no such folder; as a Hugging Face id it must be cached or reachable)"
         raise ModelUnsupported(f"cannot load model {name!r}{hint}: {first_line(error)}") from None
@@ -86,8 +78,6 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
 
 
 def gguf_options(source: Path) -> dict[str, Any]:
-    from importlib.util import find_spec
-
     if source.suffix.lower() != ".gguf":
         return {}
     if not source.is_file():
@@ -158,24 +148,22 @@ def _rope_types(config: Any) -> set[str]:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    named = model.generation_config.eos_token_id if model.generation_config is not None else None
+    named = getattr(model.generation_config, "eos_token_id", None)
     ids = named if isinstance(named, list) else [named, tokenizer.eos_token_id]
     return frozenset(id for id in ids if id is not None)
 
 
 def _recommended_sampling(model: Any) -> SamplingParams:
-    config, params = model.generation_config, SamplingParams()
-    for name in ("temperature", "top_p", "top_k") if config is not None else ():
-        value = getattr(config, name, None)
-        if value is None:
-            continue
-        try:
-            given = replace(params, **{name: value})
-            validate_sampling(given)
-        except InvalidRequest as error:
-            _log.warning("the model's recommended %s = %r is ignored: %s", name, value, error)
-        else:
-            params = given
+    params = SamplingParams()
+    for name in ("temperature", "top_p", "top_k"):
+        value = getattr(model.generation_config, name, None)
+        if value is not None:
+            try:
+                given = replace(params, **{name: value})
+                validate_sampling(given)
+                params = given
+            except InvalidRequest as error:
+                _log.warning("the model's recommended %s = %r is ignored: %s", name, value, error)
     return params
 
 

@@ -19,8 +19,8 @@ _UNSUPPORTED = {
     "fan_in_fan_out": "its matrices are transposed",
     "lora_bias": "it has biases",
 }
+# An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, multiplied by the adapter's scale.
 _Matrices = tuple[torch.Tensor, torch.Tensor]
-"""An adapter's matrices of a layer: A, `[rank, in]`, and B, `[out, rank]`, multiplied by the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,7 @@ def _check_matrices(
     if not isinstance(module, torch.nn.Linear | PackedModule):
         raise ModelUnsupported(f"adapter {name!r} does not fit this model, which has no linear layer {layer}")
     if module is model.get_output_embeddings():
-        raise ModelUnsupported(
-            f"adapter {name!r} cannot be served: it changes {layer}, which computes only some of the rows"
-        )
+        raise ModelUnsupported(f"adapter {name!r} cannot be served: it changes {layer}, which computes only some rows")
     rank = a.shape[0]
     if b is None or (b.shape[0], a.shape[1]) != (module.out_features, module.in_features) or b.shape[1] != rank:
         raise ModelUnsupported(f"adapter {name!r} does not fit this model: {layer} has another shape")

@@ -200,7 +200,6 @@ class RequestQueue:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
     def register(self, sequence: SequenceState) -> None:
-        """Count a sequence as unfinished until `unregister`."""
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
             # A tenant gains no credit while it has no unfinished sequence.
@@ -217,7 +216,6 @@ class RequestQueue:
             del self._num_live[tenant]
 
     def add(self, sequence: SequenceState) -> None:
-        """Enqueue a registered sequence. A preempted sequence keeps its arrival time."""
         insort(self._queues.setdefault(sequence.request.tenant, []), sequence, key=_order_in_tenant)
 
     def remove(self, sequence: SequenceState) -> None:

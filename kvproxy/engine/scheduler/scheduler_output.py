@@ -8,18 +8,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one sequence in a step.
-
-    Attributes:
-        start: position of the first token in the sequence.
-        block_tables: the sequence's block table in each layer group. Block 0 replaces freed blocks.
-        num_draft_tokens: number of speculative tokens at the end of `tokens`.
-    """
+    """Consecutive tokens of one sequence in a step."""
 
     tokens: Sequence[int]
-    start: int
-    block_tables: Sequence[Sequence[int]]
-    num_draft_tokens: int = 0
+    start: int  # position of the first token in the sequence
+    block_tables: Sequence[Sequence[int]]  # one per layer group; block 0 replaces freed blocks
+    num_draft_tokens: int = 0  # speculative tokens at the end of `tokens`
     lora_id: int = 0
 
     @property
@@ -31,10 +25,8 @@ class TokenSpan:
         return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
 
     def split_tokens(self) -> "list[TokenSpan]":
-        return [
-            TokenSpan([token], at, self.block_tables, lora_id=self.lora_id)
-            for at, token in enumerate(self.tokens, self.start)
-        ]
+        positions = enumerate(self.tokens, self.start)
+        return [TokenSpan([token], at, self.block_tables, lora_id=self.lora_id) for at, token in positions]
 
 
 @dataclass(slots=True)

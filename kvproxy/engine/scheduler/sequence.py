@@ -30,7 +30,6 @@ class NgramProposer:
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Return at most `limit` draft tokens. `tokens` must begin with the tokens of the previous call."""
         n = self._n
-        # The last n-gram itself is not indexed.
         for start in range(self._num_indexed, len(tokens) - n):
             self._continuations[tuple(tokens[start : start + n])] = start + n
         self._num_indexed = max(self._num_indexed, len(tokens) - n)
@@ -39,18 +38,7 @@ class NgramProposer:
 
 
 class SequenceState:
-    """One of a request's `n` sequences.
-
-    Args:
-        index: number in the request, from 0.
-        on_output: receives each delta.
-        on_error: receives the error that aborts the request.
-
-    Attributes:
-        num_cached_tokens: number of prompt tokens found in the block pool or a tier.
-        num_tier_tokens: number of prompt tokens found in a tier.
-        num_saved_chunks: number of leading chunks that are already in the tiers, or are being written.
-    """
+    """One of a request's `n` sequences, with number `index` from 0. `on_error` receives the error that aborts the request."""
 
     def __init__(
         self,
@@ -80,9 +68,9 @@ class SequenceState:
             client=request.tenant or None,
         )
         self.num_prompt_tokens = len(request.tokens)
-        self.num_cached_tokens = 0
-        self.num_tier_tokens = 0
-        self.num_saved_chunks = 0
+        self.num_cached_tokens = 0  # prompt tokens found in the block pool or a tier
+        self.num_tier_tokens = 0  # prompt tokens found in a tier
+        self.num_saved_chunks = 0  # leading chunks that are in the tiers, or are being written
         self.arrival_time = now()
         self.scheduled_time: float | None = None
         self.finish_reason: FinishReason | None = None
@@ -110,7 +98,6 @@ class SequenceState:
         return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0 and self.index == 0
 
     def fork(self, index: int) -> "SequenceState":
-        """Create another sequence of the request. Call it when the prompt has been computed."""
         matcher = self.matcher.deep_copy() if self.matcher else None
         child = SequenceState(
             self.request,

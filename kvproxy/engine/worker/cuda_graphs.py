@@ -21,8 +21,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings
 
 Step = Callable[[], torch.Tensor]
-StepCapture = Callable[[Step], Step]
-"""Captures a step, and returns a function that replays it. A replay may overwrite the result of any other replay."""
+StepCapture = Callable[[Step], Step]  # captures a step, and returns a function that replays it
 
 
 def no_capture(step: Step) -> Step:
@@ -34,9 +33,9 @@ class CannotCapture(Exception):
 
 
 class CudaCapture:
-    """A `StepCapture` by CUDA graphs with a common memory pool. Capture the largest step first.
+    """A `StepCapture` by CUDA graphs with a common memory pool. A replay overwrites the result of any other replay.
 
-    `device` must be the current CUDA device during capture.
+    Capture the largest step first. `device` must be the current CUDA device during capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,7 +85,7 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """A captured step for each capture size. `forward` returns the logits of a batch, `[rows, vocabulary]`."""
+    """A captured step for each capture size: computes the logits of spans of one token each, `[rows, vocabulary]`."""
 
     def __init__(
         self,
@@ -113,7 +112,6 @@ class CapturedSteps:
         return 0 < len(spans) <= self._sizes[-1]
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
-        """Return the logits of spans of one token each. The next call may overwrite them."""
         size = next(size for size in self._sizes if size >= len(spans))
         self._copy_inputs(spans, size)
         return self._steps[size]()[: len(spans)]

@@ -14,9 +14,7 @@ _CACHE_LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """`layers` is the number of slots per block, which is the size of the largest layer group."""
-
-    layers: int
+    layers: int  # number of slots per block: the size of the largest layer group
     kv_heads: int
     head_dim: int
 
@@ -53,9 +51,9 @@ class KVPool:
             self.data[:, :, destination] = self.data[:, :, source]
 
     def read_blocks(self, blocks: Sequence[int], out: torch.Tensor) -> Callable[[], None]:
-        """Copy blocks to `out` on the host, `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
+        """Copy blocks to `out` on the host, which must be pinned for a pool on CUDA; return a function that waits for the copy.
 
-        Returns a function that waits for the end of the copy. For a pool on CUDA, `out` must be pinned memory.
+        `out` is `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`.
         """
         ids, stream = upload(blocks, self.data.device), self._read_stream
         if stream is None:

@@ -13,8 +13,7 @@ from kvproxy.settings import EngineSettings
 from kvproxy.tiers.free_memory import free_memory
 
 _STEP_MARGIN = 1.1
-_RESERVED_BYTES = 768 << 20
-"""GPU memory for library workspaces, CUDA graphs, and 256 MiB for the response cache's FAISS index."""
+_RESERVED_BYTES = 768 << 20  # for library workspaces, CUDA graphs, and 256 MiB for the response cache's FAISS index
 _MAX_CPU_SHARE_BASE = 4 << 30
 
 
@@ -50,13 +49,9 @@ def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, setti
 
 
 def _check_host_memory(block_bytes: int, settings: EngineSettings) -> None:
+    required, name, free = int(settings.kv_memory), "kv_memory", free_memory()
     if settings.num_blocks is not None:
         required, name = settings.num_blocks * block_bytes, "num_blocks"
-    elif settings.kv_memory > 1:
-        required, name = int(settings.kv_memory), "kv_memory"
-    else:
-        return
-    free = free_memory()
     if required > free:
         raise SettingsError(
             f"engine.{name} requires {required / 2**30:.1f} GiB for keys and values, but {free / 2**30:.1f} GiB of memory are"

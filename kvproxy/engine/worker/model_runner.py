@@ -17,8 +17,8 @@ from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
 
 _log = logging.getLogger("kvproxy")
+# A step with a longer span runs eagerly, because each row of a captured step reads all keys of its sequence.
 _MAX_CAPTURED_SPAN = 16
-"""A step with a longer span runs eagerly, because each row of a captured step reads all keys of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, capture: StepCapture, *, max_rows: int, max_len: int) -> None:
-        """Capture steps of up to `max_rows` tokens, for sequences of up to `max_len` tokens.
-
-        If the model cannot be captured, all steps run eagerly.
-        """
+        """Capture steps of up to `max_rows` tokens, for sequences of up to `max_len` tokens, if the model allows it."""
         with self._device_context():
             try:
                 self._captured = CapturedSteps(
@@ -62,12 +59,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
-        work = scheduled.prefills + scheduled.decodes
+        work = scheduled.work
         counts = [_num_logits(sequence, span) for sequence, span in work]
         logits = self.run_captured([span for _, span in work], counts)
         if logits is None:
-            prefills, decodes = ([span for _, span in part] for part in (scheduled.prefills, scheduled.decodes))
-            logits = self.run_eager(prefills, decodes, counts)
+            prefills = [span for _, span in scheduled.prefills]
+            logits = self.run_eager(prefills, [span for _, span in scheduled.decodes], counts)
         return [SequenceLogits(*item, part) for item, part, count in zip(work, logits, counts, strict=True) if count]
 
     def run_captured(self, spans: list[TokenSpan], counts: list[int]) -> Sequence[torch.Tensor] | None:
@@ -99,14 +96,8 @@ class ModelRunner:
         return torch.split(logits[: len(rows)], counts)
 
     def _logits(self, batch: InputBatch, keep: torch.Tensor | int) -> torch.Tensor:
-        output = self._model(
-            input_ids=batch.tokens,
-            position_ids=batch.positions,
-            logits_to_keep=keep,
-            use_cache=False,
-            input_batch=batch,
-        )
-        logits: torch.Tensor = output.logits[0]
+        inputs = {"input_ids": batch.tokens, "position_ids": batch.positions, "input_batch": batch}
+        logits: torch.Tensor = self._model(**inputs, logits_to_keep=keep, use_cache=False).logits[0]
         return logits
 
     def _device_context(self) -> Any:

@@ -70,11 +70,7 @@ class AsyncLLM:
 
     @classmethod
     def load(
-        cls,
-        settings: EngineSettings,
-        model: str,
-        tiers: TierSettings = TierSettings(),
-        cipher: Cipher | None = None,
+        cls, settings: EngineSettings, model: str, tiers: TierSettings = TierSettings(), cipher: Cipher | None = None
     ) -> "AsyncLLM":
         if settings.lora and settings.quantization == "int8":
             raise ModelUnsupported(

@@ -23,22 +23,18 @@ _BIND_HOSTS = ("*", "0.0.0.0", "[::]", "127.", "localhost", "[::1]")
 
 
 class KVEventPublisher:
-    """Publishes events on a thread that owns the sockets.
+    """Publishes events on a thread that owns the sockets. A socket binds to `*` and this machine, and connects otherwise.
 
-    Args:
-        endpoint: address of the PUB socket, which binds if the host is `*` or this machine, and connects otherwise.
-        replay: address of the ROUTER socket; None disables replays.
-        buffer: number of batches kept for replay.
-        request_snapshot: makes the engine publish AllBlocksCleared, then BlockStored for all cached blocks.
+    `request_snapshot` makes the engine publish AllBlocksCleared, then BlockStored for all cached blocks.
     """
 
     def __init__(
         self,
-        endpoint: str,
-        replay: str | None = None,
+        endpoint: str,  # of the PUB socket
+        replay: str | None = None,  # endpoint of the ROUTER socket; None disables replays
         *,
         topic: str = "",
-        buffer: int = 10_000,
+        buffer: int = 10_000,  # number of batches kept for replay
         request_snapshot: Callable[[], None] = lambda: None,
     ) -> None:
         self._topic = topic.encode()
@@ -53,10 +49,8 @@ class KVEventPublisher:
         try:
             self._pub = self._open_socket(zmq.PUB, endpoint)
             self._router = self._open_socket(zmq.ROUTER, replay) if replay else None
-            self._wake_sender, self._wake_receiver = (
-                self._open_socket(zmq.PAIR, "inproc://wake"),
-                self._context.socket(zmq.PAIR),
-            )
+            self._wake_sender = self._open_socket(zmq.PAIR, "inproc://wake")
+            self._wake_receiver = self._context.socket(zmq.PAIR)
             self._wake_receiver.connect("inproc://wake")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)

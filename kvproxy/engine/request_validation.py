@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from kvproxy.errors import ContextTooLong, InvalidRequest
 from kvproxy.generation import GenerationRequest, SamplingParams
 
-MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
@@ -14,7 +13,7 @@ _INTEGERS = {
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
-    "n": (1, MAX_N),
+    "n": (1, 128),
 }
 _OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = {"temperature": (0, 100), "top_p": (0, 1)}
@@ -28,13 +27,14 @@ class EngineLimits:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of tokens of a sequence, with its prompt."""
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:
         """Return the maximum number of output tokens of a request.
 
-        Raises InvalidRequest for an invalid value, and ContextTooLong if prompt and output exceed `capacity`.
+        Raises:
+            InvalidRequest: a value is out of range.
+            ContextTooLong: prompt and output exceed `capacity`.
         """
         validate_sampling(request.sampling)
         _validate_scheduling(request)
@@ -48,11 +48,9 @@ class EngineLimits:
         return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
 
     def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, is_minimum: bool = False) -> None:
-        """Raise ContextTooLong if a prompt and its output exceed `capacity`.
+        """Raise ContextTooLong if a prompt and its output of `max_tokens` (None: one token) exceed `capacity`.
 
-        Args:
-            max_tokens: length of the output; None requires space for one token.
-            is_minimum: the prompt has at least `num_prompt_tokens` tokens.
+        With `is_minimum`, the prompt may have more than `num_prompt_tokens` tokens.
         """
         if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return

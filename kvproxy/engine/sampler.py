@@ -1,6 +1,6 @@
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -47,19 +47,17 @@ def sample(
     uniforms: Sequence[float],
     allowed: torch.Tensor | None = None,
 ) -> list[SampledToken]:
-    """Sample one token for each row of `logits`, `[rows, vocabulary]`.
+    """Sample one token for each row of `logits`, `[rows, vocabulary]`, with a random number from 0 to 1 for each row.
 
-    Args:
-        uniforms: a random number from 0 to 1 for each row.
-        allowed: mask by `allowed_tokens`; None allows all tokens. Log-probabilities ignore it.
+    `allowed` is a mask by `allowed_tokens`, which log-probabilities ignore; None allows all tokens.
     """
     plain = logits
     if allowed is not None:
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
     tokens = argmax_rows(logits)
     random_rows = [row for row, settings in enumerate(params) if not settings.is_greedy]
-    filtered = {row for row in random_rows if uses_top_k_or_p(params[row], logits.shape[-1])}
-    for rows in (sorted(filtered), [row for row in random_rows if row not in filtered]):
+    for is_filtered in (True, False):
+        rows = [row for row in random_rows if uses_top_k_or_p(params[row], logits.shape[-1]) == is_filtered]
         if rows:
             at = upload(rows, logits.device)
             tokens[at] = _sample_rows(
@@ -82,24 +80,13 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
 def _with_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequence[int | None]
 ) -> list[SampledToken]:
+    sampled = [SampledToken(token) for token in tokens.tolist()]
     rows = [row for row, count in enumerate(num_logprobs) if count is not None]
-    if not rows:
-        return [SampledToken(token) for token in tokens.tolist()]
-    most = min(max(count or 0 for count in num_logprobs), logits.shape[-1])
-    at = upload(rows, logits.device)
-    logprobs = logits[at].float().log_softmax(dim=-1)
-    values, ids = logprobs.topk(most)
-    chosen = logprobs.gather(1, tokens[at][:, None])
-    # float64 holds token ids and float32 exactly.
-    found = torch.cat([part.double().flatten() for part in (tokens, chosen, values, ids)]).tolist()
-    count, start = len(num_logprobs), len(num_logprobs) + len(rows)
-    samples = [SampledToken(int(token)) for token in found[:count]]
-    for place, row in enumerate(rows):
-        first, wanted = start + place * most, min(num_logprobs[row] or 0, most)
-        best = found[first : first + wanted]
-        names = map(int, found[first + len(rows) * most :][:wanted])
-        samples[row] = SampledToken(int(found[row]), found[count + place], tuple(zip(names, best, strict=True)))
-    return samples
+    if rows:
+        at, num_top = upload(rows, logits.device), max(count or 0 for count in num_logprobs)
+        for row, scored in zip(rows, _score_rows(logits[at], tokens[at], num_top), strict=True):
+            sampled[row] = replace(scored, top=scored.top[: num_logprobs[row]], rank=None)
+    return sampled
 
 
 def _sample_rows(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> torch.Tensor:
@@ -132,17 +119,22 @@ def _apply_top_k_and_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[SampledToken]:
     samples: list[SampledToken] = []
-    most = min(num_top, logits.shape[-1])
     # All log-probabilities of a long prompt would take gigabytes.
     for start in range(0, len(tokens), _SCORED_ROWS):
-        given = tokens[start : start + _SCORED_ROWS]
-        logprobs = logits[start : start + len(given)].float().log_softmax(dim=-1)
-        chosen = logprobs.gather(1, upload(given, logits.device)[:, None])
-        ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
-        values, ids = logprobs.topk(most)
-        found = torch.cat([part.double() for part in (chosen, ranks, values, ids)], dim=1).tolist()
-        samples += [
-            SampledToken(token, value, tuple(zip(map(int, rest[most:]), rest[:most], strict=True)), int(rank))
-            for token, (value, rank, *rest) in zip(given, found, strict=True)
-        ]
+        given = upload(tokens[start : start + _SCORED_ROWS], logits.device)
+        samples += _score_rows(logits[start : start + len(given)], given, num_top)
     return samples
+
+
+def _score_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[SampledToken]:
+    num_top = min(num_top, logits.shape[-1])
+    logprobs = logits.float().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
+    values, ids = logprobs.topk(num_top)
+    # float64 holds token ids and float32 exactly.
+    found = torch.cat([part.double() for part in (tokens[:, None], chosen, ranks, values, ids)], dim=1).tolist()
+    return [
+        SampledToken(int(token), value, tuple(zip(map(int, rest[num_top:]), rest[:num_top], strict=True)), int(rank))
+        for token, value, rank, *rest in found
+    ]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvproxy.engine.text.tokenizer import ChatTokenizer
+from kvproxy.engine.text.tool_calls import COMPACT_JSON
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Grammar
 
@@ -16,15 +17,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _CACHED_GRAMMARS = 64
-_COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Requires JSON on one line. With flexible whitespace, a small model may write newlines until `max_tokens`."""
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> torch.Tensor:
-    """Return a boolean mask of the tokens that each row's grammar allows next, `[rows, vocabulary]`, on the host.
-
-    A row without a matcher allows all tokens.
-    """
+    """Return a mask of the tokens that each row's grammar allows next, `[rows, vocabulary]`; all tokens without a matcher."""
     bitmask = np.full((len(matchers), -(-vocabulary // 32)), -1, np.int32)
     for row, matcher in zip(bitmask, matchers, strict=True):
         if matcher is not None:
@@ -44,7 +40,7 @@ class GrammarCompiler:
         self._compile_cached = lru_cache(_CACHED_GRAMMARS)(self._compile)
 
     def create_matcher(self, grammar: Grammar) -> "LLMatcher":
-        """Return a new matcher for one output. The first call for a grammar compiles it, which takes up to a second."""
+        """Return a new matcher for one output. The first call for a grammar takes up to a second."""
         with self._lock:
             return self._compile_cached(grammar).deep_copy()
 
@@ -56,7 +52,7 @@ class GrammarCompiler:
         param = "response_format" if grammar.kind == "json_schema" else "tools"
         try:
             text = (
-                LLMatcher.grammar_from_json_schema(grammar.text, overrides=_COMPACT_JSON)  # type: ignore[arg-type]
+                LLMatcher.grammar_from_json_schema(grammar.text, overrides=COMPACT_JSON)  # type: ignore[arg-type]
                 if grammar.kind == "json_schema"
                 else LLMatcher.grammar_from_lark(grammar.text)
             )

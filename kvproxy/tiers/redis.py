@@ -23,11 +23,7 @@ class RedisStore:
     remote = True
 
     def __init__(
-        self,
-        url: str,
-        timeout: float = 0.5,
-        ttl: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, url: str, timeout: float = 0.5, ttl: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
             from redis import Redis

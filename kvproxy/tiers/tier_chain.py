@@ -188,8 +188,7 @@ def build_chain(
             stores.append(DiskStore(settings.disk, settings.disk_size))
         except OSError as error:
             raise SettingsError(
-                f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder",
-                param="tiers.disk",
+                f"cannot use tiers.disk {settings.disk} ({error.strerror}): name a writable folder", param="tiers.disk"
             ) from None
     if settings.redis is not None:
         stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))

@@ -37,8 +37,7 @@ class Detokenizer:
 
     def _remove_stop_strings(self, text: str) -> str:
         text = self._pending_text + text
-        found = [index for stop in self._stop if (index := text.find(stop)) >= 0]
-        if found:
+        if found := [index for stop in self._stop if (index := text.find(stop)) >= 0]:
             self.stopped = True
             self._pending_text = ""
             return text[: min(found)]
@@ -48,7 +47,5 @@ class Detokenizer:
 
 
 def partial_match_length(text: str, target: str) -> int:
-    for length in range(min(len(text), len(target) - 1), 0, -1):
-        if text.endswith(target[:length]):
-            return length
-    return 0
+    lengths = range(min(len(text), len(target) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(target[:length])), 0)

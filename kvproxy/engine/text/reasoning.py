@@ -25,10 +25,7 @@ class ReasoningFormat:
 
 
 def find_reasoning_format(visible_tokens: Mapping[str, int]) -> ReasoningFormat | None:
-    """Return the format of a model's reasoning; None for a model without reasoning.
-
-    `visible_tokens` are ids of the tokenizer's added tokens that remain in an output's text.
-    """
+    """Return the format of a model's reasoning, from the ids of tokens that an output's text contains; otherwise None."""
     for begin, end in _PAIRS:
         if begin in visible_tokens and end in visible_tokens:
             return ReasoningFormat(begin, end, visible_tokens[begin], visible_tokens[end])
@@ -43,21 +40,14 @@ class _ParserState:
 
 @dataclass(slots=True)
 class ReasoningParser:
-    """Separates the reasoning from the answer in a stream of deltas.
-
-    Attributes:
-        begins_in_prompt: the output continues reasoning that began in the prompt.
-    """
+    """Separates the reasoning from the answer in a stream of deltas."""
 
     form: ReasoningFormat
-    begins_in_prompt: bool
+    begins_in_prompt: bool  # the output continues reasoning that began in the prompt
     _states: dict[int, _ParserState] = field(default_factory=dict)
 
     def parse(self, delta: Delta) -> Delta:
-        """Move the reasoning of a delta from `text` to `reasoning`.
-
-        If the text ends with a part of the begin or end token, the part is held back for the next delta.
-        """
+        """Move the reasoning of a delta from `text` to `reasoning`. A part of a begin or end token waits for the next delta."""
         first = _ParserState("reasoning" if self.begins_in_prompt else "begin")
         state = self._states.setdefault(delta.index, first)
         if state.phase == "answer":
@@ -77,10 +67,7 @@ class ReasoningParser:
             if ended:
                 state.phase = "answer"
             elif not is_last:
-                waiting = partial_match_length(reasoning, form.end)
-                reasoning, state.pending = (
-                    reasoning[: len(reasoning) - waiting],
-                    reasoning[len(reasoning) - waiting :],
-                )
+                end = len(reasoning) - partial_match_length(reasoning, form.end)
+                reasoning, state.pending = reasoning[:end], reasoning[end:]
             text = answer
         return replace(delta, text=text, reasoning=reasoning)

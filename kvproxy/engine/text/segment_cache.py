@@ -22,10 +22,7 @@ _ENTRY_OVERHEAD_BYTES = 400
 
 
 class SegmentCache:
-    """Caches the token ids of recent segments. Thread-safe.
-
-    `encode` tokenizes a text without adding special tokens.
-    """
+    """Caches the token ids of recent segments. Thread-safe. `encode` tokenizes a text without adding special tokens."""
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]], max_bytes: int = _MAX_BYTES) -> None:
         self._boundary = _boundary_pattern(tokenizer)
@@ -67,17 +64,15 @@ class SegmentCache:
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
         """Make `encode` return the generated tokens of an output, because the tokenizer may split its text differently.
 
-        Args:
-            output: generated tokens without the end token.
-            text: their text as the client received it.
+        `output` has no end token, and `text` is its text as the client received it.
         """
         if self._boundary is None or self._boundary.search(text):
             return
         start = next((place for place in reversed(range(len(prompt))) if self._begins_segment(prompt[place])), None)
         if start is not None:
-            beginning = self._decode(prompt[start:])
-            if self._decode([*prompt[start:], *output]) == beginning + text:
-                self._store((scope, beginning + text), array("I", [*prompt[start:], *output]))
+            segment, tokens = self._decode(prompt[start:]) + text, [*prompt[start:], *output]
+            if self._decode(tokens) == segment:
+                self._store((scope, segment), array("I", tokens))
 
     def _begins_segment(self, token: int) -> bool:
         assert self._boundary is not None

@@ -13,11 +13,10 @@ from kvproxy.errors import InvalidRequest, Overloaded
 
 T = TypeVar("T")
 _NUM_THREADS = 3
-_MAX_TOKEN_CHARACTERS = 512
-"""No token of any vocabulary has more characters. A text of `n` characters has at least `n / 512` tokens."""
+_MAX_TOKEN_CHARACTERS = 512  # no token of any vocabulary has more characters
 
+# Receives the minimum number of tokens of a prompt, and raises an error if it is too large.
 CheckLength = Callable[[int], None]
-"""Receives the minimum number of tokens of a prompt, and raises an error if it is too large."""
 
 
 def accept_any_length(min_tokens: int) -> None: ...
@@ -48,8 +47,7 @@ class ChatTokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the assistant's next turn.
 
-        `scope` is an argument of `SegmentCache.encode`. Raises InvalidRequest if the chat template is missing or
-        rejects the messages.
+        Raises InvalidRequest if the chat template is missing or rejects the messages.
         """
         text = self._render(messages, tools)
         # The template may drop text, so check it after rendering.
@@ -69,19 +67,14 @@ class ChatTokenizer:
                 "this model has no chat template: send the prompt to /v1/completions, or serve an instruct model",
                 param="messages",
             )
+        flat, schemas = [_flatten_content(message) for message in messages], list(tools) if tools else None
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_flatten_content(message) for message in messages],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
+                flat, tools=schemas, add_generation_prompt=True, tokenize=False
             )
-        except InvalidRequest:
-            raise
         except Exception as error:
-            raise InvalidRequest(
-                f"the model's chat template rejects these messages: {error}", param="messages"
-            ) from None
+            reason = f"the model's chat template rejects these messages: {error}"
+            raise InvalidRequest(reason, param="messages") from None
         return text
 
     def _check_text(self, text: str, param: str, check: CheckLength) -> None:

@@ -15,24 +15,22 @@ Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], st
 _NAMES = ("first_made_up_tool", "second_made_up_tool")
 _ARGUMENTS = {"made_up_argument": 1}
 _SAMPLE_TEXT = "made up words"
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# JSON on one line. With flexible whitespace, a small model may write newlines until `max_tokens`.
+COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """The texts around tool calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`.
-
-    `special_tokens` has the ids of the tokenizer's special tokens, which an output's text omits.
-    """
+    """The texts around tool calls: `begin` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`."""
 
     begin: str
     middle: str
     between: str
     end: str
-    special_tokens: Mapping[str, int]
+    special_tokens: Mapping[str, int]  # their ids; an output's text omits these tokens
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for tool calls, and for text without a call unless `required`; `parallel` allows several calls."""
+        """Return a grammar for one call or, if `parallel`, several calls; and for text without a call unless `required`."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._as_lark(self.between)} call)*" if parallel else ""
         rules = [
@@ -40,7 +38,7 @@ class ToolCallFormat:
             f"call: {' | '.join(names.values())}",
             *(
                 f"{rule}: {self._as_lark(name + self.middle)} arguments_{rule}\narguments_{rule}: %json"
-                f" {json.dumps({**schemas[name], 'x-guidance': _JSON}, ensure_ascii=False)}"
+                f" {json.dumps({**schemas[name], 'x-guidance': COMPACT_JSON}, ensure_ascii=False)}"
                 for name, rule in names.items()
             ),
         ]
@@ -143,40 +141,29 @@ def _escape_for_regex_class(letter: str) -> str:
 class ToolCallParser:
     def __init__(self, form: ToolCallFormat) -> None:
         self._form = form
-        self._buffers: dict[int, str] = {}
-        self._in_call: dict[int, bool] = {}
+        self._texts: dict[int, str | None] = {}  # unparsed text of each sequence; None if it is not a call
 
     def parse(self, delta: Delta) -> Delta:
         """Move complete tool calls from the delta's text to `calls`. The text of incomplete calls is held back."""
-        form, index = self._form, delta.index
-        if index not in self._in_call and delta.text:
-            self._in_call[index] = delta.text[0] == form.opening_text[0]
-            self._buffers[index] = ""
-        if not self._in_call.get(index):
+        if delta.index not in self._texts and delta.text:
+            self._texts[delta.index] = "" if delta.text[0] == self._form.opening_text[0] else None
+        text = self._texts.get(delta.index)
+        if text is None:
             return delta
-        self._buffers[index] += delta.text
-        return replace(delta, text="", calls=tuple(self._take_complete_calls(index)))
+        calls, self._texts[delta.index] = self._split_calls(text + delta.text)
+        return replace(delta, text="", calls=tuple(calls))
 
-    def _take_complete_calls(self, index: int) -> list[ToolCall]:
+    def _split_calls(self, text: str) -> tuple[list[ToolCall], str]:
         form = self._form
         calls: list[ToolCall] = []
         middle = form.visible_text(form.middle)
-        while True:
-            text = self._buffers[index]
-            start = next(
-                (
-                    each
-                    for each in (form.opening_text, form.visible_text(form.between))
-                    if each and text.startswith(each)
-                ),
-                "",
-            )
-            name, found, rest = text[len(start) :].partition(middle)
-            if not found or not start:
-                return calls
+        openings = [opening for opening in (form.opening_text, form.visible_text(form.between)) if opening]
+        while opening := next((opening for opening in openings if text.startswith(opening)), ""):
+            name, _, rest = text[len(opening) :].partition(middle)
             try:
                 _, stop = json.JSONDecoder().raw_decode(rest)
             except ValueError:
-                return calls
+                break
             calls.append(ToolCall(name, rest[:stop]))
-            self._buffers[index] = rest[stop:]
+            text = rest[stop:]
+        return calls, text

@@ -80,12 +80,17 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
 def _with_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequence[int | None]
 ) -> list[SampledToken]:
-    sampled = [SampledToken(token) for token in tokens.tolist()]
     rows = [row for row, count in enumerate(num_logprobs) if count is not None]
-    if rows:
-        at, num_top = upload(rows, logits.device), max(count or 0 for count in num_logprobs)
-        for row, scored in zip(rows, _score_rows(logits[at], tokens[at], num_top), strict=True):
-            sampled[row] = replace(scored, top=scored.top[: num_logprobs[row]], rank=None)
+    if not rows:
+        return [SampledToken(token) for token in tokens.tolist()]
+    at, num_top = upload(rows, logits.device), max(count or 0 for count in num_logprobs)
+    scores = _score_rows(logits[at], tokens[at], num_top)
+    # Wait for the device only once.
+    values, width, num_tokens = torch.cat([tokens.double(), scores.flatten()]).tolist(), scores.shape[1], len(tokens)
+    sampled = [SampledToken(int(token)) for token in values[:num_tokens]]
+    for row, start in zip(rows, range(num_tokens, len(values), width), strict=True):
+        scored = _read_scores(values[start : start + width])
+        sampled[row] = replace(scored, top=scored.top[: num_logprobs[row]], rank=None)
     return sampled
 
 
@@ -122,19 +127,20 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> l
     # All log-probabilities of a long prompt would take gigabytes.
     for start in range(0, len(tokens), _SCORED_ROWS):
         given = upload(tokens[start : start + _SCORED_ROWS], logits.device)
-        samples += _score_rows(logits[start : start + len(given)], given, num_top)
+        samples += map(_read_scores, _score_rows(logits[start : start + len(given)], given, num_top).tolist())
     return samples
 
 
-def _score_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[SampledToken]:
-    num_top = min(num_top, logits.shape[-1])
+def _score_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
-    values, ids = logprobs.topk(num_top)
+    values, ids = logprobs.topk(min(num_top, logits.shape[-1]))
     # float64 holds token ids and float32 exactly.
-    found = torch.cat([part.double() for part in (tokens[:, None], chosen, ranks, values, ids)], dim=1).tolist()
-    return [
-        SampledToken(int(token), value, tuple(zip(map(int, rest[num_top:]), rest[:num_top], strict=True)), int(rank))
-        for token, value, rank, *rest in found
-    ]
+    return torch.cat([part.double() for part in (tokens[:, None], chosen, ranks, values, ids)], dim=1)
+
+
+def _read_scores(scores: Sequence[float]) -> SampledToken:
+    token, logprob, rank, *top = scores
+    values, ids = top[: len(top) // 2], top[len(top) // 2 :]
+    return SampledToken(int(token), logprob, tuple(zip(map(int, ids), values, strict=True)), int(rank))

@@ -84,10 +84,7 @@ def last_turn_question(
 ) -> Question | None:
     """Return the question of a request; None unless its last turn is text of the user.
 
-    Args:
-        name: field with the list of turns.
-        turn_text: returns the text of a turn; None if the turn has other content, such as an image.
-        allows_semantic: whether the other fields allow semantic hits.
+    `turn_text` returns the text of a turn, or None if the turn has other content. The turns are in field `name`.
     """
     turns = body.get(name)
     if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):

@@ -35,7 +35,7 @@ class ApiRequest:
     Attributes:
         raw: `body` as JSON, as the client sent it or after the operator's edits.
         headers: names in lower case.
-        tenant: see `flow.cache_keys.tenant_of`.
+        tenant: the client, or one of its users.
     """
 
     api: Api
@@ -63,7 +63,7 @@ def requests_sampling(body: JsonMap) -> bool:
 
 
 async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
-    """Run `work` on a body of `size` bytes, in a thread if the body is large enough to block the event loop."""
+    """Run `work` on a body of `size` bytes; use a thread if it would block the event loop."""
     return await asyncio.to_thread(work) if size > _LARGE_BYTES else work()
 
 
@@ -78,7 +78,7 @@ def parse_body(raw: bytes) -> JsonObject:
 
 
 def session_name(request: ApiRequest) -> str | None:
-    """Return the id of a coding agent's session in a header, or else in `metadata.user_id` (older versions of Claude Code)."""
+    """Return the session id that a coding agent sends in a header, or else in `metadata.user_id`; None without one."""
     for header in SESSION_HEADERS:
         if name := request.headers.get(header):
             return name[:_MAX_SESSION_NAME]

@@ -92,7 +92,7 @@ class ChoicesApi(Api):
         raise NotImplementedError
 
     def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
-        """Yield the parts of a choice that are sent in separate chunks."""
+        """Yield the parts of a choice, each for one chunk of a stream."""
         raise NotImplementedError
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
@@ -226,8 +226,6 @@ def _check_messages(messages: Json) -> None:
 
 
 class Completions(ChoicesApi):
-    """`/v1/completions`. A raw prompt has no last user turn, so only equal requests match."""
-
     name: ApiName = "completions"
     path = "/v1/completions"
 

@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Whether the fields of a request allow the response to a similar question. Unknown fields do not allow it."""
+    """Whether the fields of a request allow the response to a similar question. Unknown fields do not."""
     return all(
         name in _QUESTION_INDEPENDENT
         or value in _DEFAULTS.get(name, ())
@@ -54,48 +54,45 @@ def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
 
 
 def check_flag(body: JsonMap, name: str) -> None:
-    if not isinstance(body.get(name), bool | None):
-        raise InvalidRequest(f"{name} must be true or false", param=name)
+    _require(isinstance(body.get(name), bool | None), name, "true or false")
 
 
 def check_texts(body: JsonMap, name: str) -> None:
     value = body.get(name)
     texts = value if isinstance(value, list) else [value]
-    if value is not None and not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest(f"{name} must be a text or a list of texts", param=name)
+    _require(value is None or all(isinstance(text, str) for text in texts), name, "a text or a list of texts")
 
 
 def check_objects(body: JsonMap, name: str) -> None:
     value = body.get(name)
-    if value is not None and not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
-        raise InvalidRequest(f"{name} must be a list of objects", param=name)
+    valid = value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+    _require(valid, name, "a list of objects")
 
 
 def check_object(body: JsonMap, name: str) -> None:
-    if not isinstance(body.get(name), dict | None):
-        raise InvalidRequest(f"{name} must be an object", param=name)
+    _require(isinstance(body.get(name), dict | None), name, "an object")
 
 
 def check_integer(body: JsonMap, name: str, least: int | None = None, most: int | None = None) -> None:
     value = body.get(name)
     if value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be a whole number, not {_abbreviate(value)}", param=name)
-    if least is not None and value < least:
-        raise InvalidRequest(f"{name} must be at least {least}, not {_abbreviate(value)}", param=name)
-    if most is not None and value > most:
-        raise InvalidRequest(f"{name} must be at most {most}, not {_abbreviate(value)}", param=name)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    _require(is_integer, name, f"a whole number, not {_abbreviate(value)}")
+    assert isinstance(value, int)
+    _require(least is None or value >= least, name, f"at least {least}, not {_abbreviate(value)}")
+    _require(most is None or value <= most, name, f"at most {most}, not {_abbreviate(value)}")
 
 
 def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
     value = body.get(name)
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidRequest(
-            f"{name} must be a number from {least:g} to {most:g}, not {_abbreviate(value)}", param=name
-        )
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    _require(value is None or valid, name, f"a number from {least:g} to {most:g}, not {_abbreviate(value)}")
+
+
+def _require(valid: bool, name: str, form: str) -> None:
+    if not valid:
+        raise InvalidRequest(f"{name} must be {form}", param=name)
 
 
 def _abbreviate(value: object) -> str:

@@ -116,7 +116,7 @@ class Messages(Api):
             raise InvalidRequest("max_tokens is required: the most tokens to generate", param="max_tokens")
 
     def check_prompt(self, body: JsonMap) -> None:
-        """Check the fields that requests to `/v1/messages/count_tokens` have, too. Raises InvalidRequest."""
+        """Check the fields that requests to `/v1/messages/count_tokens` also have. Raises InvalidRequest."""
         check_common(body)
         if not _is_message_list(body.get("messages")):
             raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")

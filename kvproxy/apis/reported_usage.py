@@ -9,10 +9,10 @@ _MARKS = (b'"usage"', b'"timings"')
 
 
 class PrefixReuse(NamedTuple):
-    """How much of a prompt came from a prefix cache.
+    """How many tokens of a prompt came from a prefix cache.
 
     Attributes:
-        written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if they are not reported.
+        written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if not reported.
         tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
     """
 
@@ -51,11 +51,7 @@ def reported_reuse(response: JsonMap) -> PrefixReuse | None:
 
 
 class ReuseReader:
-    """Reads the prefix reuse and the prefill time from the events of a stream.
-
-    OpenAI's streams report the reuse in the last chunk (with `stream_options.include_usage`), Responses in
-    `response.completed`, Anthropic in `message_start` and `message_delta`, llama.cpp in the `timings` of its last chunk.
-    """
+    """Reads the prefix reuse and the prefill time from the events of a stream; None until they are reported."""
 
     def __init__(self) -> None:
         self.reuse: PrefixReuse | None = None
@@ -79,7 +75,7 @@ class ReuseReader:
 
 
 def reported_prefill(response: JsonMap) -> float | None:
-    """Return the duration of the prefill in seconds; None if it is not reported. llama.cpp alone reports it."""
+    """Return the seconds of the prefill, which llama.cpp reports; None from other servers."""
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
         return None

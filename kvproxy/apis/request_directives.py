@@ -128,7 +128,6 @@ def _parse_seconds(values: Mapping[str, str], name: str, header: str = "") -> fl
 
 
 def check_namespace(text: str, param: str) -> str:
-    """Return a namespace without surrounding spaces. Raises InvalidRequest if it is too long."""
     name = text.strip()
     if len(name) > MAX_NAMESPACE_LENGTH:
         raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)

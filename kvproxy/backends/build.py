@@ -31,8 +31,7 @@ def build_backend(settings: Settings) -> BuiltBackend:
 
 
 def _build_embedded(settings: Settings) -> BuiltBackend:
-    from kvproxy.backends.embedded import EmbeddedBackend
-    from kvproxy.backends.embedded_prefix_cache import EmbeddedPrefixCache
+    from kvproxy.backends.embedded import EmbeddedBackend, EmbeddedPrefixCache
     from kvproxy.engine.async_llm import AsyncLLM
 
     cipher = load_cipher(settings.encryption)

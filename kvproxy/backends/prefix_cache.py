@@ -73,7 +73,7 @@ class DivergenceText:
 
     Attributes:
         position: index of the first different token.
-        cached, prompt: text of the chain and of the prompt, from this token on.
+        cached, prompt: text of the cached chain and of the prompt, from this token on.
         context: the last common text before this token.
     """
 
@@ -114,7 +114,6 @@ class PrefixReport:
 
     @property
     def reusable(self) -> int:
-        """Number of prompt tokens in the pool (or slot) and in the tiers."""
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 

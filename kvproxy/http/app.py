@@ -13,8 +13,8 @@ from starlette.routing import Mount
 
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
-from kvproxy.http.access.admin_and_page_guard import AdminGuard, PageGuard
-from kvproxy.http.access.client_guard import ClientGuard
+from kvproxy.http.access_rules import AdminGuard, PageGuard
+from kvproxy.http.client_guard import ClientGuard
 from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.services import Services
@@ -50,10 +50,7 @@ def create_app(services: Services) -> Starlette:
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
         ],
         exception_handlers={
-            KvproxyError: _on_kvproxy_error,
-            CacheStoreError: _on_cache_error,
-            EmbedderError: _on_cache_error,
-            RedactionFailed: _on_cache_error,
+            **dict.fromkeys((KvproxyError, CacheStoreError, EmbedderError, RedactionFailed), _on_known_error),
             HTTPException: _on_http_error,
             ClientDisconnect: _on_disconnect,
             Exception: _on_unknown_error,
@@ -63,16 +60,12 @@ def create_app(services: Services) -> Starlette:
     return app
 
 
-async def _on_kvproxy_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, KvproxyError)
+async def _on_known_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, KvproxyError):
+        error = StoreUnavailable(str(error)) if isinstance(error, CacheStoreError) else KvproxyError(str(error))
     services: Services = request.app.state.services
     services.metrics.count_error(error)
     return error_response(error, request.url.path)
-
-
-async def _on_cache_error(request: Request, error: Exception) -> Response:
-    kind = StoreUnavailable if isinstance(error, CacheStoreError) else KvproxyError
-    return await _on_kvproxy_error(request, kind(str(error)))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -88,5 +81,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
-    known = KvproxyError("an unexpected error: see the server's log")
-    return error_response(known, request.url.path)
+    return error_response(KvproxyError("an unexpected error: see the server's log"), request.url.path)

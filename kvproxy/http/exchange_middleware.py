@@ -31,12 +31,7 @@ class ExchangeMiddleware:
     """ASGI middleware that creates an `Exchange` per request, and adds `X-Request-Id` and a missing `Date` to responses.
 
     The request id is the client's, or new. If the upstream sets another `X-Request-Id`, the request id is sent as
-    `X-KVProxy-Request-Id`.
-
-    Args:
-        finish: receives each exchange once, after its response.
-        tenants: names of the request headers that may name the tenant.
-        clock: returns seconds since the epoch.
+    `X-KVProxy-Request-Id`. `finish` receives each exchange once, after its response.
     """
 
     def __init__(

@@ -13,8 +13,7 @@ _BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
 def prefer_cached_models(settings: Settings) -> None:
     """If the Hugging Face Hub is unreachable, set `HF_HUB_OFFLINE`, so that models come from the local cache.
 
-    Raises ModelUnsupported if the cache lacks a model. Call it before the import of `huggingface_hub`, which reads the
-    variable.
+    Raises ModelUnsupported if the cache lacks a model. Call it before the import of `huggingface_hub`.
     """
     names = _hub_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"

@@ -1,6 +1,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,12 +10,11 @@ from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.generation import Delta
-from kvproxy.index.policies.policy import LearningSummary
 from kvproxy.journal.pool_forecast import PoolForecast
-from kvproxy.journal.savings import Saving
-from kvproxy.journal.sessions.session_reader import LedgerRow
-from kvproxy.tiers.chunk_store import TierStats
 from kvproxy.upstreams.fleet_engine import EngineStatus
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -26,12 +25,7 @@ _OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """A metric, or a group of metrics with a common prefix.
-
-    Attributes:
-        text: the help text.
-        members: help texts of a group's metrics, by name without the prefix.
-    """
+    """A metric, or a group of metrics: `members` has their help texts, by their names without the common prefix."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "group"]
@@ -44,19 +38,21 @@ class MetricDescription:
         return [f"{self.name}_{member}" for member in self.members] or [self.name]
 
 
-class _MetricGroup(Collector):
-    """Metrics with a common prefix and common labels. Names that end in `_total` are counters, others are gauges.
-
-    A single metric is a group whose only member has the name "".
-    """
+class MetricGroup(Collector):
+    """Metrics with a common prefix and common labels. Names that end in `_total` are counters, others are gauges."""
 
     def __init__(self, description: MetricDescription) -> None:
         self._description = description
         self._values: dict[tuple[str, ...], Mapping[str, float | None]] = {}
 
-    def set(self, values: Mapping[str, float | None], *labels: str) -> None:
-        """Set the values for these labels, by member name without `_total`. Names of other metrics are ignored."""
-        self._values[labels] = values
+    def set(self, values: "DataclassInstance | Mapping[str, float | None] | float", *labels: str) -> None:
+        """Set the values for these labels, by metric name without prefix and `_total`. Other names are ignored.
+
+        The value of a single metric is a number.
+        """
+        if isinstance(values, int | float):
+            values = {"": values}
+        self._values[labels] = values if isinstance(values, Mapping) else asdict(values)
 
     def collect(self) -> Iterator[Metric]:
         description = self._description
@@ -83,7 +79,7 @@ class Metrics:
             "status",
         )
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
-        self._blocks = self._single_metric("blocks", "Blocks of the pool by state.", "state")
+        self._blocks = self._group("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(
             "prefix_cache",
             "The prefix cache of the embedded engine.",
@@ -95,7 +91,7 @@ class Metrics:
         self._first_token = self._histogram("ttft", "Time to first token of the embedded engine.")
         self._per_token = self._histogram("tpot", "Time per output token after the first.")
         self._tokens = self._counter("tokens", "Tokens: prompt (pool, tier, computed) and generated.", "kind")
-        self._tiers = self._group(
+        self.tiers = self._group(
             "tier",
             "Tiers of KV chunks.",
             "tier",
@@ -109,14 +105,12 @@ class Metrics:
             dropped_total="Chunks that were not written, because too many were pending.",
             evictions_total="Evicted chunks.",
         )
-        self._lookups = self._single_metric("semantic_lookups_total", "Semantic lookups by outcome.", "outcome")
-        self._stale = self._single_metric(
-            "stale_total", "Stale responses by reason, and revalidations by result.", "reason"
-        )
-        self._compared = self._single_metric(
+        self.lookups = self._group("semantic_lookups_total", "Semantic lookups by outcome.", "outcome")
+        self.stale = self._group("stale_total", "Stale responses by reason, and revalidations by result.", "reason")
+        self.compared = self._group(
             "comparisons_total", "Stored responses that were not served, compared with fresh ones.", "result"
         )
-        self._learned = self._group(
+        self.learned = self._group(
             "learned_policy",
             "The policy learned.",
             namespaces="Namespaces in memory.",
@@ -166,7 +160,8 @@ class Metrics:
         self._reuse = self._group(
             "reported_reuse",
             "Reuse that upstreams report, and its prediction.",
-            ("upstream", "model"),
+            "upstream",
+            "model",
             reports_total="Responses with a report.",
             prompt_tokens_total="Prompt tokens of these responses.",
             cached_tokens_total="Reused tokens of these responses.",
@@ -175,28 +170,26 @@ class Metrics:
             too_high_total="Predictions that were too high.",
             too_low_total="Predictions that were too low.",
         )
-        self._forecasts = self._single_metric(
+        self._forecasts = self._group(
             "pool_forecast_hit_rate",
             "Forecast hit rate of the prefix cache, by pool size: half, current, double, quadruple, or unlimited.",
             "upstream",
             "pool",
         )
-        self._entries = self._single_metric("cache_entries", "Stored responses.")
-        self._lost_records = self._single_metric(
-            "journal_lost_records_total", "Journal records that could not be written."
-        )
+        self.entries = self._group("cache_entries", "Stored responses.")
+        self.lost_records = self._group("journal_lost_records_total", "Journal records that could not be written.")
         self._client_requests = self._counter(
             "client_requests", "Responses to each client, by status.", "client", "status"
         )
         self._client_tokens = self._counter("client_tokens", "Computed tokens of each client.", "client")
         self._clients: set[str] = set()
         self._limited = self._counter("limited", "Limits that were reached, by the name of the setting.", "limit")
-        self._prompt_tokens = self._single_metric(
+        self.prompt_tokens = self._group(
             "prompt_tokens_total",
             "Prompt tokens at the backend, reused or lost by cause, since the journal began.",
             "result",
         )
-        self._savings = self._group(
+        self.savings = self._group(
             "savings",
             "Savings since the journal began.",
             "layer",
@@ -208,28 +201,21 @@ class Metrics:
             money="Saved money, net of the provider's own prefix cache.",
         )
 
-    def _describe(self, description: MetricDescription) -> MetricDescription:
-        self.descriptions.append(description)
-        return description
+    def _describe(self, *fields: Any) -> MetricDescription:
+        self.descriptions.append(MetricDescription(*fields))
+        return self.descriptions[-1]
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        self._describe(MetricDescription(f"kvproxy_{name}_total", "counter", text, labels))
+        self._describe(f"kvproxy_{name}_total", "counter", text, labels)
         return Counter(f"kvproxy_{name}", text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        self._describe(MetricDescription(f"kvproxy_{name}_seconds", "histogram", text, labels))
+        self._describe(f"kvproxy_{name}_seconds", "histogram", text, labels)
         return Histogram(f"kvproxy_{name}_seconds", text, labels, buckets=_SECONDS, registry=self._registry)
 
-    def _single_metric(self, name: str, text: str, *labels: str) -> _MetricGroup:
-        kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-        return self._register(MetricDescription(f"kvproxy_{name}", kind, text, labels))
-
-    def _group(self, name: str, text: str, labels: str | tuple[str, ...] = (), **members: str) -> _MetricGroup:
-        labels = (labels,) if isinstance(labels, str) else labels
-        return self._register(MetricDescription(f"kvproxy_{name}", "group", text, labels, members))
-
-    def _register(self, description: MetricDescription) -> _MetricGroup:
-        group = _MetricGroup(self._describe(description))
+    def _group(self, name: str, text: str, *labels: str, **members: str) -> MetricGroup:
+        kind = "group" if members else "counter" if name.endswith("_total") else "gauge"
+        group = MetricGroup(self._describe(f"kvproxy_{name}", kind, text, labels, members))
         self._registry.register(group)
         return group
 
@@ -274,49 +260,23 @@ class Metrics:
 
     def set_pool(self, stats: PoolStats) -> None:
         for state in ("free", "cached", "used"):
-            self._blocks.set({"": getattr(stats, state)}, state)
-        self._prefix_cache.set(asdict(stats))
-
-    def set_tiers(self, rows: Sequence[TierStats]) -> None:
-        for row in rows:
-            self._tiers.set(asdict(row), row.name)
+            self._blocks.set(getattr(stats, state), state)
+        self._prefix_cache.set(stats)
 
     def set_upstream(self, status: EngineStatus) -> None:
         values = {name: getattr(status, name) for name in ("requests", "load", "sent", "ejections", "cached_blocks")}
         self._upstreams.set({"up": status.state == "up", **values}, status.url)
         if status.metrics is not None:
-            self._engines.set(asdict(status.metrics), status.url)
+            self._engines.set(status.metrics, status.url)
         if status.slots is not None:
-            self._slots.set(asdict(status.slots), status.url)
+            self._slots.set(status.slots, status.url)
         for model, reuse in status.reuse.items():
-            self._reuse.set(asdict(reuse), status.url, model)
-
-    def set_semantic(self, lookups: Mapping[str, int], compared: Mapping[str, int], stale: Mapping[str, int]) -> None:
-        for group, counts in ((self._lookups, lookups), (self._compared, compared), (self._stale, stale)):
-            for label, count in counts.items():
-                group.set({"": count}, label)
-
-    def set_learned(self, overall: LearningSummary) -> None:
-        self._learned.set(asdict(overall))
-
-    def set_entries(self, count: int) -> None:
-        self._entries.set({"": count})
-
-    def set_lost_records(self, count: int) -> None:
-        self._lost_records.set({"": count})
-
-    def set_ledger(self, rows: Sequence[LedgerRow]) -> None:
-        for row in rows:
-            self._prompt_tokens.set({"": row.tokens}, row.result)
+            self._reuse.set(reuse, status.url, model)
 
     def set_forecasts(self, forecasts: Sequence[PoolForecast]) -> None:
         for found in forecasts:
             for point in found.points:
-                self._forecasts.set({"": point.hit_rate}, found.engine or "embedded", point.name)
-
-    def set_savings(self, savings: Sequence[Saving]) -> None:
-        for saving in savings:
-            self._savings.set(asdict(saving), saving.name)
+                self._forecasts.set(point.hit_rate, found.engine or "embedded", point.name)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -19,13 +19,18 @@ _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "number", "minimum": 0}
 _YES: Schema = {"type": "boolean"}
 _OBJECT: Schema = {"type": "object"}
-_FEEDBACK: Schema = {"type": "object", "required": ["right"], "properties": {"right": _YES, "question": _TEXT}}
+
+
+def _object(required: list[str], **properties: Schema) -> Schema:
+    return {"type": "object", "required": required, "properties": properties}
+
+
 _BODIES: dict[str, Schema] = {
     **{api.path: _OBJECT for api in APIS.values()},
     f"{MESSAGES.path}/count_tokens": _OBJECT,
     "/admin/explain": _OBJECT,
     "/admin/blocks/pins": _OBJECT,
-    "/admin/cache/{id}/feedback": _FEEDBACK,
+    "/admin/cache/{id}/feedback": _object(["right"], right=_YES, question=_TEXT),
 }
 """Schemas of JSON bodies by the path of a POST route."""
 
@@ -129,22 +134,9 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
 """Query parameters by method and path."""
 
 _NULLABLE = {"type": ["string", "null"]}
-_ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {"message": _TEXT, "type": _TEXT, "param": _NULLABLE, "code": _NULLABLE},
-        }
-    },
-}
-_ANTHROPIC_ERROR: Schema = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {"type": "object", "required": ["message", "type"], "properties": {"message": _TEXT, "type": _TEXT}},
-    },
-}
+_ERROR = _object(
+    ["error"], error=_object(["message", "type"], message=_TEXT, type=_TEXT, param=_NULLABLE, code=_NULLABLE)
+)
+_ANTHROPIC_ERROR = _object(
+    ["type", "error"], type={"const": "error"}, error=_object(["message", "type"], message=_TEXT, type=_TEXT)
+)

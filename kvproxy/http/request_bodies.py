@@ -1,7 +1,8 @@
 """Reads request bodies with limits, and parses large bodies in a thread."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 from starlette.requests import Request
 
@@ -9,22 +10,79 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.request_directives import CACHE_FIELD, apply_litellm_switches, read_directives
-from kvproxy.errors import InvalidRequest, RequestTooLarge, RequestTooSlow
+from kvproxy.errors import InvalidRequest, Overloaded, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
-from kvproxy.http.body_budget import Reservation
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
+from kvproxy.settings.limits import LimitSettings
+
+FREE_BYTES = 64 * 1024
+"""Bytes of each body that do not count, so that small requests are admitted even if large bodies use the whole budget."""
+_SEPARATORS = (b",", b"{", b"[")
+
+
+class BodyBudget:
+    """Counts the bytes and JSON items of all request bodies in flight, and enforces their limits."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self.limits = limits
+        self.bytes = 0
+        self.items = 0
+
+    @contextmanager
+    def reservation(self) -> Iterator["Reservation"]:
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            self.bytes -= reservation.bytes
+            self.items -= reservation.items
+
+
+class Reservation:
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+        self.bytes = 0
+        self.items = 0
+
+    def add_bytes(self, size: int) -> None:
+        self._size += size
+        more = max(0, self._size - FREE_BYTES) - self.bytes
+        if more <= 0:
+            return
+        if self._budget.bytes + more > self._budget.limits.in_flight_bytes:
+            raise _overloaded("in_flight_bytes", "the bodies of the requests in flight hold too many bytes")
+        self.bytes += more
+        self._budget.bytes += more
+
+    def add_items(self, raw: bytes) -> None:
+        """Reserve a body's JSON items before parsing, because a parsed item occupies about 250 bytes."""
+        limits = self._budget.limits
+        # An upper bound: separators in texts count, too.
+        items = sum(raw.count(separator) for separator in _SEPARATORS)
+        if items > limits.items:
+            raise RequestTooLarge(
+                f"the body has more than {limits.items:,} items (commas, braces, and brackets):"
+                " send fewer, or raise the setting limits.items",
+                limit="items",
+            )
+        if self._budget.items + items > limits.in_flight_items:
+            raise _overloaded("in_flight_items", "the bodies of the requests in flight hold too many items")
+        self.items += items
+        self._budget.items += items
+
+
+def _overloaded(limit: str, why: str) -> Overloaded:
+    return Overloaded(f"{why}: try again, or raise the setting limits.{limit}", limit=limit, retry_after=1.0)
 
 
 async def read_body(
     request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
-    """Read a body. Raises RequestTooLarge, RequestTooSlow, or Overloaded; the rest of the body is not read.
+    """Read a body of at most `limit` bytes, within `seconds`. `reservation` counts it in the `BodyBudget`.
 
-    Args:
-        limit: maximum bytes.
-        seconds: timeout for the complete body.
-        reservation: counts the body in the `BodyBudget`; None does not count it.
+    Raises RequestTooLarge, RequestTooSlow, or Overloaded, without reading the rest of the body.
     """
     parts, announced = [], request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
@@ -55,7 +113,7 @@ async def read_body(
 async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
     """Parse a request to a cached API. Raises InvalidRequest.
 
-    Use `check` if the embedded engine answers; an upstream validates the fields of the body itself.
+    Use `check` if the embedded engine answers; an upstream checks the fields of the body itself.
     """
     body = await in_thread_if_large(len(raw), lambda: _parse_and_check(raw, api, check))
     headers = joined_headers(request)
@@ -100,7 +158,7 @@ def check_choices(body: JsonMap, limit: int) -> None:
 
 
 async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of a body, then set `upload_done`. Raises RequestTooSlow if a chunk takes more than `seconds`."""
+    """Yield the chunks of a body, then set `upload_done`."""
     parts = request.stream()
     try:
         while True:

@@ -14,14 +14,12 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
-from kvproxy.http.body_budget import Reservation
 from kvproxy.http.cache_status import BYPASS, cache_headers
-from kvproxy.http.connections.client_disconnects import RelayResponse, WholeResponse, cancel_on_disconnect
-from kvproxy.http.connections.request_deadlines import Deadline
+from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
 from kvproxy.http.error_responses import error_event, error_response, normalize
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
-from kvproxy.http.request_bodies import check_choices, query_of, read_api_request, read_body, stream_upload
+from kvproxy.http.request_bodies import Reservation, check_choices, query_of, read_api_request, read_body, stream_upload
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.savings import savings
@@ -32,30 +30,24 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class CachedApi:
+    """The route of a cached API. It is an ASGI app, because Starlette would wrap a function in a second error handler."""
+
     def __init__(self, api: Api) -> None:
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette would wrap a function in a second error handler.
-        request = Request(scope, receive, send)
+        request, exchange = Request(scope, receive, send), exchange_of(scope)
         with services(request).bodies.reservation() as reservation:
-            response = await self._answer(request, reservation)
+            try:
+                response = await _answer(request, exchange, self._api, reservation)
+            except KvproxyError as error:
+                record_failure(exchange, error)
+                services(request).metrics.count_error(error)
+                response = error_response(error, self._api.path)
+            except BaseException as error:
+                record_failure(exchange, asyncio.CancelledError() if isinstance(error, ClientDisconnect) else error)
+                raise
             await response(scope, receive, send)
-
-    async def _answer(self, request: Request, reservation: Reservation) -> Response:
-        exchange = exchange_of(request.scope)
-        try:
-            return await _answer(request, exchange, self._api, reservation)
-        except KvproxyError as error:
-            record_failure(exchange, error)
-            services(request).metrics.count_error(error)
-            return error_response(error, self._api.path)
-        except ClientDisconnect:
-            record_failure(exchange, asyncio.CancelledError())
-            raise
-        except BaseException as error:
-            record_failure(exchange, error)
-            raise
 
 
 async def _answer(request: Request, exchange: Exchange, api: Api, reservation: Reservation) -> Response:
@@ -69,7 +61,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
         exchange.request = app.with_trace(exchange, await app.prepare(parsed))
         check_choices(exchange.request.body, limits.choices)
         deadline.shorten(exchange.request.control.timeout)
-        answer = await app.answerer.answer(exchange, lambda work: cancel_on_disconnect(request.receive, work, deadline))
+        answer = await app.answerer.answer(exchange, lambda work: deadline.cancel_when_over(request.receive, work))
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers.
         if forwarder is None or error.param is not None:
@@ -143,33 +135,37 @@ async def metrics(request: Request) -> Response:
     refused = app.access.check_operator(request)
     if refused is not None:
         raise refused
+    answerer, found = app.answerer, app.metrics
     if app.built.worker is not None:
         # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
-            app.metrics.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
-        app.metrics.set_tiers(app.built.worker.tier_stats())
+            found.set_pool(await app.built.worker.inspect(lambda manager: manager.stats()))
+        for tier in app.built.worker.tier_stats():
+            found.tiers.set(tier, tier.name)
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
-            app.metrics.set_upstream(engine.status())
-    comparer = app.answerer.comparer
-    app.metrics.set_semantic(
-        app.answerer.lookup_counts, comparer.counts if comparer is not None else {}, app.answerer.stale_counts
-    )
-    semantic = app.answerer.semantic
+            found.set_upstream(engine.status())
+    compared = {} if answerer.comparer is None else answerer.comparer.counts
+    counted = (found.lookups, answerer.lookup_counts), (found.compared, compared), (found.stale, answerer.stale_counts)
+    for group, counts in counted:
+        for label, count in counts.items():
+            group.set(count, label)
+    semantic = answerer.semantic
     if semantic is not None and semantic.learning is not None and (overall := semantic.learning.summary()) is not None:
-        app.metrics.set_learned(overall)
-    app.metrics.set_lost_records(app.answerer.journal.lost)
+        found.learned.set(overall)
+    found.lost_records.set(answerer.journal.lost)
     with contextlib.suppress(KvproxyError):
-        read, prices = app.answerer.journal.read, app.settings.journal.prices
-        app.metrics.set_savings(await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []))
-        app.metrics.set_forecasts(await app.forecasts())
-        ledger = await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, [])
-        app.metrics.set_ledger(ledger)
+        read, prices = answerer.journal.read, app.settings.journal.prices
+        for saving in await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []):
+            found.savings.set(saving, saving.name)
+        found.set_forecasts(await app.forecasts())
+        for row in await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, []):
+            found.prompt_tokens.set(row.tokens, row.result)
     try:
-        app.metrics.set_entries(await asyncio.to_thread(app.answerer.store.count))
+        found.entries.set(await asyncio.to_thread(answerer.store.count))
     except CacheStoreError:
-        app.metrics.set_entries(0)
-    return Response(app.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        found.entries.set(0)
+    return Response(found.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def forward_unparsed(request: Request) -> Response:
@@ -182,11 +178,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
     if forwarder is None:
-        hint = (
-            "the embedded engine has the routes of GET /openapi.json"
-            if request.url.path.startswith("/v1/")
-            else "the API is below /v1, the dashboard at /ui"
-        )
+        hint = "the embedded engine has the routes of GET /openapi.json"
+        if not request.url.path.startswith("/v1/"):
+            hint = "the API is below /v1, the dashboard at /ui"
         raise NotFound(f"no route {request.method} {request.url.path}: {hint}")
     app = services(request)
     deadline = Deadline(app.deadlines)
@@ -204,7 +198,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         sent = spending.charge_upload(sent)
     forwarding = forwarder.forward(request.method, path, request.headers, sent)
     try:
-        reply = await cancel_on_disconnect(request.receive, forwarding, deadline, upload_done)
+        reply = await deadline.cancel_when_over(request.receive, forwarding, upload_done)
     except BaseException as error:
         if spending is not None:
             spending.refund(error)

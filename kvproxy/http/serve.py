@@ -11,12 +11,12 @@ from functools import partial
 from kvproxy.client_keys import all_clients
 from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
-from kvproxy.http.access.host_names import is_loopback
+from kvproxy.http.access_rules import is_loopback
 from kvproxy.http.app import create_app
-from kvproxy.http.connections.client_connection import refuse_connection
-from kvproxy.http.connections.proxy_server import ProxyServer
+from kvproxy.http.client_connection import refuse_connection
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.hugging_face_hub import prefer_cached_models
+from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.services import Services, build_services
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
@@ -33,9 +33,7 @@ _log = logging.getLogger("kvproxy")
 def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda services, url: None) -> None:
     """Run the proxy until it is interrupted. `on_ready` receives the services and the URL when the port is open.
 
-    Raises:
-        SettingsError: the port is taken, or the store cannot be used.
-        ModelUnsupported: the model cannot be served.
+    Raises SettingsError, or ModelUnsupported.
     """
     # Prompts are private.
     os.umask(0o077)

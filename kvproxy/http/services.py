@@ -19,11 +19,11 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.finish import finish
-from kvproxy.http.access.access_rules import AccessRules
-from kvproxy.http.access.client_guard import Clients
-from kvproxy.http.body_budget import BodyBudget
-from kvproxy.http.connections.request_deadlines import Deadlines
+from kvproxy.http.access_rules import AccessRules
+from kvproxy.http.client_guard import Clients
+from kvproxy.http.deadlines_and_disconnects import Deadlines
 from kvproxy.http.metrics import Metrics
+from kvproxy.http.request_bodies import BodyBudget
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
 from kvproxy.journal.pool_forecast import PoolForecast, forecast
@@ -78,11 +78,9 @@ class Services:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
-        """Forecast the hit rate of each engine's prefix cache for other pool sizes; see `pool_forecast.forecast`.
+        """Forecast the hit rate of each engine's prefix cache for other pool sizes.
 
-        Args:
-            token_bytes: KV bytes per token; None uses the embedded engine's.
-            tier_bytes: size of an additional tier.
+        `token_bytes` are KV bytes per token (None: the embedded engine's); `tier_bytes` is the size of an additional tier.
         """
         curves = self.answerer.journal.reuse_curves()
         pools: dict[str, tuple[int | None, int | None]] = {}
@@ -119,7 +117,7 @@ class Services:
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """Begin or continue the exchange's trace, and return the request with the trace header for the upstream."""
+        """Begin or continue the trace; return the request with the trace header for the upstream."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
@@ -182,12 +180,7 @@ class Services:
 
 
 def build_services(settings: Settings) -> Services:
-    """Create the services: open the store, and load the embedder and the model.
-
-    Raises:
-        SettingsError: the store, the embedder, the journal or a tier cannot be used.
-        ModelUnsupported: the model cannot be used.
-    """
+    """Open the store, and load the embedder and the model. Raises SettingsError or ModelUnsupported."""
     metrics, clients = Metrics(), Clients(settings)
     # The engine first: it captures GPU graphs, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)

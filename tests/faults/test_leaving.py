@@ -8,8 +8,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.http.connections.client_disconnects import cancel_on_disconnect
-from kvproxy.http.connections.request_deadlines import Deadline, Deadlines
+from kvproxy.http.deadlines_and_disconnects import Deadline, Deadlines
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -35,7 +34,7 @@ async def test_what_is_ready_as_the_client_leaves_is_taken_or_never_finished(ste
 
     request = Request({"type": "http", "headers": []}, receive)
     try:
-        taken = await cancel_on_disconnect(request.receive, work(), Deadline(Deadlines(60.0, str)))
+        taken = await Deadline(Deadlines(60.0, str)).cancel_when_over(request.receive, work())
     except UpstreamUnreachable:
         assert fails
     except ClientDisconnect:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvproxy.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
-from kvproxy.http.access import client_guard
+from kvproxy.http import client_guard
 from kvproxy.http.serve import serve
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.http.access.host_names import host_of, is_public_name
+from kvproxy.http.access_rules import host_of, is_public_name
 from tests.servers import run_front, run_upstream
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'

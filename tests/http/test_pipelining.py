@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kvproxy.http.connections.client_connection import MAX_PIPELINED
+from kvproxy.http.client_connection import MAX_PIPELINED
 from tests.http.test_request_heads import HOST, LAST, PROBES, UPGRADES, connected, post, statuses, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from kvproxy.backends.embedded_prefix_cache import EmbeddedPrefixCache
+from kvproxy.backends.embedded import EmbeddedPrefixCache
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.http.serve import make_server

@@ -1,4 +1,4 @@
-"""Codecs of the embedded engine: they decode requests and encode responses of each API. `codec.py` is the interface."""
+"""Codecs of the embedded engine: each decodes the requests of an API and encodes their responses."""
 
 from kvproxy.apis.codecs import chat_and_completions as choices
 from kvproxy.apis.codecs import messages, responses

@@ -26,12 +26,7 @@ PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that a response may call.
-
-    Attributes:
-        schemas: JSON schema of the parameters, by the name of the tool.
-        required: whether the response must call a tool; otherwise it may be text.
-    """
+    """Tools that a response may call: JSON schemas of their parameters, by name. With `required`, it must call one."""
 
     schemas: dict[str, JsonObject]
     required: bool
@@ -40,12 +35,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request for the embedded engine.
-
-    Attributes:
-        echo: whether the response begins with the prompt.
-        salt, queue_priority: see `GenerationRequest`.
-    """
+    """A request for the embedded engine. With `echo`, the response begins with the prompt."""
 
     prompt: PromptInput
     sampling: SamplingParams
@@ -58,7 +48,7 @@ class DecodedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt that a response to a request with `echo` repeats. Its `first_token` has no log-probability."""
+    """The prompt at the beginning of a response. Its `first_token` has no log-probability."""
 
     text: str
     first_token: str
@@ -81,10 +71,7 @@ class ResponseEncoder(Protocol):
 class Codec:
     """Decodes requests and encodes responses of one API.
 
-    Attributes:
-        decode_prompt: returns the prompt of a body. Raises InvalidRequest for parts other than text.
-        decode: converts a body to a request for the engine. Raises InvalidRequest for unsupported fields.
-        encoder: creates an encoder from the request, the model's name, and the prompt to echo.
+    The decoders raise InvalidRequest for content that the engine does not support, such as images.
     """
 
     decode_prompt: Callable[[JsonMap], PromptInput]
@@ -104,11 +91,7 @@ class CollectedChoice:
 
 
 class CollectedOutput:
-    """All completions of one prompt, by index.
-
-    Attributes:
-        prompt_logprobs: log-probabilities of all prompt tokens except the first; empty if they are not requested.
-    """
+    """All completions of one prompt, by index. `prompt_logprobs` omits the first token, which has none."""
 
     def __init__(self) -> None:
         self.choices: dict[int, CollectedChoice] = {}
@@ -117,7 +100,7 @@ class CollectedOutput:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, piece: Delta) -> bool:
-        """Add a piece, and return whether it is the first piece of its completion."""
+        """Add a piece; return whether it is the first piece of its completion."""
         is_first = piece.index not in self.choices
         if not self.choices:
             self.prompt_tokens, self.cached_tokens = piece.usage.prompt_tokens, piece.usage.cached_tokens

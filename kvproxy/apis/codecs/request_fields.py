@@ -114,7 +114,7 @@ def read_constraints(
 ) -> tuple[Grammar | None, ToolUse | None]:
     """Return the grammar of a JSON response, and the tools that the response may call; each is None if it is not requested.
 
-    `json_format` is the value of the field `param`. Raises InvalidRequest if a JSON format and tools are requested.
+    `json_format` is the value of the field `param`.
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:

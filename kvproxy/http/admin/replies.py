@@ -43,7 +43,7 @@ def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
 
 
 async def read_request(request: Request) -> ApiRequest:
-    """Read a request in the format of the API that the query parameter `api` names. Raises InvalidRequest."""
+    """Read a request in the format of the API that the query parameter `api` names."""
     name = request.query_params.get("api", "chat")
     api = APIS.get(name)
     if api is None:
@@ -55,7 +55,6 @@ async def read_request(request: Request) -> ApiRequest:
 
 
 def parse_number(text: str, name: str) -> float:
-    """Parse a number from 0 to 2**31. Raises InvalidRequest."""
     try:
         value = float(text)
     except ValueError:
@@ -66,13 +65,11 @@ def parse_number(text: str, name: str) -> float:
 
 
 def parse_page(query: QueryParams, default_limit: str) -> tuple[int, int]:
-    """Return the parameters `limit` and `offset`. Raises InvalidRequest."""
     limit, offset = query.get("limit", default_limit), query.get("offset", "0")
     return int(parse_number(limit, "limit")), int(parse_number(offset, "offset"))
 
 
 def parse_duration(text: str, name: str) -> float:
-    """Parse a duration such as `90` or `7d`. Raises InvalidRequest."""
     try:
         return parse_seconds(text)
     except ValueError as error:

@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from kvproxy.errors import ShuttingDown
-from kvproxy.http.connections.client_connection import LimitedProtocol
-from kvproxy.http.connections.request_deadlines import Deadlines
+from kvproxy.http.client_connection import LimitedProtocol
+from kvproxy.http.deadlines_and_disconnects import Deadlines
 from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
@@ -37,13 +37,10 @@ _NOISE = (
 
 
 class ProxyServer(uvicorn.Server):
-    """Serves the app until SIGTERM or SIGINT.
+    """Serves the app until SIGTERM or SIGINT; SIGHUP calls `reload`.
 
-    Args:
-        deadlines: at shutdown, ends requests in flight after `drain_seconds`.
-        on_limit: receives the setting's name when a limit is reached.
-        refuse: app that answers requests on connections beyond the limit.
-        reload: called on SIGHUP.
+    `on_limit` receives the setting's name when a limit is reached. The app `refuse` answers requests on connections beyond
+    the limit.
     """
 
     def __init__(

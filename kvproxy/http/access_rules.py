@@ -1,23 +1,34 @@
-"""Access rules for web pages and for the operator. A check returns the error to send, or None to allow the request."""
+"""Access rules for web pages and for the operator, and the middleware that enforces them."""
 
 import hmac
 import logging
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
 from kvproxy.errors import Forbidden, KvproxyError, Unauthorized
-from kvproxy.http.access.host_names import host_of, is_loopback, is_public_name
+from kvproxy.http.error_responses import error_response
+from kvproxy.index.pending_writes import PendingWrites
 from kvproxy.settings import Settings
 
 # Behind a local reverse proxy, every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
-READ_METHODS = ("GET", "HEAD")
+_READ_METHODS = ("GET", "HEAD")
+_READ_ONLY_POST = "/admin/explain"
+_WAIT_SECONDS = 5.0
+"""Maximum wait for the response cache's pending writes, so that a blocked store does not block admin routes."""
+# These suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
+_PRIVATE_NAMES = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
 _log = logging.getLogger("kvproxy")
+_admin_log = logging.getLogger("kvproxy.admin")
 
 
 class AccessRules:
+    """Checks requests. A check returns the error to send, or None to allow the request."""
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._behind_proxy = False
@@ -25,8 +36,7 @@ class AccessRules:
     def check_page(self, request: Request) -> KvproxyError | None:
         """Reject web pages of other origins, and public host names that `access.hosts` does not list.
 
-        An unlisted name indicates DNS rebinding: a page's host name resolves to the proxy, so both have the same
-        origin.
+        An unlisted name may be DNS rebinding: an attacker's page whose host name resolves to the proxy.
         """
         self._detect_reverse_proxy(request)
         headers, allowed = request.headers, self._settings.access
@@ -42,7 +52,7 @@ class AccessRules:
                 )
             return None
         # Browsers send navigation and embedded content without an origin.
-        followed = headers.get("sec-fetch-mode") == "navigate" and request.method in READ_METHODS
+        followed = headers.get("sec-fetch-mode") == "navigate" and request.method in _READ_METHODS
         if _is_foreign(request) and not followed and "*" not in allowed.origins:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
@@ -108,3 +118,67 @@ def _given_tokens(request: Request) -> list[str]:
 def _tokens_match(given: str, expected: str) -> bool:
     # Headers are latin-1 text. The comparison takes constant time.
     return hmac.compare_digest(given.encode("latin-1", "replace"), expected.encode())
+
+
+class PageGuard:
+    def __init__(self, app: ASGIApp, access: AccessRules) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._access.check_page(Request(scope)) if scope["type"] == "http" else None
+        await (self._app if refused is None else error_response(refused, scope["path"]))(scope, receive, send)
+
+
+class AdminGuard:
+    """Requires the operator for admin routes, and logs requests that may change data.
+
+    A request waits for pending writes first, so that it lists every response that a client has received.
+    """
+
+    def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites) -> None:
+        self._app = app
+        self._access = access
+        self._writes = writes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+
+        async def send_logged(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _log_change(request, message["status"])
+            await send(message)
+
+        refused = self._access.check_operator(request)
+        if refused is None:
+            await self._writes.wait(_WAIT_SECONDS)
+        await (self._app if refused is None else error_response(refused, request.url.path))(scope, receive, send_logged)
+
+
+def _log_change(request: Request, status: int) -> None:
+    if request.method not in _READ_METHODS and request.url.path != _READ_ONLY_POST:
+        client = request.client.host if request.client is not None else "?"
+        query = f"?{request.url.query}" if request.url.query else ""
+        _admin_log.info("%s %s%s from %s: %s", request.method, request.url.path, query, client, status)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def is_public_name(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        name = host.rstrip(".").lower()
+        return "." in name and not name.endswith(_PRIVATE_NAMES)
+    return False
+
+
+def host_of(authority: str) -> str:
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
+    return authority.partition(":")[0].lower()

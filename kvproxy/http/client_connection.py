@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
-from kvproxy.http.connections import request_heads
-from kvproxy.http.connections.client_disconnects import BODILESS, JOINS_BODY
+from kvproxy.http import request_heads
+from kvproxy.http.deadlines_and_disconnects import BODILESS, JOINS_BODY
 from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.settings.limits import LimitSettings
 
@@ -31,7 +31,7 @@ _LINGER_SECONDS = 2.0
 
 
 class _LingeringTransport:
-    """A transport that continues to read for two seconds after the last write if `linger` is set.
+    """Continues to read for two seconds after the last write if `linger` is set.
 
     Closing a socket with unread input resets the connection, and the client could lose the response.
     """

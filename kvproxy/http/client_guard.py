@@ -44,9 +44,9 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if their file has changed, or if `change` differs from the previous call's.
+        """Reload the clients if their file has changed, or if `change` has.
 
-        `change` is the number of the last change by an operator in a shared PostgreSQL store.
+        `change` is the number of the operator's last change in a shared PostgreSQL store.
         """
         stamp = change, *self._file_version()
         if stamp == self._changed:

@@ -1,1 +1,0 @@
-"""Client connections: `client_connection.py` handles one connection, `proxy_server.py` all connections."""

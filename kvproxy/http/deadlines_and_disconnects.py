@@ -1,0 +1,182 @@
+"""Deadlines of requests, and ASGI responses that end as soon as their client disconnects or their deadline passes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvproxy.apis.request_directives import TIMEOUT_HEADER
+from kvproxy.backends.protocol import Headers, is_stream
+from kvproxy.errors import DeadlineExceeded, KvproxyError, UpstreamProtocolError
+
+T = TypeVar("T")
+BODILESS = (204, 304)
+JOINS_BODY = "kvproxy.joins_body"
+"""Key in an ASGI message `http.response.start`: if true, head and body are written in one system call."""
+_log = logging.getLogger("kvproxy")
+
+
+class Deadlines:
+    """The deadlines of all requests in flight. `on_limit` receives the name of the setting that ended a request."""
+
+    def __init__(self, seconds: float, on_limit: Callable[[str], None]) -> None:
+        self.seconds = seconds
+        self.stopping = False
+        """Whether endless streams, such as the live log, must end."""
+        self._on_limit = on_limit
+        self._pending: set[asyncio.Future[KvproxyError]] = set()
+        self._final_error: KvproxyError | None = None
+
+    def end_all(self, error: KvproxyError) -> None:
+        self._final_error = error
+        for expired in self._pending:
+            self._expire(expired, error, "drain_seconds")
+
+    @contextmanager
+    def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
+        """Yield a future. Its result becomes `error` at `time` of the event loop, or earlier the error of `end_all`."""
+        loop = asyncio.get_running_loop()
+        expired: asyncio.Future[KvproxyError] = loop.create_future()
+        if self._final_error is not None:
+            self._expire(expired, self._final_error, "drain_seconds")
+        self._pending.add(expired)
+        timer = loop.call_at(time, self._expire, expired, error, "request_seconds")
+        try:
+            yield expired
+        finally:
+            timer.cancel()
+            self._pending.discard(expired)
+
+    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, limit: str) -> None:
+        if not expired.done():
+            self._on_limit(limit)
+            expired.set_result(error)
+
+
+class Deadline:
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._seconds = deadlines.seconds
+        self._fix = "raise the setting limits.request_seconds"
+        self._began = asyncio.get_running_loop().time()
+
+    def shorten(self, seconds: float | None) -> None:
+        if seconds is not None and seconds < self._seconds:
+            self._seconds = seconds
+            self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
+
+    async def cancel_when_over(
+        self, receive: Receive, work: Coroutine[Any, Any, T], upload_done: asyncio.Event | None = None
+    ) -> T:
+        """Return the result of `work`; cancel it when the deadline passes or the client disconnects.
+
+        Raises DeadlineExceeded or ClientDisconnect. `work` may call `receive` until `upload_done` is set; this
+        function detects disconnects afterwards.
+        """
+        error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
+        working = asyncio.ensure_future(work)
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
+        with self._deadlines.schedule(self._began + self._seconds, error) as expired:
+            try:
+                await asyncio.wait((working, disconnected, expired), return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    return working.result()
+                raise expired.result() if expired.done() else ClientDisconnect()
+            finally:
+                working.cancel()
+                disconnected.cancel()
+                await asyncio.gather(working, disconnected, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None) -> None:
+    if upload_done is not None:
+        await upload_done.wait()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class RelayResponse(Response):
+    """Streams a body to the client.
+
+    If the upstream's response breaks off, so does the client's. Another error is sent as the last event of an event
+    stream, and breaks off other responses. `close` is called once, also after an error.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        status: int,
+        headers: Headers,
+        close: Callable[[], Any],
+        deadline: Deadline,
+        error_event: Callable[[KvproxyError], bytes],
+        upload_done: asyncio.Event | None = None,
+    ) -> None:
+        self.status_code = status
+        self.background = None
+        self.raw_headers = _encode(headers)
+        self._chunks = chunks
+        self._close = close
+        self._deadline = deadline
+        self._error_event = error_event if is_stream(headers) else None
+        self._upload_done = upload_done
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: KvproxyError | None = None
+        try:
+            await self._deadline.cancel_when_over(receive, self._send(send), self._upload_done)
+        except ClientDisconnect:
+            pass
+        except KvproxyError as ended:
+            error = ended
+        finally:
+            closing = self._close()
+            if closing is not None:
+                await closing
+        if error is not None and self._begun:
+            await self._fail(send, error)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._begun = True
+        try:
+            async for chunk in self._chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except UpstreamProtocolError as error:
+            # Without the last chunk, the server closes the connection.
+            _log.warning("%s", error)
+            return
+        finally:
+            close = getattr(self._chunks, "aclose", None)
+            if close is not None:
+                await close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: KvproxyError) -> None:
+        if self._error_event is None:
+            _log.warning("a response was interrupted: %s", error)
+        else:
+            await send({"type": "http.response.body", "body": self._error_event(error), "more_body": False})
+
+
+class WholeResponse(Response):
+    def __init__(self, body: bytes, status: int, headers: Headers) -> None:
+        super().__init__(body, status)
+        self.raw_headers = _encode(headers)
+        if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
+            self.raw_headers.append((b"content-length", str(len(body)).encode()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start | {JOINS_BODY: True})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def _encode(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

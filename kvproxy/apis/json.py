@@ -28,11 +28,12 @@ def loads(data: bytes) -> Json:
     return exact
 
 
-def dumps(value: Json) -> bytes:
+def dumps(value: Json, *, sort_keys: bool = False) -> bytes:
     try:
-        return orjson.dumps(value)
+        # orjson's result has a buffer of at least 4 KiB, which a copy does not keep in memory.
+        return bytes(memoryview(orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)))
     except TypeError:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys).encode()
 
 
 def as_object(value: Json) -> JsonObject:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _LEAST_SEGMENTS = 1 << 10
 _GRID = [2 ** (step / 16) for step in range(160, 704)]  # pool sizes from 2^10 to 2^44 units
-_MAX_LIVE_IDS = 100_000
+_MAX_LIVE_IDS = 50_000
 
 
 class ReusedRun(NamedTuple):

@@ -4,8 +4,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-import orjson
-
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
@@ -116,10 +114,7 @@ def _parse_arguments(arguments: Json) -> Json:
 def canonical_json(value: JsonObject) -> bytes:
     """Serialise a block without call ids and breakpoints, which clients change between turns."""
     plain = {name: each for name, each in value.items() if name not in (BREAKPOINT_FIELD, *_CALL_IDS)}
-    try:
-        return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:
-        return dumps(plain)
+    return dumps(plain, sort_keys=True)
 
 
 def digest_of(*parts: bytes) -> bytes:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 
-import orjson
-
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field
 
 DIGEST_BYTES = 8
@@ -114,7 +112,7 @@ def regions_of(
     """
     names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(region_items(key_parts)):
-        content = _canonical(value)
+        content = dumps(value, sort_keys=True)
         digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
         collect(digest, content)
         names.append(name)
@@ -123,13 +121,6 @@ def regions_of(
         if name.partition("[")[0] in QUESTIONS:
             question = place
     return Regions(tuple(names), tuple(digests), question, tuple(sizes))
-
-
-def _canonical(value: Json) -> bytes:
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:
-        return dumps(value)
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:

@@ -46,7 +46,8 @@ def upstream() -> Iterator[str]:
         text = {"role": "assistant", "content": "An answer to " + body["messages"][-1]["content"]}
         if not body.get("stream"):
             choice = {"index": 0, "message": text, "finish_reason": "stop"}
-            return JSONResponse({"object": "chat.completion", "choices": [choice]})
+            usage = {"prompt_tokens": 9, "completion_tokens": 4}
+            return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})
         return StreamingResponse(parts(text), media_type="text/event-stream")
 
     async def parts(text: dict[str, str]) -> AsyncIterator[bytes]:
@@ -150,7 +151,7 @@ async def _idle(proxy: str, *, engine: bool) -> dict[str, int]:
                 blocks = (await client.get(f"{proxy}/admin/blocks/stats")).json()
                 now["blocks in use"] = blocks["used"]
         calm = {name: value for name, value in now.items() if name != "memory in KiB"}
-        if calm == last and now["flights"] == 0:
+        if calm == last and now["flights"] == 0 and now["tasks"] < _CONNECTIONS:
             return now
         last = calm
     return now

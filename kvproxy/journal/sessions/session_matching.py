@@ -7,8 +7,9 @@ from typing import Generic, TypeVar
 
 from kvproxy.journal.sessions.prompt_chain import PromptChain
 
-_MAX_HASHES = 100_000
+_MAX_HASHES = 30_000
 _MAX_CONTENT_BYTES = 32 * 2**20
+_CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -158,9 +159,9 @@ class RegionContents:
             self._contents.move_to_end(digest)
         elif len(content) <= _MAX_CONTENT:
             self._contents[digest] = content
-            self._size += len(content)
+            self._size += len(content) + _CONTENT_OVERHEAD
             while self._size > _MAX_CONTENT_BYTES:
-                self._size -= len(self._contents.popitem(last=False)[1])
+                self._size -= len(self._contents.popitem(last=False)[1]) + _CONTENT_OVERHEAD
 
     def get(self, digest: bytes) -> bytes | None:
         return self._contents.get(digest)

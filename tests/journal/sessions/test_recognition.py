@@ -143,7 +143,7 @@ def test_cached_and_failed_requests_are_no_turns(sessions: Sessions) -> None:
 
 
 def test_the_oldest_contents_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.journal.sessions.session_matching._MAX_CONTENT_BYTES", 10)
+    monkeypatch.setattr("kvproxy.journal.sessions.session_matching._MAX_CONTENT_BYTES", 10 + 2 * 200)
     monkeypatch.setattr("kvproxy.journal.sessions.session_matching._MAX_CONTENT", 8)
     contents = RegionContents()
     for digest, content in ((b"a", b"1234"), (b"b", b"5678"), (b"a", b"1234"), (b"c", b"90"), (b"d", b"12345678")):

@@ -18,7 +18,7 @@ class Entry:
         prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
         semantic: the entry may have semantic hits.
         request, response: JSON bodies; the response is one object, not chunks of a stream.
-        created, expires: seconds since the epoch.
+        created, expires, last_hit: seconds since the epoch.
         stale_while_revalidate, stale_if_error: seconds after `expires` (RFC 5861).
     """
 
@@ -81,12 +81,7 @@ class Entry:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Entry":
-        """Create an entry from a parsed line of an export.
-
-        Raises:
-            KeyError: a required field is missing.
-            ValueError: a field has an invalid value.
-        """
+        """Create an entry from a parsed line of an export. Raises a KeyError for a missing field, or a ValueError."""
         values = {
             column.name: document[column.name]
             for column in fields(cls)

@@ -11,7 +11,7 @@ class PendingWrite:
     """An entry that is being stored.
 
     Args:
-        namespace: None if lookups need not wait for the entry, because it will be embedded later or never.
+        namespace: None if no semantic lookup waits for the entry, because it will be embedded later or never.
         entry: the redacted entry; None if redaction forbids storing it.
         size: estimated bytes of memory.
     """
@@ -37,7 +37,7 @@ class PendingWrite:
 
     @property
     def id(self) -> str | None:
-        """The entry's id; None before redaction has ended, and if the entry was not stored."""
+        """None before redaction has ended, and if the entry was not stored."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id

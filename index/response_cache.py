@@ -97,8 +97,7 @@ class ResponseCache:
     async def find(self, key: str, *, latest: bool = False) -> Entry | None:
         """Return the stored or pending entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`).
 
-        Args:
-            latest: read the store even if the entry was read in the last second, because another process may have changed it.
+        `latest` reads the store even if it was read in the last second, because another process may have changed the entry.
         """
         pending = self.pending_writes.get(key)
         entry = await pending.wait_for_entry() if pending is not None else None
@@ -113,11 +112,7 @@ class ResponseCache:
         return entry
 
     def start_write(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
-        """Start to store an entry, which `find` returns from now on.
-
-        Args:
-            deferred: embed the question later, in the background, because the request's semantic lookup was skipped.
-        """
+        """Start to store an entry, which `find` returns from now on. If `deferred`, embed its question in the background."""
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
             stored = asyncio.get_running_loop().create_future()
@@ -140,11 +135,7 @@ class ResponseCache:
         return await (self.semantic.insert_deferred(entry) if deferred else self.semantic.insert(entry))
 
     async def insert(self, entry: Entry) -> bool:
-        """Store an entry and wait for the commit.
-
-        Returns:
-            False if it was not stored: it exceeds the capacity, redaction forbids it, or a concurrent write evicted it.
-        """
+        """Store an entry, and wait for the commit; return False if the capacity or redaction forbids storing it."""
         return await asyncio.shield(self.start_write(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.open_store import is_url, open_postgres
+from kvproxy.index.store import is_url, open_postgres
 from kvproxy.settings import Settings
 from kvproxy.settings.access import ClientSettings
 from kvproxy.shared_state import SharedState, operator_name

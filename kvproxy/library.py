@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.store.open_store import is_url
+from kvproxy.index.store import is_url
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings

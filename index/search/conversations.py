@@ -6,8 +6,7 @@ import numpy as np
 
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 
-SEPARATOR = "⏎"
-"""Joins two turns, with a space on each side. A conversation whose text contains this character has exact hits only."""
+SEPARATOR = "⏎"  # A conversation whose text contains this character has exact hits only.
 _JOIN = f" {SEPARATOR} "
 _MAX_REWORDED_TURNS = 5
 
@@ -42,7 +41,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def matches(self, question: str) -> bool:
-        """Whether each earlier turn equals the stored conversation's turn, or the policy accepts the difference."""
+        """Return whether each earlier turn equals the turn of a stored conversation, or the policy accepts the difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

@@ -1,4 +1,7 @@
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +11,47 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult, Verdict
 from kvproxy.index.search.conversations import EarlierTurns, last_turn
 from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
-from kvproxy.index.search.refusal_budget import RefusalBudget
 from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store import Store, StoredQuestion
 from kvproxy.index.store.observations import Observations
 
+MAX_REFUSALS = 32
+_REFILL_SECONDS = 3600.0
+_MAX_BUCKETS = 20_000
 _WIDER_SEARCH_FACTOR = 4
 _REFUSALS: tuple[Verdict, ...] = ("vetoed", "low probability")
+
+
+class RefusalBudget:
+    """Limits how often a policy may refuse an entry for similar questions, against attackers who search for wrong hits.
+
+    Each entry has a token bucket of 32 refusals, which regains one refusal per hour. The buckets of the 20,000 entries with
+    the latest refusals are kept in memory. Thread-safe.
+
+    Args:
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refusals: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def is_spent(self, id: str) -> bool:
+        return id in self._refusals and self._recent_refusals(id) > MAX_REFUSALS - 1
+
+    def add(self, ids: Iterable[str]) -> None:
+        """Count a question for which the policy refused these entries."""
+        with self._lock:
+            for id in ids:
+                self._refusals[id] = self._recent_refusals(id) + 1, self._clock()
+                self._refusals.move_to_end(id)
+            while len(self._refusals) > _MAX_BUCKETS:
+                self._refusals.popitem(last=False)
+
+    def _recent_refusals(self, id: str) -> float:
+        refusals, updated = self._refusals.get(id, (0.0, 0.0))
+        return max(0.0, refusals - (self._clock() - updated) / _REFILL_SECONDS)
 
 
 class Decider:
@@ -22,7 +59,7 @@ class Decider:
 
     Args:
         observations: the log of people's verdicts on entries; None ignores verdicts.
-        make_policy: creates the policy that a request names; may load a model.
+        make_policy: creates the policy that a request names; may load a model. None uses `policy` for every request.
         random_number: returns a uniform random number below 1, for exploration.
         embed: see `EarlierTurns`.
     """
@@ -61,12 +98,9 @@ class Decider:
     def search(
         self, request: LookupRequest, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return stored questions with their cosines, nearest first.
+        """Return stored questions with their cosines, nearest first; see `VectorSearch.search` for `floor`.
 
         These are the nearest `limit` questions, and the nearest `limit` questions whose freshness the request allows.
-
-        Args:
-            floor: see `VectorSearch.search`.
         """
 
         def nearest(count: int) -> list[tuple[StoredQuestion, float]]:

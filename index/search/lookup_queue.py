@@ -17,13 +17,13 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
-"""The result of a lookup, or pending writes of similar questions: the lookup must be repeated after these writes."""
+"""A result, or the pending writes of similar questions, after which the lookup must be repeated."""
 _MAX_QUEUED_SHARE = 0.5
 _BACKGROUND_SECONDS = 1.0
 
 
 def model_threads() -> int:
-    """Return the number of lookup threads: one per core, less one for the event loop."""
+    # One core is for the event loop.
     return max(1, (os.cpu_count() or 1) - 1)
 
 
@@ -68,13 +68,9 @@ class LookupQueue:
         return not self._unfinished
 
     async def find(self, request: LookupRequest, seconds: float | None = None) -> LookupResult:
-        """Return the result of a lookup.
+        """Return the result of a lookup; raises QueueFull, or a TimeoutError.
 
-        Args:
-            seconds: timeout; None waits without a limit, and enters the queue even if it is full.
-
-        Raises:
-            QueueFull: too many lookups are waiting.
+        `seconds` is the timeout; None waits without a limit, and enters the queue even if it is full.
         """
         start_by = math.inf if seconds is None else time.monotonic() + _MAX_QUEUED_SHARE * seconds
         waiting = _WaitingLookup(request, start_by)

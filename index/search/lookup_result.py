@@ -5,21 +5,20 @@ from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.policies.policy import LearningRecord, Limits, PolicyName, Verdict
 
+# States in which an entry may be served while the backend works, and after it failed.
 FRESH: tuple[Freshness, ...] = ("fresh", "stale-while-revalidate")
-"""States in which an entry may be served while the backend is available."""
 SERVABLE_AFTER_ERROR: tuple[Freshness, ...] = (*FRESH, "stale-if-error")
-"""States in which an entry may be served after the backend failed."""
 SkipReason = Literal["queue-full", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A stored question with its answer class (empty if unknown), and with the policy's decision on it; see `Decision`."""
+    """A stored question, and the policy's decision on it; see `Decision`."""
 
     id: str
     prompt: str
     similarity: float
-    answer: str
+    answer: str  # Class of its answer, see `answer_classes`.
     verdict: Verdict
     guard: str | None = None
     score: float | None = None
@@ -33,7 +32,6 @@ class PendingObservation:
     Attributes:
         candidate: the accepted candidate, or else the one with the highest score.
         candidates: all candidates of the policy, nearest first; `record.place` is an index into them.
-        accepted: the policy accepted the candidate.
         comparison_probability: probability with which the request is forwarded: the exploration share if accepted, or else 1.
     """
 
@@ -46,23 +44,15 @@ class PendingObservation:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The result of a semantic lookup.
+    """The result of a semantic lookup."""
 
-    Attributes:
-        entry: the entry to serve, if any.
-        candidates: similar stored questions, nearest first.
-        chosen: the accepted candidate. It is not served if the request is forwarded for exploration.
-        observation: None if the policy estimated no score and no error of a candidate.
-        skip_reason: None if the lookup ran.
-    """
-
-    entry: Entry | None
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate | None = None
+    entry: Entry | None  # The entry to serve.
+    candidates: tuple[Candidate, ...]  # Nearest first.
+    chosen: Candidate | None = None  # Accepted, but not served if the request is forwarded for exploration.
     namespace: str = ""
     question: str = ""
-    observation: PendingObservation | None = None
-    skip_reason: SkipReason | None = None
+    observation: PendingObservation | None = None  # None if the policy estimated neither scores nor errors.
+    skip_reason: SkipReason | None = None  # None if the lookup ran.
 
     @property
     def similarity(self) -> float | None:
@@ -76,12 +66,9 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen candidate, else the one with the highest score, else the nearest.
-
-        Candidates whose verdict is in `ignored` are skipped. None if no candidate remains.
-        """
-        left = [each for each in self.candidates if each.verdict not in ignored]
-        best = max(left, key=lambda each: -1.0 if each.score is None else each.score, default=None)
+        """Return the chosen candidate, else the one with the highest score, else the nearest. Skip `ignored` verdicts."""
+        remaining = [each for each in self.candidates if each.verdict not in ignored]
+        best = max(remaining, key=lambda each: -1.0 if each.score is None else each.score, default=None)
         return self.chosen or best
 
 

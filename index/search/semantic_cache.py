@@ -4,7 +4,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +20,6 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
 from kvproxy.index.search.conversations import last_turn
 from kvproxy.index.search.decider import Decider
-from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
 from kvproxy.index.search.vector_search import open_vector_search
@@ -37,6 +36,39 @@ _MAX_WRITES_SHARE = 0.75
 _MAX_WRITES_SECONDS = 1.0
 _IDLE_TIMEOUT_FACTOR = 10
 _log = logging.getLogger("kvproxy")
+
+
+class DeferredEmbeddings:
+    def __init__(self, embed_next: Callable[[], Awaitable[bool]]) -> None:
+        self._embed_next = embed_next
+        self._is_requested = False
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        self._is_requested = True
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._work())
+
+    async def wait_until_idle(self) -> None:
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def stop(self) -> None:
+        self._closed = True
+        await self.wait_until_idle()
+
+    async def _work(self) -> None:
+        try:
+            while self._is_requested and not self._closed:
+                self._is_requested = False
+                # An augmented assignment would read the flag before the await, and lose a `start` during it.
+                found_some = await self._embed_next()
+                self._is_requested = self._is_requested or found_some
+        except Exception:
+            _log.exception("entries were not embedded, and have exact hits only for now")
+        finally:
+            self._task = None
 
 
 class SemanticCache:
@@ -85,7 +117,7 @@ class SemanticCache:
         return self.decider.policy
 
     def can_read(self, text: str) -> bool:
-        """Whether the models support the language and the length of the last turn."""
+        """Return whether the models support the language and the length of the text's last turn."""
         return can_match(last_turn(text), self._embedder, self._languages)
 
     def _vector_or_none(self, text: str) -> np.ndarray | None:

@@ -30,7 +30,7 @@ ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """FAISS's resources on a GPU. Hold `lock` during every FAISS call, because even searches are not thread-safe."""
+    """FAISS's resources on a GPU. Hold `lock` during every call of FAISS: even searches are not thread-safe."""
 
     resources: Any
     lock: Any

@@ -12,8 +12,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
 from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
 
-MIN_INDEXED = 256
-"""Number of vectors from which a namespace has a FAISS index. A scan of fewer vectors is faster than embedding a question."""
+MIN_INDEXED = 256  # A scan of fewer vectors is faster than embedding a question.
 _BATCH = 2_000
 _log = logging.getLogger("kvproxy")
 

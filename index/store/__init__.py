@@ -1,6 +1,13 @@
 """The response store; start with store.py."""
 
-from kvproxy.index.store.open_store import open_store
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvproxy.index.store.database import Database
+from kvproxy.index.store.observations import Observations
+from kvproxy.index.store.rows import EntryCipher
+from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.sqlite.store import SqliteStore
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import (
@@ -31,5 +38,41 @@ __all__ = [
     "StoredQuestion",
     "UsageKey",
     "WriteResult",
+    "is_url",
+    "open_observations",
+    "open_postgres",
     "open_store",
 ]
+_SCHEMES = ("postgresql://", "postgres://")
+
+
+def is_url(where: str) -> bool:
+    return where.startswith(_SCHEMES)
+
+
+def open_store(
+    where: str | Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    capacity: Capacity = Capacity(),
+    cipher: EntryCipher | None = None,
+) -> Store:
+    """Open a store, and create it if it does not exist; raises a CacheStoreError.
+
+    Args:
+        where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        cipher: encrypts texts; None disables encryption.
+    """
+    if is_url(str(where)):
+        return Store(open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
+    return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
+
+
+def open_observations(where: str | Path) -> Observations:
+    return Observations(open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
+
+
+def open_postgres(url: str) -> Database:
+    from kvproxy.index.store.postgres.database import PostgresDatabase
+
+    return PostgresDatabase(url)

@@ -44,15 +44,10 @@ class StoreHealth:
 
 
 class Database(Protocol):
-    """A database with the store's schema. Thread-safe. Methods may raise a CacheStoreError.
+    """A database with the store's schema. Thread-safe. Methods may raise a CacheStoreError."""
 
-    Attributes:
-        name: path, or URL without the password.
-        remote: calls cross a network.
-    """
-
-    name: str
-    remote: bool
+    name: str  # Path, or URL without the password.
+    remote: bool  # Calls cross a network.
     health: StoreHealth
 
     def query(self, sql: str, values: Mapping[str, Any] = ...) -> list[Row]: ...
@@ -60,11 +55,11 @@ class Database(Protocol):
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[Transaction]:
         """Open a transaction, which is committed after the `with` block. Only one can be open at a time.
 
-        If not `durable`, a power failure may lose the transaction.
+        A power failure may lose a transaction that is not `durable`.
         """
 
     def in_list(self, column: str, name: str) -> str:
-        """Return the SQL condition that a column is in the list `:name`, a parameter that `as_list_parameter` returns."""
+        """Return the SQL condition that a column is in the list `:name`; `as_list_parameter` returns the list's value."""
 
     def as_list_parameter(self, values: Sequence[str]) -> Any: ...
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from kvproxy.index.store.database import Row, Transaction
-from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
+from kvproxy.index.store.rows import SERVABLE_UNTIL
 from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason
 
 PINNED = 1e300

@@ -12,45 +12,32 @@ from typing import Any, Literal
 from kvproxy.index.store.database import Database
 
 Source = Literal["answer", "user", "served"]
+"""A fresh answer, a person's verdict, or only a count of hits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A comparison of a cached answer with a fresh answer, and a count of the hits before it.
+    """A comparison of a cached answer with a fresh answer, and a count of the hits before it."""
 
-    Attributes:
-        entry: id of the cached answer; empty if only hits are counted.
-        right: the answers are equal, or a person approved the cached answer.
-        source: `answer` (a fresh answer), `user` (a person's verdict), or `served` (only hits are counted).
-        accepted: the policy accepted the cached answer, but the request was forwarded.
-        created: seconds since the epoch.
-        answer, joined: class of the cached answer, and the class that the fresh answer joined (see `answer_classes`).
-        features, error: inputs and result of the error model; see `compute_features`.
-        chance: probability with which this request was forwarded for a comparison.
-        vetoes: names of the guards that vetoed.
-        checked: the policy `checked` accepted the answer.
-        repeat: the questions are equal, so different answers are an error of the judge or a random difference.
-        served, risk: hits in the namespace since the last observation, and the sum of their estimated errors.
-        number: position in the log, which the database assigns.
-    """
-
-    entry: str
-    right: bool
+    entry: str  # Id of the cached answer; empty if only hits are counted.
+    right: bool  # The answers are equal, or a person approved the cached answer.
     source: Source
-    accepted: bool
+    accepted: bool  # The policy accepted the cached answer, but the request was forwarded.
     created: float
     namespace: str = ""
-    answer: str = ""
-    features: tuple[float, ...] | None = None
-    error: float | None = None
-    chance: float = 1.0
-    vetoes: tuple[str, ...] = ()
-    joined: str = ""
-    checked: bool = False
-    repeat: bool = False
-    served: int = 0
-    risk: float = 0.0
-    number: int = 0
+    answer: str = ""  # Class of the cached answer, see `answer_classes`.
+    features: tuple[float, ...] | None = None  # Inputs of the error model, see `compute_features`.
+    error: float | None = None  # Result of the error model.
+    chance: float = 1.0  # Probability with which this request was forwarded for a comparison.
+    vetoes: tuple[str, ...] = ()  # Names of the guards that vetoed.
+    joined: str = ""  # Class that the fresh answer joined.
+    checked: bool = False  # The policy `checked` accepted the answer.
+    repeat: bool = (
+        False  # The questions are equal, so different answers are an error of the judge or a random difference.
+    )
+    served: int = 0  # Hits in the namespace since the last observation.
+    risk: float = 0.0  # Sum of the estimated errors of these hits.
+    number: int = 0  # Position in the log, which the database assigns.
 
     @classmethod
     def from_verdict(cls, entry: str, right: bool, namespace: str = "") -> "Observation":

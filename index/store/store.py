@@ -10,8 +10,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row
-from kvproxy.index.store.row_codec import EntryCipher
-from kvproxy.index.store.sql_fragments import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
+from kvproxy.index.store.rows import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, EntryCipher, read_questions
 from kvproxy.index.store.store_types import (
     ALL_ENTRIES,
     Capacity,
@@ -99,10 +98,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class of an equal stored answer; None if no answer is equal.
-
-        Classes have one answer in different words. `text` is the `answer_classes.text_digest` of the answer.
-        """
+        """Return the answer class of a stored answer with the `text_digest` `text`; None if there is no such answer."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None

@@ -9,22 +9,15 @@ from kvproxy.index.entry import Entry, Freshness
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """Conditions on entries, all of which must hold; a condition of None matches every entry.
+    """Conditions on entries, all of which must hold. None is no condition."""
 
-    Attributes:
-        namespace, key: the digest begins with this text.
-        prompt: the prompt begins with this text.
-        search: the prompt contains this text, ignoring case.
-        older_than: minimum age in seconds.
-    """
-
-    namespace: str | None = None
-    key: str | None = None
+    namespace: str | None = None  # Start of the digest.
+    key: str | None = None  # Start of the digest.
     model: str | None = None
     tag: str | None = None
-    prompt: str | None = None
-    search: str | None = None
-    older_than: float | None = None
+    prompt: str | None = None  # Start of the prompt.
+    search: str | None = None  # Part of the prompt, ignoring case.
+    older_than: float | None = None  # Minimum age in seconds.
     tenant: str | None = None
 
     def __str__(self) -> str:
@@ -61,16 +54,11 @@ class StorageUsage:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry to store.
-
-    Attributes:
-        vector: unit vector of the prompt's last turn, `[dim]` float32; None stores the entry without a vector.
-        embedder: name of the embedder that computed the vector.
-    """
+    """An entry to store."""
 
     entry: Entry
-    vector: np.ndarray | None = None
-    embedder: str = ""
+    vector: np.ndarray | None = None  # Unit vector of the prompt's last turn, `[dim]` float32.
+    embedder: str = ""  # Name of the embedder that computed the vector.
 
     @property
     def size(self) -> int:
@@ -80,13 +68,13 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """The part of an entry that semantic search needs; `answer` is the class of its answer (see `answer_classes`)."""
+    """The part of an entry that semantic search needs."""
 
     id: str
     namespace: str
     prompt: str
     freshness: Freshness
-    answer: str = ""
+    answer: str = ""  # Class of the answer, see `answer_classes`.
 
 
 RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
@@ -94,27 +82,20 @@ RemovalReason = Literal["expired", "evicted", "removed", "replaced"]
 
 @dataclass(frozen=True, slots=True)
 class RemovedEntry:
-    """An entry that was removed, or not stored.
-
-    Attributes:
-        numbers: serial numbers of its vectors, one for each embedder; see `WriteResult`.
-        reason: None if the entry was not stored, because it exceeds the capacity.
-    """
+    """An entry that was removed, or that was not stored because it exceeds the capacity."""
 
     id: str
     namespace: str
-    numbers: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()  # Serial numbers of its vectors, one for each embedder.
     key: str = ""
-    reason: RemovalReason | None = None
+    reason: RemovalReason | None = None  # None if the entry was not stored.
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The result of `Store.put_many`.
+    """The result of `Store.put_many`: the serial number of each entry's vector, and the removed entries.
 
-    Attributes:
-        numbers: serial number of each entry's vector; None for an entry without a vector. Numbers ascend, and are never reused.
-        removed: replaced and evicted entries, and new entries that were not stored.
+    The number is None for an entry without a vector. Numbers ascend, and are never reused.
     """
 
     numbers: tuple[int | None, ...]
@@ -123,14 +104,9 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The maximum size of a store; None is unlimited.
-
-    Attributes:
-        bytes: maximum sum of `NewEntry.size`.
-        tenant_limit: returns a client's limit in bytes; the tenants `CLIENT` and `CLIENT/USER` share it. Called on the
-            writing thread.
-    """
+    """The maximum size of a store; None is unlimited."""
 
     entries: int | None = None
-    bytes: int | None = None
+    bytes: int | None = None  # Sum of `NewEntry.size`.
+    # Returns a client's limit in bytes, which the tenants `CLIENT` and `CLIENT/USER` share. Called on the writing thread.
     tenant_limit: Callable[[str], int | None] | None = None

@@ -10,7 +10,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Database, Row, Transaction
 from kvproxy.index.store.observations import Observations
-from kvproxy.index.store.row_codec import EntryCipher, RowCodec, expire_row
+from kvproxy.index.store.rows import EntryCipher, RowCodec, expire_row
 from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason, RemovedEntry, WriteResult
 
 COLUMNS = (
@@ -40,12 +40,7 @@ _PAGE = 500  # Entries that one transaction encrypts.
 
 
 class StoreWriter:
-    """The write operations of a response store.
-
-    Attributes:
-        name, remote: see `Database`.
-        removal_listeners: called with removed entries after the commit, on the writing thread.
-    """
+    """The write operations of a response store. It calls `removal_listeners` after each commit, on the writing thread."""
 
     def __init__(
         self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
@@ -116,23 +111,23 @@ class StoreWriter:
 
     def delete(self, ids: Sequence[str]) -> list[RemovedEntry]:
         with self.database.transaction() as run:
-            gone = self._remove(run, ids, "removed")
-        self._notify(gone)
-        return gone
+            removed = self._remove(run, ids, "removed")
+        self._notify(removed)
+        return removed
 
     def expire_now(self, ids: Sequence[str]) -> int:
         """End the fresh period of entries now, so that their stale periods begin; return the number of changed entries."""
-        now, expired = self._clock(), 0
+        now, num_expired = self._clock(), 0
         chosen = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} and expires > :now"
         with self.database.transaction() as run:
             for start in range(0, len(ids), _PAGE):
                 rows = run(chosen, {"ids": self.database.as_list_parameter(ids[start : start + _PAGE]), "now": now})
-                changed = [expire_row(row, now) for row in rows]
+                expired = [expire_row(row, now) for row in rows]
                 run.executemany(
-                    _EXPIRE, [{name: row[name] for name in ("expires", "checksum", "id")} for row in changed]
+                    _EXPIRE, [{name: row[name] for name in ("expires", "checksum", "id")} for row in expired]
                 )
-                expired += len(rows)
-        return expired
+                num_expired += len(rows)
+        return num_expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
         """Pin or unpin an entry. A pinned entry is evicted last, but still expires."""
@@ -148,12 +143,7 @@ class StoreWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def set_answer_class(self, id: str, namespace: str, name: str, text: str) -> None:
-        """Assign an entry to a class of equal answers (see `answer_classes`), unless the entry was removed.
-
-        Args:
-            name: name of the class: the id of its first entry.
-            text: `answer_classes.text_digest` of the answer, by which `Store.answer_class` finds equal answers.
-        """
+        """Assign an entry to the answer class of the entry `name`, unless it was removed; `text` is its `text_digest`."""
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):
                 run(_CLASSIFY, {"entry": id, "namespace": namespace, "name": name, "text": text})
@@ -180,9 +170,9 @@ class StoreWriter:
     def remove_expired(self) -> list[RemovedEntry]:
         """Remove up to 2,000 entries that are `expired` (see `Freshness`), and return them."""
         with self.database.transaction() as run:
-            gone = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
-        self._notify(gone)
-        return gone
+            removed = self._remove(run, eviction.expired_ids(run, self._clock()), "expired")
+        self._notify(removed)
+        return removed
 
     def _remove(self, run: Transaction, ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
         if not ids:
@@ -199,7 +189,7 @@ class StoreWriter:
         ]
 
     def record_hit(self, id: str) -> None:
-        """Count a hit in memory; `flush` writes the count."""
+        """Count a hit in memory, until `flush` writes the count."""
         self._add_hits(id, 1, self._clock())
 
     def _add_hits(self, id: str, count: int, last: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
@@ -20,7 +20,7 @@ from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm, Pin
-from kvproxy.flow.revalidate import Revalidator
+from kvproxy.flow.revalidate import BackgroundRequests, Revalidator
 from kvproxy.flow.single_flight import SingleFlight, record_end, record_start
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.response_cache import ResponseCache
@@ -30,13 +30,10 @@ from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
-"""Maximum seconds for which the headers wait for the complete body, so that `Cache-Status` can name the stored response.
-
-Streams do not wait.
-"""
+"""Maximum seconds for which the headers wait for a body that is no stream, so that `Cache-Status` names the stored response."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
-"""A function that awaits a coroutine, and cancels it when the client disconnects."""
+Value = TypeVar("Value")
 
 
 class Answerer:
@@ -44,9 +41,9 @@ class Answerer:
 
     Args:
         comparer: compares new responses with cached ones, for the learned policy; None disables learning.
-        finish: receives the exchange of each background request when it has ended; by default, the journal stores it.
+        finish: receives the exchange of each background request when it has ended; None stores it in the journal.
         shared: state that several proxies share in PostgreSQL; None for a single proxy.
-        pin: pins a prompt's blocks in the embedded engine; None with an upstream.
+        pin: see `PrefixCache.pin`; None with an upstream.
     """
 
     def __init__(
@@ -77,17 +74,19 @@ class Answerer:
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
         self._single_flight = SingleFlight(backend, writer, shared)
         self.shared_requests = self._single_flight.requests
-        self._revalidator = Revalidator(self._single_flight.join, self.compute_key, self.finish, clock)
-        self.keep_warm = KeepWarm(self._single_flight.join, self.compute_key, self.finish, clock, prices, pin)
+        background = BackgroundRequests(self._single_flight.join, self.compute_key, self.finish, clock)
+        self._revalidator = Revalidator(background)
+        self.keep_warm = KeepWarm(background, prices, pin)
 
     @property
     def stale_counts(self) -> dict[str, int]:
         return dict(self._lookup.stale_counts) | self._revalidator.counts
 
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
-        """Answer the request of an exchange, and record the outcome in it: see `Exchange`. Raises a KvproxyError.
+        """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
 
-        `watch` wraps all steps after the exact lookup, to cancel them if the client disconnects. Without it they continue.
+        Args:
+            watch: awaits all steps after the exact lookup, and cancels them when the client disconnects. None never cancels them.
         """
         request = exchange.api_request
         sampled = self._requires_new_sample(request)
@@ -115,11 +114,8 @@ class Answerer:
         seconds = exchange.api_request.control.timeout
         if seconds is None or not self.store.remote:
             return await self._lookup.find_exact(exchange)
-        try:
-            async with asyncio.timeout(max(0.0, seconds - (time.perf_counter() - exchange.started))):
-                return await self._lookup.find_exact(exchange)
-        except TimeoutError:
-            raise DeadlineExceeded("the store did not answer within x-kvproxy-timeout") from None
+        left = max(0.0, seconds - (time.perf_counter() - exchange.started))
+        return await _in_time(left, self._lookup.find_exact(exchange), "the store did not answer")
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control
@@ -138,18 +134,12 @@ class Answerer:
         if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
             return hit
         try:
-            return await self._forward_in_time(exchange)
+            seconds = self._lookup.fallback_timeout(exchange)
+            return await _in_time(seconds, self._forward(exchange), "no fresh answer came")
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
             return hit
-
-    async def _forward_in_time(self, exchange: Exchange) -> Answer:
-        try:
-            async with asyncio.timeout(self._lookup.fallback_timeout(exchange)):
-                return await self._forward(exchange)
-        except TimeoutError:
-            raise DeadlineExceeded("no fresh answer came within x-kvproxy-timeout") from None
 
     async def _forward(self, exchange: Exchange) -> Answer:
         confirm = exchange.api_request.control.confirm
@@ -195,8 +185,10 @@ class Answerer:
 
     async def compute_key(self, request: ApiRequest) -> CacheKey:
         settings = self.settings
-        compute = partial(cache_key, shared=settings.shared, conversations=settings.conversations)
-        return await in_thread_if_large(len(request.raw), lambda: compute(request, self.backend.name))
+        compute = partial(
+            cache_key, request, self.backend.name, shared=settings.shared, conversations=settings.conversations
+        )
+        return await in_thread_if_large(len(request.raw), compute)
 
     async def close(self) -> None:
         await self._revalidator.close()
@@ -205,3 +197,10 @@ class Answerer:
         await self.cache.pending_writes.wait()
         if self.semantic is not None:
             await self.semantic.deferred_embeddings.stop()
+
+
+async def _in_time(seconds: float | None, work: Awaitable[Value], problem: str) -> Value:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{problem} within x-kvproxy-timeout") from None

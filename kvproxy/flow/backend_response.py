@@ -39,11 +39,11 @@ class ResponseReader(Protocol):
     """Reads the chunks of a backend's response, to store the response and to find its usage."""
 
     def push(self, chunk: bytes) -> bool:
-        """Read the next chunk; return whether it completes the response."""
+        """Read the next chunk, and return whether it completes the response."""
 
     @property
     def prefix(self) -> PrefixReuse | None:
-        """The prefix reuse that the backend reported; None before its report."""
+        """The prefix reuse that the backend reported; None if it has not reported yet."""
 
     @property
     def prefill_seconds(self) -> float | None: ...
@@ -60,15 +60,14 @@ class BackendResponse:
         chunks: the body; the iterator raises a KvproxyError if the backend fails before the end.
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
-        streams: the body consists of server-sent events.
         must_not_store: the headers forbid storing the response, or the response comes from the store.
-        prefix: prefix reuse; None until the backend reports it.
+        prefix, prefill_seconds: None until the backend reports them.
         served_by: the upstream; None for the embedded engine.
         usage: numbers of prompt and completion tokens; None until the response is complete.
-        answer_digests: digests that recognise the answer in the client's next request; None until the response is complete.
+        answer_digests: recognise the answer in the client's next request; None until the response is complete.
         block_size: tokens per KV block; 0 if it is unknown.
-        entry: the stored response, if another proxy with the same store computed it; None otherwise.
-        started: start of the response on the clock `time.perf_counter`.
+        entry: the stored response, if another proxy with the same store computed it.
+        started: value of `time.perf_counter` at the start of the response.
     """
 
     status: int
@@ -117,10 +116,7 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
 
 
 def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Return whether `Cache-Control` or `Vary` forbids storing a response.
-
-    `Vary` forbids it if it names a request header that is not a part of the cache key.
-    """
+    """Return whether `Cache-Control` forbids storing a response, or `Vary` names a request header outside of the cache key."""
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
@@ -130,7 +126,7 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
 
 
 async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
-    """Send a request that no client sent, such as a judge's, and return the response. Raises a KvproxyError.
+    """Send a request of the proxy itself, and return the response. Raises a KvproxyError.
 
     Return None if the response is unsuccessful, invalid, incomplete, or larger than `limit` bytes.
     """
@@ -146,7 +142,6 @@ async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> J
 def _open_generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> BackendResponse:
     reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
     usage = reply.usage
-    prefix = PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
     return BackendResponse(
         200,
         [EVENTS, ("cache-control", "no-cache")] if request.stream else [JSON],
@@ -155,7 +150,7 @@ def _open_generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -
         reply.close,
         single_chunk=not request.stream,
         streams=request.stream,
-        prefix=prefix,
+        prefix=PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens),
         block_size=reply.block_size,
     )
 

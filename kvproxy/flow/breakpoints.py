@@ -29,20 +29,11 @@ _MINIMUMS = (
 
 @dataclass(frozen=True, slots=True)
 class _BlockPosition:
-    """A content block that accepts a breakpoint.
-
-    Attributes:
-        item: index of the tool, system block, or message.
-        part: index of the block in its message; 0 for tools and system blocks.
-        end: length in bytes of the prompt up to the end of the block.
-        is_marked: the client set a breakpoint on the block.
-    """
-
     section: str
-    item: int
-    part: int
-    end: int
-    is_marked: bool
+    item: int  # Index of the tool, system block, or message.
+    part: int  # Index of the block in its message; 0 in the other sections.
+    end: int  # Bytes of the prompt up to the end of the block.
+    is_marked: bool  # The client set a breakpoint on the block.
 
 
 def with_breakpoints(request: ApiRequest, one_hour_end: int = -1) -> ApiRequest:

@@ -1,7 +1,7 @@
 """Computes the exact key of a request, and the namespace in which semantic lookups search."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
 
@@ -10,7 +10,6 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
-from kvproxy.flow.call_ids import number_call_ids
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
@@ -24,12 +23,15 @@ _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKED = ("messages", "system", "tools", "input")
 _EXACT_FLOAT = 2.0**53
+_CALL_REFERENCES = ("tool_call_id", "tool_use_id", "call_id")
+_CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_call", "custom_tool_call")
+_MESSAGE_LISTS = ("messages", "input")
 
 
 def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
-    """Return the owner of a request's stored responses, such as `client:ann`.
+    """Return the tenant of a request: `client`, followed by a digest of the headers that name a user.
 
-    It combines the client's tenant with a digest of the headers that name a user; it is `public` if both are missing.
+    Return `public` if the request has no client and no such header.
 
     Args:
         headers: the request's headers, with names in lower case.
@@ -81,11 +83,7 @@ def _can_have_semantic_hits(text: str) -> bool:
 
 
 def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
-    """Return the body without the texts of user turns that may differ in a semantic hit, and these texts.
-
-    A text stays in the body if it is too long to compare, has hidden characters, or is not answered. Answers stay in the body,
-    so that a follow-up such as `continue` matches only after the same answers.
-    """
+    # Answers stay in the body, so that a follow-up such as `continue` matches only after the same answers.
     turns, texts = objects(question.rest[question.turns_field]), list[str]()
     for place, text in enumerate(question.earlier_texts[:-1]):
         turn, following = turns[place : place + 2]
@@ -155,3 +153,60 @@ def _digest(value: JsonObject) -> str:
         return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
     except orjson.JSONEncodeError:
         raise InvalidRequest("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None
+
+
+def number_call_ids(body: JsonObject) -> JsonObject:
+    """Replace random tool call ids by numbers, so that equal conversations have equal keys.
+
+    Return the body unchanged if one of its other texts contains an id.
+    """
+    lists = {name: body[name] for name in _MESSAGE_LISTS if isinstance(body.get(name), list)}
+    ids = list(dict.fromkeys(_find_call_ids(list(lists.values()))))
+    if not ids:
+        return body
+    # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
+    numbers = {id: f"call{number:05d}" for number, id in enumerate(ids)}
+    found: JsonObject = {name: _replace_ids(value, numbers) for name, value in lists.items()}
+    if any(id in text for text in _strings([*found.values()]) for id in ids):
+        return body
+    return {**body, **found}
+
+
+def _find_call_ids(value: Json) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _find_call_ids(item)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if _is_call_id(value, name):
+                yield str(inner)
+            elif isinstance(inner, list | dict):
+                yield from _find_call_ids(inner)
+
+
+def _is_call_id(holder: JsonObject, name: str) -> bool:
+    return isinstance(holder[name], str) and (
+        name in _CALL_REFERENCES or (name == "id" and holder.get("type") in _CALL_TYPES)
+    )
+
+
+def _replace_ids(value: Json, numbers: dict[str, str]) -> Json:
+    if isinstance(value, list):
+        return [_replace_ids(item, numbers) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: numbers[str(inner)] if _is_call_id(value, name) else _replace_ids(inner, numbers)
+        for name, inner in value.items()
+    }
+
+
+def _strings(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        yield from value
+        yield from _strings(list(value.values()))

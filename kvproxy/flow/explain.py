@@ -29,18 +29,16 @@ _MAX_SAME_PROMPT = 1000
 
 
 def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
-    """Return a loader of recorded prompts' regions (see `Regions`), from the journal or else from the response cache."""
+    """Return a function that loads the regions of a recorded prompt from the journal, or else from the response cache."""
 
     def load(prompt: int) -> Mapping[str, Json] | None:
-        contents, entry = reader.contents(prompt), reader.entry_id(prompt)
-        return contents if contents is not None or store is None or entry is None else _load_entry_regions(store, entry)
+        contents, id = reader.contents(prompt), reader.entry_id(prompt)
+        if contents is not None or store is None or id is None:
+            return contents
+        entry = store.get(id)
+        return None if entry is None else _regions_of_entry(entry)
 
     return load
-
-
-def _load_entry_regions(store: Store, id: str) -> Mapping[str, Json] | None:
-    entry = store.get(id)
-    return None if entry is None else _regions_of_entry(entry)
 
 
 def _regions_of_entry(entry: Entry) -> Mapping[str, Json] | None:

@@ -8,8 +8,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import reason_of_failure
 
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that disconnected before the response."""
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response.
 _log = logging.getLogger("kvproxy")
 
 
@@ -25,7 +24,7 @@ def record_failure(exchange: Exchange, error: BaseException) -> None:
 
 
 def finish(reports: Sequence[Callable[[Exchange], None]], exchange: Exchange) -> None:
-    """Pass the exchange to each function of `reports`, even if an earlier one raises an exception."""
+    """Call each function of `reports` with the exchange, even if an earlier function raises an exception."""
     # A stored response can be large, and the journal keeps the exchange for up to a second.
     exchange.stale_entry = None
     if not exchange.ended and exchange.layer not in ("exact", "semantic"):

@@ -17,8 +17,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Lookup
 from kvproxy.settings import CacheSettings
 
-_FALLBACK_FRACTION = 0.9
-"""Fraction of the client's timeout after which a stale response replaces the pending response of the backend."""
+_FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
 _log = logging.getLogger("kvproxy")
 
 
@@ -48,17 +47,14 @@ class CacheLookup:
         return None
 
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
-        """Serve the exchange's `stale_entry` if stale-while-revalidate permits it."""
+        """Serve the exchange's `stale_entry` if it is in its stale-while-revalidate period, and the request accepts it."""
         entry = exchange.stale_entry
         if entry is None or self._stale_reason(entry, exchange) != "stale-while-revalidate":
             return None
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
     def fallback_timeout(self, exchange: Exchange) -> float | None:
-        """Return the seconds to wait for the backend before `stale_entry` is served.
-
-        Return None, for no limit, if `stale_entry` must not be served or the client sets no timeout.
-        """
+        """Return the seconds to wait for the backend before `stale_entry` is served; None for no limit."""
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or exchange.bypass_reason is not None:
             return None
@@ -94,7 +90,7 @@ class CacheLookup:
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
     async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
-        """Serve the response to a similar question; if the backend has `failed`, even a stale one (stale-if-error)."""
+        """Serve the response to a similar question; if the backend has `failed`, also in its stale-if-error period."""
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None

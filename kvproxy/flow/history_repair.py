@@ -31,7 +31,7 @@ _STATEFUL = ("previous_response_id", "conversation")
 
 
 class HistoryRepair:
-    """Stores the original answers of recent conversations, and the tool order of their first requests. Thread-safe."""
+    """Keeps the original answers of recent conversations, and the tool order of their first requests. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes

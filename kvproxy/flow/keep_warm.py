@@ -15,10 +15,11 @@ from datetime import datetime
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.errors import KvproxyError
-from kvproxy.exchange import CacheKey, Exchange
+from kvproxy.exchange import Exchange
 from kvproxy.flow.breakpoints import find_one_hour_end
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
-from kvproxy.flow.revalidate import Join, send_in_background
+from kvproxy.flow.revalidate import BackgroundRequests
+from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.provider_cache_policy import (
     HOUR,
@@ -40,23 +41,13 @@ _log = logging.getLogger("kvproxy")
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A session that waits for the client's next request. Times are in seconds since the epoch.
-
-    Attributes:
-        request: the last request, without its parsed body, to save memory.
-        used: time of the last request or keep-warm request.
-        ended: end of the last response to the client.
-        one_hour_end: index of the last message that the provider caches for one hour; -1 for no message.
-        one_hour_tokens: number of tokens up to the end of that message.
-    """
-
-    request: ApiRequest
+    request: ApiRequest  # The last one, without its parsed body, to save memory.
     model: str
-    used: float
-    ended: float
+    used: float  # Time of the last request or keep-warm request, in seconds since the epoch.
+    ended: float  # End of the last response to the client.
     tokens: int
-    one_hour_end: int
-    one_hour_tokens: int
+    one_hour_end: int  # Index of the last message that the provider caches for one hour, or -1.
+    one_hour_tokens: int  # Tokens up to the end of this message.
     pin: str
     task: "asyncio.Task[None] | None" = None
 
@@ -70,22 +61,12 @@ class KeepWarm:
 
     Args:
         prices: prices by model, for rules that limit the costs of keep-warm requests.
-        pin: pins a prompt in the embedded engine, see `PrefixCache.pin`; None if the backend has no pins.
+        pin: see `PrefixCache.pin`; None if the backend has no pins.
     """
 
-    def __init__(
-        self,
-        join: Join,
-        key: Callable[[ApiRequest], Awaitable[CacheKey]],
-        finish: Callable[[Exchange], None],
-        clock: Callable[[], float],
-        prices: Mapping[str, PriceSettings],
-        pin: Pin | None = None,
-    ) -> None:
-        self._join = join
-        self._key = key
-        self._finish = finish
-        self._clock = clock
+    def __init__(self, background: BackgroundRequests, prices: Mapping[str, PriceSettings], pin: Pin | None) -> None:
+        self._background = background
+        self._clock = background.clock
         self._model_prices = prices
         self.interval = KEEP_WARM_SECONDS
         self.pauses = PauseTimes()
@@ -94,10 +75,9 @@ class KeepWarm:
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
-        self._digests: dict[str, list[bytes]] = {}
-        """Conversation digests of requests in flight, by request id."""
+        self._digests_by_request: dict[str, list[bytes]] = {}  # Of requests in flight.
+        # Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes.
         self._fixed_models: set[str] = set()
-        """Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes."""
 
     def add_pauses(self, pauses: Iterable[tuple[float, str, float]]) -> None:
         """Add recorded pauses, as `SessionReader.pauses` returns them."""
@@ -109,7 +89,7 @@ class KeepWarm:
         if not self._is_tracked(request):
             return -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
-        self._digests[request.request_id] = digests
+        self._digests_by_request[request.request_id] = digests
         session = self._find_session(digests)
         if session is None:
             return -1
@@ -127,7 +107,7 @@ class KeepWarm:
 
     def on_finish(self, exchange: Exchange) -> None:
         # Also after a failure, so that no digests remain.
-        digests = self._digests.pop(exchange.request_id, None)
+        digests = self._digests_by_request.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.prefix
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
@@ -181,18 +161,15 @@ class KeepWarm:
         kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
         try:
             for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), self._prices, kept)):
-                await self._sleep_until(session.used + self.interval)
+                await asyncio.sleep(session.used + self.interval - self._clock())
                 if not self._charge_budgets(session) or not await self._send(session):
                     break
         except Exception:
             _log.exception("a session was not kept warm")
-        await self._sleep_until(session.ended + HOUR)
+        await asyncio.sleep(session.ended + HOUR - self._clock())
         self.pauses.add(float("inf"), *session.tenant_and_hour)
         session.task = None
         self._remove(session)
-
-    async def _sleep_until(self, time: float) -> None:
-        await asyncio.sleep(time - self._clock())
 
     async def _pin_prompt(self, session: _Session) -> None:
         if self._pin is None:
@@ -236,17 +213,14 @@ class KeepWarm:
         exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)
         session.used = exchange.arrived
         try:
-            exchange.key = await self._key(request)
-            await send_in_background(exchange, self._join, self._finish, "forward")
+            exchange.key = await self._background.compute_key(request)
+            await self._background.send(exchange, "forward")
         except KvproxyError:
             return False
         return exchange.prefix is not None and 2 * exchange.prefix.cached_tokens > session.tokens
 
     async def close(self) -> None:
-        tasks = [session.task for session in self._sessions.values() if session.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(session.task for session in self._sessions.values() if session.task is not None)
 
 
 def _keep_warm_body(raw: bytes) -> JsonObject | None:

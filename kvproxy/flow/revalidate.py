@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import as_object, loads
@@ -12,37 +12,62 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange, Layer
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
-from kvproxy.flow.single_flight import SharedRequest, record_end, record_start
+from kvproxy.flow.single_flight import SharedRequest, cancel_tasks, record_end, record_start
 from kvproxy.index.entry import Entry
 
 _MAX_IN_FLIGHT = 64
-_RETRY_SECONDS = 1.0
-"""Minimum seconds between a failed revalidation and the next revalidation of the same response."""
+_RETRY_SECONDS = 1.0  # Between a failed revalidation and the next revalidation of the same response.
 _REQUEST_ID_PREFIX = "renewal-"
 _log = logging.getLogger("kvproxy")
 
 
-Join = Callable[[Exchange], tuple[SharedRequest, bool]]
+@dataclass(frozen=True, slots=True)
+class BackgroundRequests:
+    """Sends requests that no client waits for.
+
+    Attributes:
+        join: see `SingleFlight.join`.
+        compute_key: see `Answerer.compute_key`.
+        finish: receives the exchange of each request when it has ended.
+        clock: returns seconds since the epoch.
+    """
+
+    join: Callable[[Exchange], tuple[SharedRequest, bool]]
+    compute_key: Callable[[ApiRequest], Awaitable[CacheKey]]
+    finish: Callable[[Exchange], None]
+    clock: Callable[[], float]
+
+    async def send(self, exchange: Exchange, layer: Layer) -> BackendResponse | None:
+        """Send a request, store the response, and report the exchange with this layer. Raises the request's error.
+
+        If a client has an identical request in flight, share its response, and do not report the exchange.
+        """
+        shared, joined = self.join(exchange)
+        try:
+            async for _ in shared.chunks():
+                pass
+            return shared.response
+        except BaseException as error:
+            record_failure(exchange, error)
+            raise
+        finally:
+            record_start(exchange, shared)
+            record_end(exchange, shared)
+            exchange.layer, exchange.first_byte = layer, exchange.backend_started
+            shared.release()
+            if not joined:
+                self.finish(exchange)
 
 
 class Revalidator:
-    def __init__(
-        self,
-        join: Join,
-        key: Callable[[ApiRequest], Awaitable[CacheKey]],
-        finish: Callable[[Exchange], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._join = join
-        self._key = key
-        self._finish = finish
-        self._clock = clock
+    def __init__(self, background: BackgroundRequests) -> None:
+        self._background = background
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self.counts: Counter[str] = Counter()
         """Number of revalidations by result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Start to revalidate the response of a stale-while-revalidate hit, unless the client's request forbids it."""
+        """Start to revalidate the response of a stale-while-revalidate hit, unless the request forbids it."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
         if entry is None or entry.key in self._in_flight or control.no_store or control.only_if_cached:
             return
@@ -54,9 +79,8 @@ class Revalidator:
 
     async def _revalidate(self, exchange: Exchange, entry: Entry) -> None:
         try:
-            response = await send_in_background(
-                await self._background_exchange(exchange, entry), self._join, self._finish
-            )
+            renewal = await self._background_exchange(exchange, entry)
+            response = await self._background.send(renewal, "revalidated")
             if response is not None and response.status < 400:
                 self.counts["revalidated"] += 1
                 return
@@ -76,7 +100,7 @@ class Revalidator:
         if key.exact != entry.key:
             own = replace(request, body=as_object(loads(entry.request)), raw=entry.request)
             try:
-                own_key = await self._key(own)
+                own_key = await self._background.compute_key(own)
             except (ValueError, KvproxyError):
                 own_key = key
             # A redacted request has another key. Then the response to the client's own request becomes a fresh neighbour.
@@ -86,7 +110,7 @@ class Revalidator:
             exchange.api,
             request.request_id,
             request.tenant,
-            self._clock(),
+            self._background.clock(),
             account=exchange.account,
             request=request,
             key=key,
@@ -94,34 +118,7 @@ class Revalidator:
         )
 
     async def close(self) -> None:
-        tasks = list(self._in_flight.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def send_in_background(
-    exchange: Exchange, join: Join, finish: Callable[[Exchange], None], layer: Layer = "revalidated"
-) -> BackendResponse | None:
-    """Send a request that no client waits for, store the response, and report the exchange. Raises the request's error.
-
-    If a client has an identical request in flight, share its response, and do not report the exchange.
-    """
-    shared, joined = join(exchange)
-    try:
-        async for _ in shared.chunks():
-            pass
-        return shared.response
-    except BaseException as error:
-        record_failure(exchange, error)
-        raise
-    finally:
-        record_start(exchange, shared)
-        record_end(exchange, shared)
-        exchange.layer, exchange.first_byte = layer, exchange.backend_started
-        shared.release()
-        if not joined:
-            finish(exchange)
+        await cancel_tasks(self._in_flight.values())
 
 
 def _stale_entry(exchange: Exchange) -> Entry | None:

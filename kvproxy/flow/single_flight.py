@@ -8,7 +8,7 @@ Of a larger response, chunks that all clients have received are dropped, and the
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import replace
 
 from kvproxy.apis.json import dumps
@@ -16,20 +16,15 @@ from kvproxy.backends.protocol import Backend, Headers
 from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
 from kvproxy.flow.quota_charges import send_charged
-from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
-from kvproxy.flow.upstream_directives import read_response_directives
+from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter, read_response_directives
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.journal.reasons import reason_of_failure
 from kvproxy.shared_state import SharedState
 
-MAX_UNSENT_BYTES = 256 * 1024
-"""Maximum bytes read from the backend that no client has received yet."""
-PARSE_STEP_BYTES = 4 * 1024
-"""Bytes to parse before other tasks may run: about 25 events, or half a millisecond."""
-
-_END_SECONDS = 0.25
-"""Maximum seconds from a stream's final event until its end. If more events follow, the response is not stored."""
+MAX_UNSENT_BYTES = 256 * 1024  # Read from the backend, but not received by a client yet.
+PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 events, or half a millisecond.
+_END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
 
 
 class SharedRequest:
@@ -51,7 +46,6 @@ class SharedRequest:
         self.started = time.perf_counter()
         self.first_chunk_seconds: float | None = None
         self.seconds: float | None = None
-        """Duration until the last chunk; None before it."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -63,7 +57,7 @@ class SharedRequest:
         return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
-        """Wait until the response is committed; return False if it is not stored."""
+        """Wait until the store has committed the response; return False if it is not stored."""
         return self._pending_write is not None and await self._pending_write.wait_until_stored()
 
     async def _run(self) -> None:
@@ -149,7 +143,7 @@ class SharedRequest:
             self._dropped += read
 
     def release(self) -> None:
-        """Remove a client. If no client is left before the response has ended, cancel the request."""
+        """Remove a client. If it was the last client and the response has not ended, cancel the request."""
         self.num_clients -= 1
         self._client_moved.set()
         if self.num_clients == 0 and not self.ended:
@@ -164,10 +158,7 @@ class SharedRequest:
         return self.response
 
     async def wait_until_complete(self, seconds: float | None) -> bool:
-        """Wait until the response ends, has `MAX_UNSENT_BYTES`, or `seconds` have passed. Return whether it is complete.
-
-        A body that arrives in one chunk has no timeout.
-        """
+        """Wait until the response ends, has `MAX_UNSENT_BYTES`, or `seconds` have passed. Return whether it is complete."""
         response = await self.wait_for_head()
         while response.single_chunk and not self.ended:
             await self._changed.wait()
@@ -183,7 +174,7 @@ class SharedRequest:
     async def chunks(self, *, confirm: bool = False) -> AsyncIterator[bytes]:
         """Yield the whole response to one client. Raises the error that ended the response.
 
-        With `confirm`, the last chunks are delayed until the response is committed.
+        With `confirm`, the last chunks are delayed until the store has committed the response.
         """
         client = object()
         sent = self._dropped
@@ -222,10 +213,7 @@ class SharedRequests:
         return len(self._in_flight)
 
     def join(self, key: Hashable, make: Callable[[], SharedRequest]) -> tuple[SharedRequest, bool]:
-        """Return the request in flight with this key and True, or a new request made by `make` and False.
-
-        The caller must `release` the returned request.
-        """
+        """Return the request in flight with this key and True, or a new request and False. The caller must `release` it."""
         shared = self._joinable.get(key)
         # A request whose last client has just left is being cancelled.
         joined = shared is not None and shared.is_joinable
@@ -245,17 +233,11 @@ class SharedRequests:
             task.exception()
 
     async def close(self) -> None:
-        tasks = [shared.task for shared in self._in_flight]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(shared.task for shared in self._in_flight)
 
 
 class SingleFlight:
-    """Sends identical requests in flight to the backend only once.
-
-    `shared` includes the requests of other proxies, by leases in PostgreSQL; None for a single proxy.
-    """
+    """Sends identical requests in flight to the backend only once: in this proxy, and in all proxies with the same `shared`."""
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()
@@ -265,7 +247,6 @@ class SingleFlight:
         self._releases: set[asyncio.Task[None]] = set()
 
     def requires_own_response(self, exchange: Exchange) -> bool:
-        """Return whether the request must not join another: it has `no-cache`, or its response must not be stored."""
         return exchange.api_request.control.no_cache or not self._allows_storing(exchange)
 
     def _allows_storing(self, exchange: Exchange) -> bool:
@@ -273,22 +254,17 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the seconds for which a response with these headers is stored, if the request sets a TTL.
-
-        Return None if it sets no TTL, or the response must not be stored.
-        """
+        """Return the seconds for which a response is stored; None if the request sets no TTL, or forbids storing."""
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._allows_storing(exchange)
         return self._writer.lifetime(request, read_response_directives(headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
-        """Join an identical request of the same tenant, or start one; see `SharedRequests.join`.
-
-        Tenants share no requests in flight, because they must not share errors and cookies.
-        """
+        """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
         request, may_store = exchange.api_request, self._allows_storing(exchange)
         form = (request.stream, dumps(request.body.get("stream_options")))
         unique = object() if self.requires_own_response(exchange) else None
+        # Tenants must not share errors and cookies.
         return self.requests.join(
             (exchange.cache_key.exact, request.tenant, form, unique),
             lambda: SharedRequest(
@@ -340,6 +316,13 @@ class SingleFlight:
         if exchange.account is not None:
             return await send_charged(request, exchange.account, self._backend, limit)
         return open_response(request, await self._backend.send(request), limit)
+
+
+async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 def record_start(exchange: Exchange, shared: SharedRequest) -> None:

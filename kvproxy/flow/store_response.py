@@ -1,7 +1,10 @@
+"""Stores a response in the cache, for the duration that the request, the rules, the upstream, and the settings allow."""
+
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
@@ -9,11 +12,12 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
+from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_cache_control
+from kvproxy.backends.protocol import Headers
 from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
-from kvproxy.flow.upstream_directives import ResponseDirectives, first_not_none, read_response_directives
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
@@ -22,7 +26,53 @@ from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
 _MAX_TTL = 30 * 86_400.0
+_SURROGATE_KEY = "surrogate-key"
+_NEVER_STALE = ("must-revalidate", "proxy-revalidate")
 _log = logging.getLogger("kvproxy")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseDirectives:
+    """Cache directives of an upstream's response (RFC 9111, RFC 5861), in seconds; None if missing."""
+
+    max_age: float | None = None
+    stale_while_revalidate: float | None = None
+    stale_if_error: float | None = None
+    tags: tuple[str, ...] = ()
+
+
+def read_response_directives(headers: Headers) -> ResponseDirectives:
+    directives = parse_cache_control(value for name, value in headers if name == "cache-control")
+    tags: set[str] = set()
+    for name, value in headers:
+        if name == TAGS_HEADER:
+            tags |= {tag.strip() for tag in value.split(",")}
+        elif name == _SURROGATE_KEY:
+            tags |= set(value.split())
+    # For a shared cache, s-maxage takes precedence.
+    whole = _parse_seconds(directives.get("s-maxage"))
+    max_age = _parse_seconds(directives.get("max-age")) if whole is None else whole
+    fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
+    if any(name in directives for name in _NEVER_STALE):
+        return ResponseDirectives(max_age, 0.0, 0.0, fit)
+    return ResponseDirectives(
+        max_age,
+        _parse_seconds(directives.get("stale-while-revalidate")),
+        _parse_seconds(directives.get("stale-if-error")),
+        fit,
+    )
+
+
+def _parse_seconds(text: str | None) -> float | None:
+    try:
+        seconds = math.nan if text is None else float(text)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
+
+
+def first_not_none(values: Iterable[float | None], default: float) -> float:
+    return next((number for number in values if number is not None), default)
 
 
 class ResponseWriter:
@@ -73,10 +123,7 @@ class ResponseWriter:
     async def start_write(
         self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives
     ) -> PendingWrite | None:
-        """Redact a response and begin to store it; return None if it is not storable.
-
-        Wait while too many writes are pending.
-        """
+        """Redact a response and start to store it; return None if it is not storable. Waits while too many writes are pending."""
         entry = self._build_entry(exchange, body, directives)
         if entry is None:
             return None
@@ -138,7 +185,7 @@ class ResponseWriter:
 
 
 class ResponseRecorder:
-    """Reads the response of a backend request, for which identical requests wait, and begins to store it at its end."""
+    """Reads the response of one backend request, and starts to store it at its end."""
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange, *, may_store: bool) -> None:
         self.limit = writer.settings.max_response_bytes

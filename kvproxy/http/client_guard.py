@@ -13,7 +13,7 @@ from kvproxy.errors import MissingKey, SettingsError, StoreUnavailable, TooManyR
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
-from kvproxy.index.store.open_store import is_url
+from kvproxy.index.store import is_url
 from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.access import CLIENT_PREFIX, ClientSettings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
-from kvproxy.index.store.open_store import is_url
+from kvproxy.index.store import is_url
 from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
@@ -98,7 +98,7 @@ class DirectJournal:
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         """Return the savings from the UTC day of the time `since` seconds ago until today; None counts all days."""
-        from kvproxy.index.store.open_store import open_observations
+        from kvproxy.index.store import open_observations
 
         counts = None
         if store_exists(self._settings):

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.open_store import open_observations
+from kvproxy.index.store import SqliteStore, open_observations
 from tests.commands.run import Demo, ask, kvproxy, printed_facts, result
 from tests.commands.upstream import proxied, said
 from tests.index.entries import make_entry

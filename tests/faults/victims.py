@@ -15,9 +15,8 @@ from kvproxy.exchange import Exchange
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store import Capacity, SqliteStore, open_observations
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.open_store import open_observations
 from kvproxy.journal.journal import FileJournal
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.settings import load_settings

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.flow.cache_keys import cache_key
-from kvproxy.flow.call_ids import number_call_ids
+from kvproxy.flow.cache_keys import cache_key, number_call_ids
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ID = st.text(LETTERS, min_size=12, max_size=16).map(lambda text: f"toolu_{text}")

@@ -9,7 +9,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.search.refusal_budget import MAX_REFUSALS
+from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.store.observations import Observations
 from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kvproxy.encryption import Cipher
-from kvproxy.index.store import SqliteStore, Store
-from kvproxy.index.store.open_store import open_store
+from kvproxy.index.store import SqliteStore, Store, open_store
 from tests.postgres_server import empty
 
 MakeStore = Callable[..., Any]

@@ -26,8 +26,7 @@ from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, SqliteStore
-from kvproxy.index.store.open_store import open_observations
+from kvproxy.index.store import Capacity, SqliteStore, open_observations
 from kvproxy.journal.journal import FileJournal, open_journal
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.settings import CacheSettings

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvproxy.index.store.open_store import is_url
+from kvproxy.index.store import is_url
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.databases.postgres import PostgresJournalDatabase
 from kvproxy.journal.databases.sqlite import open_file

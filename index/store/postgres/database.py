@@ -23,13 +23,13 @@ _SESSION = (
     "set statement_timeout = '10s'",
     "set hnsw.ef_search = 200",
 )
+# An unreachable server is detected within about 10 seconds.
 TCP_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-"""Connection options that detect an unreachable server within about 10 seconds."""
 _NO_VALUES: Mapping[str, Any] = {}
 
 
@@ -67,7 +67,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Row]]:
-        """Return a connection of the pool. For five seconds after a failure, raise a CacheStoreError immediately."""
+        """Return a connection of the pool. In the five seconds after a failure, raise a CacheStoreError immediately."""
         if self._failed is not None and time.monotonic() < self._failed[0]:
             raise CacheStoreError(self._failed[1])
         try:

@@ -4,12 +4,12 @@ from typing import Any
 import psycopg
 
 from kvproxy.index.errors import SchemaVersionError
-from kvproxy.index.store.sql_fragments import SERVABLE_UNTIL
+from kvproxy.index.store.rows import SERVABLE_UNTIL
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A change of the schema. A proxy of a new version makes it at its start, while proxies of older versions may run.
+    """A change of the schema, which a new proxy makes at its start. Proxies of older versions may be running.
 
     Attributes:
         compatible_since: the oldest version whose code works with the changed schema. Keep this version if you add a table, or
@@ -89,10 +89,7 @@ _SCHEMA = (
 
 
 def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
-    """Create or migrate the schema; raises a SchemaVersionError if this version cannot use it. Process-safe.
-
-    A schema of a later version is usable if its migrations are compatible with this version.
-    """
+    """Create or migrate the schema; raises a SchemaVersionError if this version of kvproxy cannot use it. Process-safe."""
     supported = 1 + len(MIGRATIONS)
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])

@@ -13,7 +13,7 @@ from psycopg import sql
 from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store.database import Row
 from kvproxy.index.store.postgres.database import PostgresDatabase
-from kvproxy.index.store.sql_fragments import QUESTION, read_questions
+from kvproxy.index.store.rows import QUESTION, read_questions
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import StoredQuestion
 

@@ -67,10 +67,7 @@ _CHECK_INTERVAL = 0.1  # Seconds between two checks before reads; each write is 
 
 
 class DatabaseFiles:
-    """Detects that the files of an open database were deleted or replaced.
-
-    `writer` must have executed a statement, so that the write-ahead log exists.
-    """
+    """Detects that the files of an open database were deleted or replaced. `writer` must have executed a statement."""
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
         self._path = path
@@ -80,7 +77,7 @@ class DatabaseFiles:
         self._next_check = 0.0
 
     def were_replaced(self, *, check_now: bool = True) -> bool:
-        """Whether a file was deleted or replaced. If not `check_now`, files are not checked again within 0.1 seconds."""
+        """Return whether a file was deleted or replaced. Without `check_now`, check at most every 0.1 seconds."""
         if not check_now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:
@@ -89,10 +86,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """After the database file was deleted, move the write-ahead log into the open, deleted file.
-
-        Otherwise, SQLite would later write the log into a new file at the path.
-        """
+        """Move the write-ahead log into the open, deleted database, so that SQLite does not write it into a new file."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

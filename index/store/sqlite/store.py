@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.row_codec import EntryCipher
-from kvproxy.index.store.sql_fragments import QUESTION, read_questions
+from kvproxy.index.store.rows import QUESTION, EntryCipher, read_questions
 from kvproxy.index.store.sqlite.database import SqliteDatabase
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import Capacity, StoredQuestion

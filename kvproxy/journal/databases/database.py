@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from kvproxy.errors import KvproxyError, StoreUnavailable
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store.open_store import is_url
+from kvproxy.index.store import is_url
 from kvproxy.optional_packages import install_command
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, PolicyResult
-from kvproxy.index.search.decider import Decider
+from kvproxy.index.search.decider import MAX_REFUSALS, Decider, RefusalBudget
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
-from kvproxy.index.search.refusal_budget import MAX_REFUSALS, RefusalBudget
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import SqliteStore
 from tests.index.entries import make_entry
@@ -157,7 +156,7 @@ def test_explain_and_far_neighbours_use_up_no_refusals(store: SqliteStore) -> No
 
 
 def test_the_refusal_budget_forgets_the_entry_with_the_oldest_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.index.search.refusal_budget._MAX_ENTRIES", 2)
+    monkeypatch.setattr("kvproxy.index.search.decider._MAX_BUCKETS", 2)
     budget = RefusalBudget(lambda: 0.0)
     for _ in range(MAX_REFUSALS):
         budget.add(["a", "b"])

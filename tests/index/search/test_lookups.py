@@ -15,10 +15,9 @@ from kvproxy.index.models.embedder import EmbeddingCache
 from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import lookup_queue
-from kvproxy.index.search.deferred_embedding import DeferredEmbeddings
 from kvproxy.index.search.lookup_queue import LookupQueue
 from kvproxy.index.search.lookup_result import SERVABLE_AFTER_ERROR, Lookup, LookupRequest
-from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.search.semantic_cache import DeferredEmbeddings, SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import SqliteStore
 from tests.index.doubles import HashEmbedder

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.search.vector_search import FaissSearch, VectorSearch, open_vector_search
-from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store
-from kvproxy.index.store.open_store import open_store
+from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, open_store
 from kvproxy.index.store.postgres.vector_search import PostgresSearch
 from tests.index.conftest import MakeStore
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors

@@ -10,9 +10,8 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_store
+from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_observations, open_store
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.open_store import open_observations
 from tests.index.entries import make_entry, stored_vectors
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])

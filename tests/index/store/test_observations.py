@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvproxy.index.store import open_observations
 from kvproxy.index.store.observations import Observation, Observations
-from kvproxy.index.store.open_store import open_observations
 from tests.postgres_server import empty
 from tests.reference.memory_observations import MemoryObservations
 

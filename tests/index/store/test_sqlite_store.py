@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
-from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.open_store import open_observations
+from kvproxy.index.store import SqliteStore, open_observations
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 from tests.index.entries import make_entry
 
@@ -108,7 +107,7 @@ OPENER = """
 import sys
 from pathlib import Path
 from kvproxy.index.store import SqliteStore
-from kvproxy.index.store.open_store import open_observations
+from kvproxy.index.store import open_observations
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(12):

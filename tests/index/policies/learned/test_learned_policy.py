@@ -11,8 +11,8 @@ from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.store import open_observations
 from kvproxy.index.store.observations import Observation
-from kvproxy.index.store.open_store import open_observations
 from tests.reference.memory_observations import MemoryObservations
 
 

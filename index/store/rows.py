@@ -1,18 +1,41 @@
-"""Adds checksums to stored rows, and encrypts their texts."""
+"""Rows of the table `responses`: SQL expressions that both databases share, checksums, and encrypted texts."""
 
 import base64
+import logging
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Protocol
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.database import Row
+from kvproxy.index.store.store_types import StoredQuestion
 
+CLOCK_SKEW = 60.0  # Seconds.
+# Entries with a later creation time expire, because they would outlive their lifetime after the clock was set back.
+_HAS_VALID_TIME = "created <= :soon"
+# The end of the last stale period, in seconds since the epoch. Both databases have an index on it.
+SERVABLE_UNTIL = (
+    "expires + case when stale_while_revalidate > stale_if_error then stale_while_revalidate else stale_if_error end"
+)
+# The entry may be served, fresh or stale. The parameters are `Store.time_parameters`, as in `QUESTION`.
+IS_SERVABLE = f"{SERVABLE_UNTIL} > :now and {_HAS_VALID_TIME}"
+_FRESHNESS = (
+    f"case when not ({_HAS_VALID_TIME}) then 'expired' when expires > :now then 'fresh'"
+    " when expires + stale_while_revalidate > :now then 'stale-while-revalidate'"
+    " when expires + stale_if_error > :now then 'stale-if-error' else 'expired' end"
+)
+# The columns of a StoredQuestion in the table `responses r`.
+QUESTION = (
+    f"r.id, r.key, r.namespace, r.prompt, r.sealed, {_FRESHNESS} as freshness,"
+    " coalesce((select name from answers where entry = r.id), r.id) as answer"
+)
 # Columns in the checksum; after a write, only `expire_row` and a new encryption change them.
 _CHECKED = (
     *("id", "key", "namespace", "tenant", "model", "endpoint", "created", "expires", "tags", "sealed"),
     *("prompt", "request", "response", "stale_while_revalidate", "stale_if_error"),
 )
+_log = logging.getLogger("kvproxy")
 
 
 class EntryCipher(Protocol):
@@ -111,3 +134,17 @@ def _from_base64(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError:
         raise ValueError("it was changed after it was encrypted") from None
+
+
+def read_questions(rows: Iterable[Row], codec: RowCodec) -> Iterator[tuple[Row, StoredQuestion]]:
+    """Yield each row with its question; log and skip questions that cannot be decrypted."""
+    for row in rows:
+        try:
+            prompt = codec.decrypt(row)["prompt"]
+        except CacheStoreError as error:
+            _log.warning("a similar question is skipped: %s", error)
+            continue
+        if not isinstance(prompt, str):
+            _log.warning("a similar question is skipped: the stored response %s is damaged", row["id"])
+            continue
+        yield row, StoredQuestion(row["id"], row["namespace"], prompt, row["freshness"], row["answer"])

@@ -20,7 +20,7 @@ _RECENT_BYTES = 2**16  # Larger entries are always read from the store.
 class RecentEntries:
     """Entries that were read in the last second, so that frequent exact hits do not query the store. Thread-safe.
 
-    Changes by this process take effect at once (see `remove`), and changes by another process after a second.
+    Changes by this process take effect immediately (see `remove`), and changes by another process after a second.
     """
 
     def __init__(self) -> None:

@@ -161,15 +161,18 @@ class KeepWarm:
         kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
         try:
             for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), self._prices, kept)):
-                await asyncio.sleep(session.used + self.interval - self._clock())
+                await self._sleep_until(session.used + self.interval)
                 if not self._charge_budgets(session) or not await self._send(session):
                     break
         except Exception:
             _log.exception("a session was not kept warm")
-        await asyncio.sleep(session.ended + HOUR - self._clock())
+        await self._sleep_until(session.ended + HOUR)
         self.pauses.add(float("inf"), *session.tenant_and_hour)
         session.task = None
         self._remove(session)
+
+    async def _sleep_until(self, time: float) -> None:
+        await asyncio.sleep(time - self._clock())
 
     async def _pin_prompt(self, session: _Session) -> None:
         if self._pin is None:

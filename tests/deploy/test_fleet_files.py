@@ -1,6 +1,6 @@
 """The files for several proxies are valid for docker-compose, kubectl, and the API of Kubernetes.
 
-`tests/fleet/test_behind_nginx.py` runs the site of nginx. Images cannot be pulled everywhere.
+`tests/fleet/test_shared_quotas.py` runs the site of nginx. Images cannot be pulled everywhere.
 """
 
 import shutil

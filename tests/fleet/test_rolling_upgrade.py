@@ -39,7 +39,7 @@ def _open(url: str, monkeypatch: pytest.MonkeyPatch, *migrations: Migration) -> 
     return open_store(url, clock=lambda: 1000.0)
 
 
-def test_an_older_version_uses_an_expanded_schema_and_refuses_a_contracted_one(
+def test_an_older_version_refuses_only_a_contracted_schema(
     empty_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [make_entry(prompt) for prompt in "abc"]

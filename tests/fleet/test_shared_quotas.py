@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,22 @@ import httpx
 import pytest
 
 from kvproxy.client_keys import key_digest
+from tests.commands.run import ROOT
 from tests.fleet.proxies import Proxy, run_proxies
+from tests.nginx_server import needs_nginx, run_nginx
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
-from tests.postgres_server import run_postgres
+from tests.ports import free_port
+from tests.postgres_server import PostgresServer, empty, run_postgres
+from tests.processes import answers
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with run_postgres() as found:
+        yield found
 
 
 def client(**limits: int) -> dict[str, Any]:
@@ -30,20 +41,35 @@ def send_all(proxies: list[Proxy], requests: int) -> list[httpx.Response]:
 
 
 def ask_all(proxies: list[Proxy], requests: int) -> Counter[int]:
-    """Return the status codes of `send_all`."""
     return Counter(answer.status_code for answer in send_all(proxies, requests))
 
 
-def test_three_proxies_grant_one_quota_and_keep_it(empty_postgres: str, tmp_path: Path) -> None:
-    limits = client(requests_per_minute=100)
+def fleet_site(proxies: list[Proxy], port: int) -> str:
+    """Return the site of `deploy/compose` with the addresses of this test."""
+    text = (ROOT / "deploy/compose/fleet-nginx.conf").read_text()
+    server = "    server kvproxy:8484 max_fails=1 fail_timeout=5s;\n"
+    assert server in text
+    addresses = [proxy.url.removeprefix("http://") for proxy in proxies]
+    text = text.replace(server, "".join(server.replace("kvproxy:8484", address) for address in addresses))
+    return text.replace("listen 80;", f"listen 127.0.0.1:{port};")
+
+
+@needs_nginx
+def test_three_proxies_behind_nginx_grant_one_quota_and_keep_it(empty_postgres: str, tmp_path: Path) -> None:
+    limits, port = client(requests_per_minute=100), free_port()
     with run_plain_upstream() as upstream:
-        with run_proxies(tmp_path, empty_postgres, upstream, **limits) as proxies:
+        with (
+            run_proxies(tmp_path, empty_postgres, upstream, **limits) as proxies,
+            run_nginx(tmp_path, fleet_site(proxies, port)),
+        ):
+            front = Proxy(f"http://127.0.0.1:{port}", proxies[0].services)
+            until(lambda: answers(f"{front.url}/health"))
             began = time.monotonic()
-            answers = send_all(proxies, 150)
+            responses = send_all([front], 150)
             refilled = (time.monotonic() - began) * 100 / 60
-            refused = [answer for answer in answers if answer.status_code == 429]
-            assert 100 <= len(answers) - len(refused) <= 100 + refilled + 3
-            assert {answer.headers["x-ratelimit-remaining-requests"] for answer in refused} == {"0"}
+            refused = [response for response in responses if response.status_code == 429]
+            assert 100 <= len(responses) - len(refused) <= 100 + refilled + 3
+            assert {response.headers["x-ratelimit-remaining-requests"] for response in refused} == {"0"}
         with run_proxies(tmp_path, empty_postgres, upstream, count=1, **limits) as proxies:
             granted = ask_all(proxies, 60)[200]
             assert granted <= (time.monotonic() - began) * 100 / 60 + 3
@@ -66,12 +92,12 @@ def test_all_proxies_count_the_tokens_of_responses(empty_postgres: str, tmp_path
 
 
 def test_without_the_database_each_proxy_grants_its_share(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 0.5)
     limits = client(requests_per_minute=60)
+    empty(server.url)
     with (
-        run_postgres() as server,
         run_plain_upstream() as upstream,
         run_proxies(tmp_path, server.url, upstream, count=2, **limits) as proxies,
     ):
@@ -92,14 +118,14 @@ def test_without_the_database_each_proxy_grants_its_share(
     assert caplog.text.count("grants 1/2 of each quota") <= 2
 
 
-def test_requests_end_within_their_timeout_if_the_database_hangs(tmp_path: Path) -> None:
+def test_requests_end_within_their_timeout_if_the_database_hangs(server: PostgresServer, tmp_path: Path) -> None:
     headers = {"x-kvproxy-timeout": "4", "authorization": "Bearer key"}
 
     def ask(proxy: Proxy) -> int:
         return httpx.post(f"{proxy.url}/v1/chat/completions", json=BODY, headers=headers, timeout=30).status_code
 
+    empty(server.url)
     with (
-        run_postgres() as server,
         run_plain_upstream() as upstream,
         run_proxies(tmp_path, server.url, upstream, count=1, **client(requests_per_minute=600)) as (proxy,),
         ThreadPoolExecutor(4) as threads,

@@ -126,7 +126,7 @@ _content = st.one_of(st.sampled_from(["", "hi", LONG]), st.lists(_marked, max_si
     ),
     st.sampled_from(["5m", "1h"]),
 )
-def test_every_request_obeys_the_rules_and_reads_the_same(
+def test_the_rules_of_the_provider_hold_and_the_prompt_is_unchanged(
     contents: Any, system: Any, tools: Any, lifetime: str
 ) -> None:
     body = chat(*contents, system=system, tools=tools)

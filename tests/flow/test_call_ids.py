@@ -97,7 +97,7 @@ def conversation(turns: list[tuple[str, int, str]], ids: list[str]) -> dict[str,
 
 
 @given(TURNS, TURNS, st.lists(ID, min_size=8, max_size=8, unique=True))
-def test_keys_are_equal_exactly_for_a_renaming(
+def test_keys_are_equal_only_after_a_renaming(
     one: list[tuple[str, int, str]], two: list[tuple[str, int, str]], ids: list[str]
 ) -> None:
     left, right = conversation(one, ids[:4]), conversation(two, ids[4:])

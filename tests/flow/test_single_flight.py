@@ -1,4 +1,4 @@
-"""SharedRequests share one generation, and end it when nobody waits for it any more."""
+"""Identical requests share one call of the backend, which ends with its last client; backpressure of its response."""
 
 import asyncio
 import gc
@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from kvproxy.apis.json import JsonObject
 from kvproxy.errors import UpstreamUnreachable
 from kvproxy.flow.backend_response import BackendResponse
-from kvproxy.flow.single_flight import PARSE_STEP_BYTES, SharedRequest, SharedRequests
+from kvproxy.flow.single_flight import MAX_UNSENT_BYTES, PARSE_STEP_BYTES, SharedRequest, SharedRequests
 from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite
 from tests.index.entries import make_entry
@@ -19,7 +18,7 @@ PARTS = [b"a", b"b", b"c"]
 
 
 class Recorder:
-    """Keeps what passes of a source."""
+    """Records the response of a source."""
 
     limit = 1_000_000
 
@@ -38,7 +37,7 @@ class Recorder:
 
 
 class Source:
-    """Work that waits at a gate before each part, and counts how often it was begun, finished and closed."""
+    """A backend that waits at a gate before each part, and counts its calls."""
 
     def __init__(self, error_at: int | None = None) -> None:
         self.begun = self.finished = self.closed = 0
@@ -69,9 +68,6 @@ class Source:
         self.kept.append(chunk)
         return chunk == PARTS[-1]
 
-    async def whole(self) -> JsonObject | None:
-        return {}
-
     async def _close(self) -> None:
         self.closed += 1
 
@@ -101,7 +97,7 @@ async def test_a_late_client_gets_everything_from_the_start() -> None:
 
 
 @pytest.fixture
-def no_look_for_circles() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
@@ -109,7 +105,7 @@ def no_look_for_circles() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("parts", [0, 1])
-async def test_a_flight_that_its_client_has_left_is_in_no_circle(no_look_for_circles: None, parts: int) -> None:
+async def test_a_cancelled_request_is_freed_without_garbage_collection(no_collection: None, parts: int) -> None:
     requests = SharedRequests()
 
     async def leave() -> "weakref.ref[SharedRequest]":
@@ -126,7 +122,7 @@ async def test_a_flight_that_its_client_has_left_is_in_no_circle(no_look_for_cir
     assert shared() is None
 
 
-async def test_only_who_asks_to_know_waits_until_the_answer_is_stored() -> None:
+async def test_only_confirm_waits_until_the_response_is_stored() -> None:
     source, requests = Source(), SharedRequests()
     shared, _ = requests.join("k", source.shared)
     source.release(3)
@@ -145,7 +141,7 @@ async def test_only_who_asks_to_know_waits_until_the_answer_is_stored() -> None:
     await until_ended(requests)
 
 
-async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
+async def test_the_last_client_cancels_the_request() -> None:
     source, requests = Source(), SharedRequests()
     first, _ = requests.join("k", source.shared)
     second, _ = requests.join("k", source.shared)
@@ -160,7 +156,7 @@ async def test_the_first_may_leave_and_the_last_ends_the_work() -> None:
     assert (source.finished, source.closed) == (0, 1)
 
 
-async def test_nobody_joins_a_cancelled_request_which_makes_way_for_its_own_place_only() -> None:
+async def test_a_cancelled_request_is_not_joined() -> None:
     source, requests = Source(), SharedRequests()
     first, _ = requests.join("k", source.shared)
     await first.wait_for_head()
@@ -179,7 +175,7 @@ async def test_nobody_joins_a_cancelled_request_which_makes_way_for_its_own_plac
     assert source.begun == source.closed == 2
 
 
-async def test_everyone_is_told_of_an_error_and_nothing_is_kept() -> None:
+async def test_all_clients_receive_an_error_and_nothing_is_stored() -> None:
     source, requests = Source(error_at=1), SharedRequests()
     boarded = [requests.join("k", source.shared)[0] for _ in range(3)]
     source.release(2)
@@ -207,8 +203,7 @@ async def test_close_ends_everything() -> None:
     assert source.closed == 2
 
 
-async def test_a_large_part_is_read_in_steps() -> None:
-    """100 streams of large parts kept everybody else waiting for seconds."""
+async def test_a_large_chunk_is_parsed_in_steps() -> None:
     large, turns = b"x" * 50 * PARSE_STEP_BYTES, [0]
     read: list[tuple[int, int]] = []
 
@@ -240,3 +235,105 @@ async def test_a_large_part_is_read_in_steps() -> None:
     assert sum(size for _, size in read) == len(large)
     assert max(size for _, size in read) <= PARSE_STEP_BYTES
     assert len({turn for turn, _ in read}) == len(read)
+
+
+PART = 32 * 1024
+PARTS = 64
+
+
+class Endless:
+    """A backend that sends its parts without a pause."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.given = 0
+        self.shared = SharedRequest(self._open, self)  # type: ignore[arg-type]
+
+    async def _open(self) -> BackendResponse:
+        return BackendResponse(200, [], self._parts(), self, self._close)  # type: ignore[arg-type]
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        for number in range(PARTS):
+            self.given += 1
+            yield bytes([number]) * PART
+
+    async def _close(self) -> None: ...
+
+    def push(self, source: BackendResponse, chunk: bytes) -> bool:
+        return False
+
+    async def finish(self, source: BackendResponse) -> str | None:
+        return None
+
+    @property
+    def bytes_in_memory(self) -> int:
+        return sum(map(len, self.shared._chunks))
+
+
+async def still(source: Endless) -> int:
+    """Return the number of sent parts when it no longer changes."""
+    given = -1
+    while given != source.given:
+        given = source.given
+        for _ in range(50):
+            await asyncio.sleep(0)
+    return given
+
+
+WHOLE = b"".join(bytes([number]) * PART for number in range(PARTS))
+
+
+@pytest.mark.parametrize("limit", [10 * MAX_UNSENT_BYTES, MAX_UNSENT_BYTES // 2], ids=["kept", "too large to keep"])
+async def test_the_backend_waits_for_a_client_that_has_not_begun(limit: int) -> None:
+    requests, source = SharedRequests(), Endless(limit)
+    shared, _ = requests.join("key", lambda: source.shared)
+    assert (await still(source) - 1) * PART == MAX_UNSENT_BYTES
+    body = await shared.body()
+    assert body == WHOLE
+    shared.release()
+
+
+async def test_a_small_response_is_read_as_fast_as_the_fastest_client() -> None:
+    requests, source = SharedRequests(), Endless(10 * len(WHOLE))
+    shared, _ = requests.join("key", lambda: source.shared)
+    assert requests.join("key", lambda: source.shared) == (shared, True)
+    assert await asyncio.wait_for(shared.body(), 30) == WHOLE
+    assert await shared.body() == WHOLE
+    shared.release()
+    shared.release()
+
+
+async def test_a_large_response_is_read_as_fast_as_the_slowest_client() -> None:
+    requests, source = SharedRequests(), Endless(2 * MAX_UNSENT_BYTES)
+    shared, _ = requests.join("key", lambda: source.shared)
+    requests.join("key", lambda: source.shared)
+    fast, slow = shared.chunks(), shared.chunks()
+    first = [await anext(slow)]
+    taken = asyncio.create_task(_all(fast))
+    assert (await still(source)) * PART <= 2 * MAX_UNSENT_BYTES + MAX_UNSENT_BYTES + 2 * PART
+    assert not taken.done()
+    slowly = []
+    async for part in slow:
+        slowly.append(part)
+        assert source.bytes_in_memory <= 2 * MAX_UNSENT_BYTES + MAX_UNSENT_BYTES + 2 * PART
+    assert b"".join(first + slowly) == await taken == WHOLE
+    assert source.bytes_in_memory <= 2 * MAX_UNSENT_BYTES
+    assert not shared.is_joinable
+    shared.release()
+    shared.release()
+
+
+async def test_a_slow_client_that_leaves_delays_no_other() -> None:
+    requests, source = SharedRequests(), Endless(MAX_UNSENT_BYTES // 2)
+    shared, _ = requests.join("key", lambda: source.shared)
+    requests.join("key", lambda: source.shared)
+    taken = asyncio.create_task(_all(shared.chunks()))
+    await still(source)
+    assert not taken.done()
+    shared.release()
+    assert await asyncio.wait_for(taken, 30) == WHOLE
+    shared.release()
+
+
+async def _all(parts: AsyncIterator[bytes]) -> bytes:
+    return b"".join([part async for part in parts])

@@ -1,4 +1,4 @@
-"""Answers past their time: given while they are computed anew, given where none can be had, and never beyond that."""
+"""Stale responses: served while they are revalidated or after errors, and only in their stale periods."""
 
 import contextlib
 from collections import Counter
@@ -37,7 +37,7 @@ TTL, REVALIDATE, ERROR = 60, 30, 600
 
 
 class Proxy:
-    """A proxy whose clock the test sets, and the model behind it."""
+    """A proxy with a settable clock."""
 
     url: str
     services: Services
@@ -76,7 +76,7 @@ def said(answer: httpx.Response) -> str:
     return "".join(orjson.loads(each)["choices"][0]["delta"].get("content") or "" for each in events)
 
 
-def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_flight(proxy: Proxy) -> None:
+def test_a_stale_response_is_served_and_revalidated_once(proxy: Proxy) -> None:
     proxy.ask("first of all", "confirm")
     proxy.now += TTL + 10
     proxy.model.go.clear()
@@ -100,7 +100,7 @@ def test_what_is_past_its_time_is_given_once_more_and_computed_anew_by_one_fligh
 
 
 def records(proxy: Proxy, question: str) -> list[Record]:
-    """Those of an equal request."""
+    """Return the records of equal requests."""
     latest = proxy.services.answerer.journal.latest(1000)
     # An answer that was just stored may have no record as yet.
     prompts = {each.prompt for each in latest if each.entry == proxy.wait_until_stored(question).id}
@@ -108,8 +108,7 @@ def records(proxy: Proxy, question: str) -> list[Record]:
     return [each for each in latest if each.prompt in prompts]
 
 
-def test_what_is_computed_anew_has_a_record_and_is_nobodys_request(proxy: Proxy) -> None:
-    """The operator sees what it costs; no total, saving or chart counts it."""
+def test_a_revalidation_has_a_record_but_is_no_request_of_a_client(proxy: Proxy) -> None:
     proxy.ask("what does it cost", "confirm", stream=True)
     proxy.now += TTL + 1
     with contextlib.closing(proxy.services.answerer.journal.reader()) as reader:
@@ -146,7 +145,7 @@ def test_what_is_computed_anew_has_a_record_and_is_nobodys_request(proxy: Proxy)
         assert model.requests == len(clients)
 
 
-def test_a_similar_question_has_the_answered_one_computed_anew(proxy: Proxy) -> None:
+def test_a_semantic_hit_revalidates_the_stored_question(proxy: Proxy) -> None:
     asked = "please tell me what the second thing about all of the old blocks is"
     close = "please do tell me what the second thing about all of the old blocks is"
     proxy.ask(asked, "confirm", stream=True)
@@ -164,9 +163,7 @@ def test_a_similar_question_has_the_answered_one_computed_anew(proxy: Proxy) -> 
     ("status", "stream", "similar"),
     [(500, False, False), (502, True, False), (503, False, True), (504, True, True), (529, False, False)],
 )
-def test_where_the_upstream_fails_what_is_past_its_time_stands_in(
-    proxy: Proxy, status: int, stream: bool, similar: bool
-) -> None:
+def test_a_stale_response_is_served_after_an_error(proxy: Proxy, status: int, stream: bool, similar: bool) -> None:
     asked = f"please tell me what goes on with {status} {stream} {similar} in the third of all these tests now"
     close = asked.replace("please", "please do") if similar else asked
     proxy.ask(asked, "confirm")
@@ -182,12 +179,12 @@ def test_where_the_upstream_fails_what_is_past_its_time_stands_in(
     proxy.model.status = 200
     assert said(proxy.ask(close, "no-store", stream=stream)) == "Answer 3 it is."
     proxy.model.status = status
-    # Longer ago than any stale time: the error is the client's.
+    # All stale periods have ended.
     proxy.now += ERROR
     assert proxy.ask(close, stream=stream).status_code == status
 
 
-def test_a_request_may_want_nothing_that_is_past_its_time(proxy: Proxy) -> None:
+def test_a_request_may_refuse_stale_responses(proxy: Proxy) -> None:
     proxy.ask("the fifth", "confirm")
     proxy.now += TTL + 5
     proxy.model.status = 500
@@ -200,7 +197,7 @@ def test_a_request_may_want_nothing_that_is_past_its_time(proxy: Proxy) -> None:
     assert proxy.ask("the fifth", "only-if-cached").status_code == 504
 
 
-def test_a_failed_renewal_leaves_what_there_is(proxy: Proxy) -> None:
+def test_a_failed_revalidation_keeps_the_stale_response(proxy: Proxy) -> None:
     proxy.ask("the sixth", "confirm")
     proxy.now += TTL + 5
     proxy.model.status = 500
@@ -221,7 +218,7 @@ def test_a_failed_renewal_leaves_what_there_is(proxy: Proxy) -> None:
         ({"cache-control": "max-age=0, must-revalidate"}, None, ()),
     ],
 )
-def test_what_an_upstream_says_of_its_answer_is_heeded(
+def test_cache_headers_of_the_upstream_apply(
     proxy: Proxy, headers: dict[str, str], times: tuple[int, int, int] | None, tags: tuple[str, ...]
 ) -> None:
     proxy.model.headers = headers
@@ -235,7 +232,7 @@ def test_what_an_upstream_says_of_its_answer_is_heeded(
     assert entry.tags == tags
 
 
-def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(proxy: Proxy) -> None:
+def test_a_soft_purge_starts_the_stale_periods(proxy: Proxy) -> None:
     proxy.model.headers = {"surrogate-key": "soft"}
     proxy.ask("the ninth", "confirm")
     proxy.now += 5
@@ -245,7 +242,6 @@ def test_what_is_marked_as_expired_is_given_as_long_as_its_stale_times_last(prox
     answer = proxy.ask("the ninth")
     assert '; hit; ttl=-1; detail="exact stale-while-revalidate"' in answer.headers["cache-status"]
     until(lambda: proxy.wait_until_stored("the ninth").created == proxy.now)
-    # The tags stay, whoever has it computed anew.
     assert proxy.wait_until_stored("the ninth").tags == ("soft",)
 
 
@@ -264,7 +260,7 @@ def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[RelayedResp
 
 
 @pytest.mark.parametrize(
-    ("error", "stands_in"),
+    ("error", "is_served"),
     [
         (UpstreamUnreachable("refused"), True),
         (UpstreamTimeout("too late"), True),
@@ -273,29 +269,26 @@ def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[RelayedResp
         (ModelNotFound("no such model"), False),
     ],
 )
-def test_what_went_wrong_decides_whether_a_stored_answer_stands_in(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, error: KvproxyError, stands_in: bool
+def test_some_errors_permit_a_stale_response(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, error: KvproxyError, is_served: bool
 ) -> None:
     question = f"the tenth {error.code}"
     proxy.ask(question, "confirm")
     proxy.now += TTL + REVALIDATE + 1
     monkeypatch.setattr(proxy.services.answerer.backend, "send", failing(error))
-    assert proxy.ask(question).status_code == (200 if stands_in else error.status)
+    assert proxy.ask(question).status_code == (200 if is_served else error.status)
 
 
-def test_nobody_is_asked_where_no_upstream_is_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_is_sent_if_all_upstreams_are_down(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.ask("the eleventh", "confirm")
     proxy.now += TTL + REVALIDATE + 1
     monkeypatch.setattr(proxy.services.answerer.backend, "failure", lambda: "all are down")
     assert "stale-if-error" in proxy.ask("the eleventh").headers["cache-status"]
     assert proxy.model.asked == ["the eleventh"]
-    # What nothing is stored for is tried all the same.
     assert proxy.ask("nothing like it").status_code == 200
 
 
-def test_a_whole_answer_that_breaks_off_is_replaced_before_anything_was_sent(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truncated_response_is_replaced_by_a_stale_one(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b'{"choices": '
         raise UpstreamProtocolError("broke off")
@@ -311,7 +304,7 @@ def test_a_whole_answer_that_breaks_off_is_replaced_before_anything_was_sent(
     assert "stale-if-error" in answer.headers["cache-status"]
 
 
-def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
+def test_explain_shows_the_freshness(proxy: Proxy) -> None:
     proxy.ask("the fourteenth", "confirm")
 
     def told() -> tuple[str, str, bool]:
@@ -327,7 +320,7 @@ def test_explain_tells_of_an_answer_past_its_time(proxy: Proxy) -> None:
     assert told() == ("none", "expired", False)
 
 
-def test_who_cannot_wait_gets_what_is_stored(proxy: Proxy) -> None:
+def test_a_short_timeout_selects_the_stale_response(proxy: Proxy) -> None:
     proxy.ask("the fifteenth", "confirm")
     proxy.now += TTL + REVALIDATE + 1
     proxy.model.go.clear()

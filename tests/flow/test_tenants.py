@@ -1,4 +1,4 @@
-"""Tenants never touch: no one's prompt shows in another's figures, and no one chooses a rank among all."""
+"""Tenants are isolated: prompts, priorities, errors, and cookies, also with a shared cache."""
 
 import asyncio
 from collections.abc import Iterator
@@ -31,8 +31,7 @@ def cached(url: str, question: str, key: str | None, **fields: Any) -> int:
     return found
 
 
-def test_one_tenant_cannot_tell_what_another_sent(demo: tuple[str, Services]) -> None:
-    """It read `prefix 240/255` for another's system prompt."""
+def test_tenants_share_no_prefix_blocks(demo: tuple[str, Services]) -> None:
     url = demo[0]
     assert cached(url, "one", "a") == 0
     assert cached(url, "two", "a") > 100
@@ -76,9 +75,7 @@ def varying(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         ({}, True),
     ],
 )
-def test_what_an_upstream_forbids_is_not_kept(
-    varying: tuple[str, dict[str, str]], sent: dict[str, str], kept: bool
-) -> None:
+def test_an_upstream_may_forbid_storing(varying: tuple[str, dict[str, str]], sent: dict[str, str], kept: bool) -> None:
     url, headers = varying
     headers.update(sent)
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -90,8 +87,7 @@ def test_what_an_upstream_forbids_is_not_kept(
     assert ("hit" in again.headers["cache-status"]) == kept
 
 
-def test_a_rank_counts_among_ones_own_requests_only(demo: tuple[str, Services]) -> None:
-    """A hundred clients that asked for `priority: -1e9` starved everybody."""
+def test_a_priority_applies_within_the_tenant(demo: tuple[str, Services]) -> None:
     _, services = demo
     backend = services.answerer.backend
     seen: list[tuple[int, int, int]] = []
@@ -105,3 +101,46 @@ def test_a_rank_counts_among_ones_own_requests_only(demo: tuple[str, Services]) 
 
     asyncio.run(look())
     assert seen == [(0, -5, 0), (-5, 0, 7)]
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[str]:
+    """A proxy with `cache.shared` in front of a slow server that knows one key and sets a cookie for it."""
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0.3)
+        if request.headers.get("authorization") != "Bearer good":
+            return JSONResponse({"error": {"message": "unknown key"}}, 401)
+        return JSONResponse(WHOLE, headers={"set-cookie": "session=good"})
+
+    with run_upstream(answer) as url:
+        settings = load_settings(data=tmp_path, upstream=url, cache={"semantic": False, "shared": True})
+        with run_proxy(settings) as (proxy, _):
+            yield proxy
+
+
+async def ask(url: str, *keys: str) -> list[httpx.Response]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        return await asyncio.gather(
+            *(
+                client.post("/v1/chat/completions", json=BODY, headers={"authorization": f"Bearer {key}"})
+                for key in keys
+            )
+        )
+
+
+def test_tenants_of_a_shared_cache_share_no_errors_and_cookies(shared: str) -> None:
+    bad, good = asyncio.run(ask(shared, "bad", "good"))
+    assert (bad.status_code, good.status_code) == (401, 200)
+    assert "set-cookie" not in bad.headers
+    (other,) = asyncio.run(ask(shared, "other"))
+    assert 'detail="exact"' in other.headers["cache-status"]
+    assert "set-cookie" not in other.headers
+
+
+def test_equal_requests_of_one_tenant_share_a_call(shared: str) -> None:
+    answers = asyncio.run(ask(shared, "good", "good"))
+    assert sum("collapsed" in answer.headers["cache-status"] for answer in answers) == 1

@@ -231,9 +231,7 @@ async def test_pending_writes_are_found_by_namespace() -> None:
     assert writes.in_namespace("n") == ()
 
 
-async def test_a_hit_is_not_read_again_for_a_second_unless_this_process_changes_it(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hit_is_in_memory_for_a_second(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ResponseCache(store, None)
     entry = make_entry("a question", key="k")
     await cache.insert(entry)

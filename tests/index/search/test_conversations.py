@@ -45,7 +45,7 @@ def earlier(turns: Sequence[str], policy: Policy | None = EVERYTHING) -> Earlier
     st.lists(st.sampled_from(SAME), max_size=1),
     st.booleans(),
 )
-def test_one_earlier_question_that_a_guard_refuses_prevents_a_match(
+def test_a_vetoed_earlier_turn_prevents_a_match(
     before: list[tuple[str, str]], other: tuple[str, str], after: list[tuple[str, str]], turned: bool
 ) -> None:
     asked, stored = zip(*before, other, *after, strict=True)

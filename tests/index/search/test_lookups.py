@@ -88,9 +88,7 @@ async def test_waiting_lookups_find_their_own_neighbours(cache: Cache) -> None:
     assert all(lookup.candidates[0].prompt in lookup.question for lookup in found)
 
 
-async def test_an_overloaded_queue_starts_few_lookups_that_time_out(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_overloaded_queue_starts_no_late_lookups(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.calls.clear()
     cache.embedder.seconds = 0.08

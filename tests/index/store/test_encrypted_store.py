@@ -95,9 +95,7 @@ def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path)
 
 
 @pytest.mark.parametrize("column", ["prompt", "request", "response"])
-def test_exchanged_texts_are_refused_and_hide_no_other_entries(
-    tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_exchanged_texts_are_refused(tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture) -> None:
     """An attacker with write access but no key could exchange the answers of two questions."""
     path = tmp_path / "r.db"
     store = SqliteStore(path, cipher=NEW)

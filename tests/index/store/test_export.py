@@ -33,7 +33,7 @@ BODIES = st.dictionaries(TEXTS, VALUES, max_size=4)
         max_size=4,
     )
 )
-def test_an_entry_is_one_line_and_can_be_imported(
+def test_a_line_is_imported_unchanged(
     drawn: list[tuple[dict[str, Any], dict[str, Any], str, list[str], int | None, bool]],
 ) -> None:
     entries = [

@@ -8,7 +8,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store.database import Operation, StoreHealth
 
 
-def test_a_failure_and_its_end_are_logged_once(
+def test_failures_and_recoveries_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5000.0]

@@ -1,6 +1,5 @@
-"""An answer goes out before it is stored, unless its client asks to know: nobody waits, nothing is missed, nothing is lost."""
+"""Responses are sent before they are stored, unless the request has `confirm`."""
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -27,7 +26,7 @@ PATIENT = 600.0
 
 @pytest.fixture
 def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """While it is clear, nothing is written."""
+    """Return an event that blocks all writes while it is clear."""
     go, put_many = threading.Event(), SqliteStore.put_many
 
     def held(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
@@ -41,7 +40,7 @@ def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def held_proxy(path: Path, go: threading.Event, **cache: Any) -> Iterator[tuple[str, Services, Model]]:
-    """A proxy whose store is let go at the end at the latest, so that it can stop."""
+    """Run a proxy, and set `go` at the end, so that the proxy can stop."""
     with proxy(path, checked(), **cache) as running:
         try:
             yield running
@@ -54,7 +53,7 @@ def status(url: str, question: str, control: str = "") -> str:
 
 
 def when(monkeypatch: pytest.MonkeyPatch, place: object, name: str, go: threading.Event) -> None:
-    """Let the store go as soon as a function is called, which is the one that waits for it."""
+    """Set `go` when a function of `place` is called."""
     function: Callable[..., Any] = getattr(place, name)
 
     def called(*args: Any) -> Any:
@@ -64,9 +63,7 @@ def when(monkeypatch: pytest.MonkeyPatch, place: object, name: str, go: threadin
     monkeypatch.setattr(place, name, called)
 
 
-def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
-    tmp_path: Path, go: threading.Event
-) -> None:
+def test_a_pending_write_delays_no_response_and_has_exact_hits(tmp_path: Path, go: threading.Event) -> None:
     with held_proxy(tmp_path, go, lookup_timeout=PATIENT) as (url, services, _):
         first, again = status(url, QUESTION), status(url, QUESTION)
         assert makes_entry(first)
@@ -80,7 +77,7 @@ def test_an_answer_goes_out_while_its_store_hangs_and_answers_equal_requests(
         assert f'key="{entry.id}"' in first
 
 
-def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
+def test_a_similar_question_finds_a_pending_write(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when(monkeypatch, semantic.SemanticCache, "_is_near", go)
@@ -89,14 +86,14 @@ def test_a_similar_question_finds_the_answer_that_was_given_just_before_it(
         assert "semantic" in status(url, CLOSE)
 
 
-def test_a_similar_question_waits_for_no_store_that_hangs(tmp_path: Path, go: threading.Event) -> None:
+def test_a_lookup_waits_for_a_pending_write_until_its_timeout(tmp_path: Path, go: threading.Event) -> None:
     with held_proxy(tmp_path, go, lookup_timeout=0.05) as (url, _, _):
         status(url, QUESTION)
         assert "fwd=uri-miss" in status(url, CLOSE)
         assert not go.is_set()
 
 
-def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
+def test_a_lookup_waits_for_no_write_of_a_different_question(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(semantic, "_MAX_WRITES_SECONDS", PATIENT)
@@ -107,7 +104,7 @@ def test_a_question_waits_for_no_answer_that_is_too_far_from_it_to_be_served(
         assert services.answerer.store.count() == 0
 
 
-def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_writes_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coming, "_MAX_BYTES", 1)
     with held_proxy(tmp_path, go, lookup_timeout=0.05) as (url, services, _):
         status(url, QUESTION)
@@ -116,34 +113,8 @@ def test_answers_on_their_way_are_bounded(tmp_path: Path, go: threading.Event, m
         assert services.answerer.store.count() == 2
 
 
-async def test_an_answer_is_held_back_for_the_first_to_arrive_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coming, "_MAX_BYTES", 300)
-    way, arrivals = PendingWrites(), [asyncio.get_running_loop().create_future() for _ in range(5)]
-
-    async def arrive(arrival: "asyncio.Future[bool]") -> bool:
-        return await arrival
-
-    for number, arrival in enumerate(arrivals):
-        entry = asyncio.get_running_loop().create_future()
-        way.add(PendingWrite(f"key {number}", None, entry, asyncio.create_task(arrive(arrival)), 100))
-    waiting = asyncio.create_task(way.wait_for_space())
-    for arrival in arrivals[:2]:
-        arrival.set_result(True)
-        await asyncio.sleep(0.01)
-        assert way.is_full
-        assert not waiting.done()
-    arrivals[2].set_result(True)
-    await asyncio.wait_for(waiting, 5)
-    assert len(way) == 2
-    # Nobody is held back now.
-    await asyncio.wait_for(way.wait_for_space(), 5)
-    for arrival in arrivals[3:]:
-        arrival.set_result(True)
-    await way.wait()
-
-
 @pytest.mark.parametrize("soft", ["false", "true"])
-def test_a_purge_catches_what_is_on_its_way(
+def test_a_purge_removes_pending_writes(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, soft: str
 ) -> None:
     when(monkeypatch, PendingWrites, "wait", go)
@@ -155,20 +126,21 @@ def test_a_purge_catches_what_is_on_its_way(
         assert "fwd=uri-miss" in status(url, QUESTION)
 
 
-@pytest.mark.parametrize("path", ["/admin/cache", "/admin/cache/export", "/admin/cache/KEY", "/admin/cache/KEY/pin"])
-def test_an_operator_finds_the_key_that_a_client_was_told(
-    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, path: str
+def test_admin_routes_wait_for_pending_writes(
+    tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when(monkeypatch, PendingWrites, "wait", go)
     with held_proxy(tmp_path, go) as (url, _, _):
-        key = status(url, QUESTION).split('key="')[1].removesuffix('"')
-        method = "POST" if path.endswith("pin") else "GET"
-        told = httpx.request(method, url + path.replace("KEY", key), timeout=30)
-        assert told.status_code == 200
-        assert key in told.text
+        for path in ("/admin/cache", "/admin/cache/export", "/admin/cache/KEY", "/admin/cache/KEY/pin"):
+            go.clear()
+            key = status(url, f"Which is the key for {path}?").split('key="')[1].removesuffix('"')
+            method = "POST" if path.endswith("pin") else "GET"
+            response = httpx.request(method, url + path.replace("KEY", key), timeout=30)
+            assert response.status_code == 200
+            assert key in response.text
 
 
-def test_an_answer_or_stream_ends_before_it_is_stored_unless_its_client_asks_to_know(
+def test_only_confirm_delays_a_response_until_it_is_stored(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
@@ -182,7 +154,7 @@ def test_an_answer_or_stream_ends_before_it_is_stored_unless_its_client_asks_to_
         assert services.answerer.store.count() == 3
 
 
-def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(
+def test_a_failed_write_is_logged_once_and_fails_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
@@ -209,9 +181,7 @@ def test_a_store_that_fails_behind_the_answers_is_told_once_and_costs_nothing(
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_that(
-    tmp_path: Path, refuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_equal_request_waits_for_redaction(tmp_path: Path, refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def redact(text: str) -> str:
@@ -223,7 +193,7 @@ def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_tha
 
     with proxy(tmp_path, checked(), lookup_timeout=0.05) as (url, services, _):
         services.answerer.cache._redact = redact
-        # What may not be kept has no name.
+        # Before redaction, the response has no key.
         assert status(url, QUESTION) == "kvproxy; fwd=uri-miss"
         when(monkeypatch, PendingWrite, "wait_for_entry", go)
         assert ("exact" in status(url, QUESTION)) != refuses
@@ -231,7 +201,7 @@ def test_while_it_is_not_known_what_may_be_stored_an_equal_request_waits_for_tha
         assert services.answerer.store.count() == (not refuses)
 
 
-def test_a_proxy_that_ends_stores_what_is_on_its_way_first(tmp_path: Path, go: threading.Event) -> None:
+def test_a_proxy_stores_pending_writes_before_it_exits(tmp_path: Path, go: threading.Event) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
         settled = services.answerer.cache.pending_writes.wait

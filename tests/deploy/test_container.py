@@ -1,6 +1,10 @@
-"""The image is built and run: it answers from a read-only system as a user without rights, and keeps what it stored."""
+"""The Dockerfile passes a linter, and its image serves from a read-only system as a user without rights."""
 
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +16,7 @@ from tests.ports import free_port
 from tests.processes import answers
 
 TAG = "kvproxy-under-test"
+DOCKERFILE = Path(__file__).resolve().parents[2] / "deploy/Dockerfile"
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +83,17 @@ def test_what_it_promises_is_in_its_description(containers: Containers) -> None:
     assert (config["User"], list(config["ExposedPorts"]), list(config["Volumes"])) == ("8484", ["8484/tcp"], ["/data"])
     assert config["Entrypoint"] == ["kvproxy", "serve", "--host", "0.0.0.0"]
     assert config["StopSignal"] in ("SIGTERM", "15")
+
+
+def test_a_linter_finds_nothing() -> None:
+    if shutil.which("hadolint") is None:
+        pytest.skip("hadolint is not installed: make test-deploy installs it")
+    done = subprocess.run(["hadolint", str(DOCKERFILE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_runs_as_nobody_in_particular_and_tells_its_health() -> None:
+    last = DOCKERFILE.read_text().rpartition("\nFROM ")[2]
+    assert re.search(r"^USER 8484$", last, re.MULTILINE)
+    assert "HEALTHCHECK" in last
+    assert last.index("USER 8484") < last.index("ENTRYPOINT")

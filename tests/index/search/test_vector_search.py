@@ -104,7 +104,7 @@ def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) ->
 
 @settings(max_examples=25, deadline=None)
 @given(
-    count=st.integers(1, 60),
+    count=st.integers(2, 60),
     small=st.sampled_from([5, 1000]),
     flat_limit=st.sampled_from([10, 1000]),
     seed=st.integers(0, 2**16),
@@ -116,20 +116,20 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
 ) -> None:
     """The namespace is read from the store, compared in a flat index, or searched by a graph."""
     with tempfile.TemporaryDirectory() as folder:
-        now = 1000.0
-        store = SqliteStore(Path(folder) / "r.db", clock=lambda: now)
+        store = SqliteStore(Path(folder) / "r.db", clock=lambda: 1000.0)
         near = FaissSearch(store, "e", DIM, min_indexed=small, flat_limit=flat_limit)
         near.load()
-        vectors = unit(count, seed)
-        for number, vector in enumerate(vectors):
-            expires = data.draw(st.sampled_from([900.0, 2000.0]))
-            entry = make_entry(f"q {number}", id=f"{number}", key=f"{number}", namespace="a", expires=expires)
-            if data.draw(st.booleans()):
-                store.put(make_entry("other", id=f"o{number}", key=f"o{number}", namespace="b"), vector, "e")
-            puts = [NewEntry(entry, vector, "e")]
-            near.index_entries(puts, store.put_many(puts))
-            if data.draw(st.booleans()):
-                store.set_answer_class(entry.id, "a", data.draw(st.sampled_from("xy")), "t")
+        expiries = data.draw(st.lists(st.sampled_from([900.0, 2000.0]), min_size=count, max_size=count))
+        puts = [
+            NewEntry(make_entry(f"q {n}", id=f"{n}", key=f"{n}", namespace="a", expires=expires), vector, "e")
+            for n, (vector, expires) in enumerate(zip(unit(count, seed), expiries, strict=True))
+        ]
+        parts = data.draw(st.integers(1, count - 1))
+        for part in (puts[:parts], puts[parts:]):
+            near.index_entries(part, store.put_many(part))
+            id = f"other {part[0].entry.id}"
+            store.put(make_entry("other", id=id, key=id, namespace="b"), part[0].vector, "e")
+            store.set_answer_class(part[0].entry.id, "a", data.draw(st.sampled_from("xy")), "t")
         near.wait_for_rebuilds()
         # As if another process removed entries: the index is not notified.
         gone = data.draw(st.sets(st.integers(0, count - 1), max_size=3))

@@ -60,7 +60,7 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return make
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_observations_agree_with_a_list(open_: Open, steps: Steps) -> None:
     model, durable = MemoryObservations(), open_()

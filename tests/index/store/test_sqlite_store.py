@@ -1,5 +1,6 @@
 """The store in a file: damage and other schemas are reported, and a killed process loses no acknowledged response."""
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,11 @@ from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamag
 from kvproxy.index.store import SqliteStore, open_observations
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
 from tests.index.entries import make_entry
+
+
+def execute(path: Path, sql: str, *values: object) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(sql, values).fetchall()
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all, but long enough to be read as one" * 99, None])
@@ -40,9 +47,7 @@ def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> No
     whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
     store.put(whole)
     store.put(damaged)
-    with sqlite3.connect(tmp_path / "r.db") as connection:
-        connection.execute("update responses set stale_if_error = 5000 where id = ?", [damaged.id])
-    connection.close()
+    execute(tmp_path / "r.db", "update responses set stale_if_error = 5000 where id = ?", damaged.id)
     store.expire_now([whole.id, damaged.id])
     assert store.get(whole.id) == replace(whole, expires=2000.0)
     with pytest.raises(StoreDamaged):
@@ -53,10 +58,8 @@ def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> No
 def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     SqliteStore(path).close()
-    with sqlite3.connect(path) as connection:
-        (page,) = connection.execute("select rootpage from sqlite_master where name = 'totals'").fetchone()
-        (size,) = connection.execute("pragma page_size").fetchone()
-    connection.close()
+    ((page,),) = execute(path, "select rootpage from sqlite_master where name = 'totals'")
+    ((size,),) = execute(path, "pragma page_size")
     with path.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
@@ -71,21 +74,15 @@ def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
 
 def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> None:
     unknown, newer = tmp_path / "unknown.db", tmp_path / "newer.db"
-    with sqlite3.connect(unknown) as connection:
-        connection.execute("create table responses (id text)")
-    connection.close()
+    execute(unknown, "create table responses (id text)")
     SqliteStore(newer).close()
-    with sqlite3.connect(newer) as connection:
-        connection.execute("pragma user_version = 99")
-    connection.close()
+    execute(newer, "pragma user_version = 99")
     for path, version in ((unknown, 0), (newer, 99)):
         with pytest.raises(
             SchemaVersionError, match=f"{path.name} has schema version {version}, .*kvproxy cache export"
         ):
             SqliteStore(path)
-    with sqlite3.connect(unknown) as connection:
-        assert connection.execute("select name from sqlite_master").fetchall() == [("responses",)]
-    connection.close()
+    assert execute(unknown, "select name from sqlite_master") == [("responses",)]
 
 
 def test_a_process_that_closes_the_file_keeps_the_log_of_others(tmp_path: Path) -> None:
@@ -185,9 +182,7 @@ def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:
         files.checkpoint()
     assert Path(f"{path}-wal").stat().st_size == 0
     writer.close()
-    again = sqlite3.connect(moved)
-    assert again.execute("select id from one").fetchall() == [(7,)]
-    again.close()
+    assert execute(moved, "select id from one") == [(7,)]
     files = DatabaseFiles(tmp_path / "none.db", writer)
     assert not files.were_replaced()
     files.checkpoint()

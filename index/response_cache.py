@@ -139,14 +139,7 @@ class ResponseCache:
         return await asyncio.shield(self.start_write(entry).task)
 
     async def insert_many(self, entries: Sequence[Entry]) -> int:
-        if self._redact is not None:
-            redacted = [await asyncio.to_thread(redact_entry, entry, self._redact) for entry in entries]
-            entries = [entry for entry in redacted if entry is not None]
-        if self.semantic is not None:
-            await self.semantic.insert_many(entries)
-        else:
-            await asyncio.gather(*(self._writes.put(NewEntry(entry)) for entry in entries))
-        return len(entries)
+        return sum(await asyncio.gather(*map(self.insert, entries)))
 
     async def remove(self, ids: Sequence[str]) -> int:
         return len(await asyncio.to_thread(self.store.delete, ids))

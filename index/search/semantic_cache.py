@@ -27,7 +27,6 @@ from kvproxy.index.store import NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.index.store.observations import Observations
 
-_TEXTS_PER_JOB = 8
 _REBUILD_BATCH = 256
 _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
@@ -219,15 +218,6 @@ class SemanticCache:
         stored = await self._writes.put(NewEntry(entry))
         self.deferred_embeddings.start()
         return stored
-
-    async def insert_many(self, entries: Sequence[Entry]) -> None:
-        prompts = [last_turn(entry.prompt) for entry in entries if entry.semantic and self.can_read(entry.prompt)]
-        for start in range(0, len(prompts), _TEXTS_PER_JOB):
-            with contextlib.suppress(EmbedderError):
-                await self._queue.run_in_background(
-                    partial(self._embeddings.vectors, prompts[start : start + _TEXTS_PER_JOB])
-                )
-        await asyncio.gather(*map(self.insert, entries))
 
     def rebuild(self) -> int:
         """Embed entries without a vector, and load the indexes; return the number of embedded entries. Raises EmbedderError."""

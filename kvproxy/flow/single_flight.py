@@ -34,8 +34,7 @@ class SharedRequest:
         self._chunks: list[bytes] = []
         self._dropped = 0
         self._size = 0
-        self._bytes_read: dict[object, int] = {}
-        self._chunks_read: dict[object, int] = {}
+        self._read: dict[object, tuple[int, int]] = {}  # Chunks and bytes by client.
         self._changed = asyncio.Event()
         self._client_moved = asyncio.Event()
         self.error: BaseException | None = None
@@ -131,13 +130,13 @@ class SharedRequest:
             await self._client_moved.wait()
 
     def _bytes_read_by(self, aggregate: Callable[[list[int]], int]) -> int:
-        not_started = [0] * (self.num_clients - len(self._bytes_read))
-        return aggregate([*self._bytes_read.values(), *not_started] or [self._size])
+        not_started = [0] * (self.num_clients - len(self._read))
+        return aggregate([*(size for _, size in self._read.values()), *not_started] or [self._size])
 
     def _drop_read_chunks(self) -> None:
-        if len(self._chunks_read) < self.num_clients:
+        if len(self._read) < self.num_clients:
             return
-        read = min(self._chunks_read.values(), default=0) - self._dropped
+        read = min((chunks for chunks, _ in self._read.values()), default=0) - self._dropped
         if read > 0:
             del self._chunks[:read]
             self._dropped += read
@@ -176,9 +175,8 @@ class SharedRequest:
 
         With `confirm`, the last chunks are delayed until the store has committed the response.
         """
-        client = object()
-        sent = self._dropped
-        self._bytes_read[client], self._chunks_read[client] = 0, sent
+        client, sent, size = object(), self._dropped, 0
+        self._read[client] = sent, size
         try:
             while True:
                 changed = self._changed
@@ -187,9 +185,8 @@ class SharedRequest:
                         await self.wait_until_stored()
                     chunk = self._chunks[sent - self._dropped]
                     yield chunk
-                    sent += 1
-                    self._bytes_read[client] += len(chunk)
-                    self._chunks_read[client] = sent
+                    sent, size = sent + 1, size + len(chunk)
+                    self._read[client] = sent, size
                     self._client_moved.set()
                 if self.ended and sent == self._dropped + len(self._chunks):
                     break
@@ -200,7 +197,7 @@ class SharedRequest:
             if confirm:
                 await self.wait_until_stored()
         finally:
-            del self._bytes_read[client], self._chunks_read[client]
+            del self._read[client]
             self._client_moved.set()
 
 

@@ -238,7 +238,7 @@ async def test_a_large_chunk_is_parsed_in_steps() -> None:
 
 
 PART = 32 * 1024
-PARTS = 64
+NUM_PARTS = 64
 
 
 class Endless:
@@ -253,7 +253,7 @@ class Endless:
         return BackendResponse(200, [], self._parts(), self, self._close)  # type: ignore[arg-type]
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        for number in range(PARTS):
+        for number in range(NUM_PARTS):
             self.given += 1
             yield bytes([number]) * PART
 
@@ -280,7 +280,7 @@ async def still(source: Endless) -> int:
     return given
 
 
-WHOLE = b"".join(bytes([number]) * PART for number in range(PARTS))
+WHOLE = b"".join(bytes([number]) * PART for number in range(NUM_PARTS))
 
 
 @pytest.mark.parametrize("limit", [10 * MAX_UNSENT_BYTES, MAX_UNSENT_BYTES // 2], ids=["kept", "too large to keep"])

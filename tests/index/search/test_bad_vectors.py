@@ -41,7 +41,8 @@ async def test_an_entry_without_a_vector_has_exact_hits_only(make_store: MakeSto
     for odd in ("nan", "inf", "zero", "raises"):
         bad, good = make_entry(f"{odd} words of a question"), make_entry(f"long words of a question {odd}")
         assert await semantic.insert(bad)
-        await semantic.insert_many([good, make_entry(f"{odd} other words")])
+        for entry in (good, make_entry(f"{odd} other words")):
+            await semantic.insert(entry)
         assert store.find(bad.key) is not None
         with pytest.raises(EmbedderError):
             await semantic.lookup("n", bad.prompt)

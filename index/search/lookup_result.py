@@ -66,7 +66,7 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen candidate, else the one with the highest score, else the nearest. Skip `ignored` verdicts."""
+        """Return the chosen candidate, else the one with the highest score, else the nearest; ignore some verdicts."""
         remaining = [each for each in self.candidates if each.verdict not in ignored]
         best = max(remaining, key=lambda each: -1.0 if each.score is None else each.score, default=None)
         return self.chosen or best

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
@@ -53,13 +53,11 @@ def key(name: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("build", [chat, messages, responses])
-@settings(max_examples=20)
-@given(ids=st.lists(ID, min_size=4, max_size=4, unique=True))
-def test_conversations_with_other_ids_have_the_same_key(build: Callable[..., dict[str, Any]], ids: list[str]) -> None:
+def test_conversations_with_other_ids_have_the_same_key(build: Callable[..., dict[str, Any]]) -> None:
     def exact(*arguments: str) -> str:
         return key(build.__name__, build(*arguments))
 
-    one, two, three, four = ids
+    one, two, three, four = (f"toolu_{number}" for number in range(4))
     same = exact(one, two, one)
     assert exact(three, four, three) == same
     # The same texts with references to the other call are another conversation.

@@ -95,15 +95,16 @@ def poison(services: Services, **fields: Any) -> None:
             writer.execute(f"update responses set {name} = ?", [value])
 
 
-@pytest.mark.parametrize("response", [b"", b"not JSON", b"[]", b'{"choices": 3}'])
-def test_an_invalid_stored_response_is_computed_again(tmp_path: Path, response: bytes) -> None:
+def test_an_invalid_stored_response_is_computed_again(tmp_path: Path) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         ask(url, QUESTION)
-        for question in (QUESTION, CLOSE):
-            poison(services, response=response)
-            answer = ask(url, question, stream=True)
-            assert answer.status_code == 200
-            assert "fwd=uri-miss" in answer.headers["cache-status"]
+        for response in (b"", b"not JSON", b"[]", b'{"choices": 3}'):
+            for question in (QUESTION, CLOSE):
+                poison(services, response=response)
+                services.answerer.cache._recent.clear()
+                answer = ask(url, question, stream=True)
+                assert answer.status_code == 200
+                assert "fwd=uri-miss" in answer.headers["cache-status"]
 
 
 @pytest.mark.parametrize("model", ["raises", "nan", "shape"])

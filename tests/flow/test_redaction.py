@@ -112,13 +112,6 @@ def test_a_function_that_cannot_be_used_is_told_at_the_start(function: str, expe
         load_redactor(RedactionSettings(function=function))
 
 
-def test_a_result_that_is_no_text_is_refused() -> None:
-    redactor = load_redactor(RedactionSettings(function="tests.flow.test_redaction:number"))
-    assert redactor is not None
-    with pytest.raises(RedactionFailed, match="gave a int"):
-        redactor("x")
-
-
 @pytest.mark.parametrize(
     ("redaction", "expected"),
     [
@@ -132,8 +125,11 @@ def test_settings_that_cannot_work_are_refused(redaction: dict[str, object], exp
         load_settings(redaction=redaction)
 
 
-def test_a_replacement_is_taken_as_it_is_and_nothing_redacts_nothing() -> None:
+def test_redactors_replace_text_literally_and_must_return_text() -> None:
     assert load_redactor(RedactionSettings()) is None
+    wrong = load_redactor(RedactionSettings(function="tests.flow.test_redaction:number"))
+    with pytest.raises(RedactionFailed, match="gave a int"):
+        wrong and wrong("x")
     redactor = load_redactor(RedactionSettings(patterns=(r"(\d)\d+", "bob"), replacement=r"\1"))
     assert redactor is not None
     assert redactor("12 bobs and 7") == r"\1 \1s and 7"

@@ -49,15 +49,15 @@ def test_tenants_that_share_answers_share_blocks(tmp_path: Path) -> None:
         assert cached(url, "two", "b") > 100
 
 
-@pytest.fixture
-def varying(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+@pytest.fixture(scope="module")
+def varying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
     """A proxy in front of a server that answers with the headers in the dict."""
     headers: dict[str, str] = {}
 
     async def answer(request: Request) -> Response:
         return JSONResponse(WHOLE, headers=headers)
 
-    with run_upstream(answer) as upstream, run_front(tmp_path, upstream) as (url, _):
+    with run_upstream(answer) as upstream, run_front(tmp_path_factory.mktemp("varying"), upstream) as (url, _):
         yield url, headers
 
 
@@ -77,8 +77,9 @@ def varying(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 )
 def test_an_upstream_may_forbid_storing(varying: tuple[str, dict[str, str]], sent: dict[str, str], kept: bool) -> None:
     url, headers = varying
+    headers.clear()
     headers.update(sent)
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "m", "messages": [{"role": "user", "content": f"hi {sent}"}]}
     asked = {"x-region": "eu", "origin": url}
     first = httpx.post(f"{url}/v1/chat/completions", json=body, headers=asked)
     assert makes_entry(first.headers["cache-status"]) == kept

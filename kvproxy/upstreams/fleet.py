@@ -1,19 +1,21 @@
 """Upstreams as one backend: each request goes to the engine with the lowest cost."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING
 
-from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
-from kvproxy.apis.json import JsonObject
+import orjson
+
+from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
+from kvproxy.apis.json import Json, JsonObject, field
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.affinity_key import affinity_key
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import HashRing, rank_engines
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 TOKENIZE_SECONDS = 0.5
 """Timeout of tokenizing a prompt. After it, routing ignores cached prefixes."""
+_CONTEXT_FIELDS = ("system", "instructions", "tools")
+_TURN_FIELDS = ("messages", "input")
+_PREFIX_BYTES = 2048  # Of a prompt without messages.
 _log = logging.getLogger(__name__)
 
 
@@ -187,3 +192,35 @@ def _is_predictable(request: ApiRequest) -> bool:
 
 def _may_retry(request: ApiRequest) -> bool:
     return request.api.name != "responses" and not request.body.get("store")
+
+
+def affinity_key(request: ApiRequest) -> bytes:
+    """Return a digest of the session id, or else of all messages up to the first user message."""
+    if session := _find_session_name(request):
+        return _digest(request, b"session", session.encode("utf-8", "replace"))
+    body = request.body
+    context = orjson.dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
+    turns = next((body[name] for name in _TURN_FIELDS if isinstance(body.get(name), list)), None)
+    if isinstance(turns, list):
+        first = next((place for place, turn in enumerate(turns) if field(turn, "role") == "user"), len(turns))
+        return _digest(request, context, orjson.dumps(turns[: first + 1]))
+    text = orjson.dumps(body.get("prompt", body.get("input")))
+    return _digest(request, b"text", (context + text)[:_PREFIX_BYTES])
+
+
+def _find_session_name(request: ApiRequest) -> str | None:
+    body = request.body
+    named: tuple[Json, ...] = (
+        session_name(request),
+        body.get("prompt_cache_key"),
+        field(body.get("metadata"), "user_id"),
+    )
+    return next((name for name in named if isinstance(name, str) and name), None)
+
+
+def _digest(request: ApiRequest, *parts: bytes) -> bytes:
+    # Each model has its own cache, and tenants choose session names independently.
+    digest = hashlib.sha256()
+    for part in (request.model.encode("utf-8", "replace"), request.tenant.encode("utf-8", "replace"), *parts):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

@@ -13,11 +13,10 @@ from kvproxy.mirror.sequencer import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
-from kvproxy.upstreams.engine_reports.mirror_monitor import MirrorMonitor
-from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
+from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.generated_tokens import TokenRestorer
-from kvproxy.upstreams.health import Health, HealthProbe
+from kvproxy.upstreams.health import Health
+from kvproxy.upstreams.mirror_monitor import MirrorMonitor, ReuseStats
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class FleetEngine:
         self.url = server.url
         self.weight = server.weight
         self.client = UpstreamClient(server, forward, limits)
-        self.health = Health(routing.eject_after)
+        self.health = Health(self.client, routing.eject_after, routing.health_timeout)
         self.load = EngineLoad()
         self.sent = 0
         self.mirror = _make_mirror(server)
@@ -83,7 +82,6 @@ class FleetEngine:
         self.reuse: dict[str, ReuseStats] = {}
         self.llama: LlamaServer | None = None
         """The slots of a server that may be llama.cpp; None if the engine publishes KV events."""
-        self._probe = HealthProbe(self.client, self.health, routing.health_timeout)
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
         self._metrics: tuple[float, EngineMetrics] | None = None
@@ -103,7 +101,7 @@ class FleetEngine:
         await self.client.close()
 
     async def probe(self) -> None:
-        await self._probe.run()
+        await self.health.probe()
         if self.llama is None:
             return
         if self.health.error is not None:

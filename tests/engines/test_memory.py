@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from kvproxy.settings import load_settings
-from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
+from kvproxy.upstreams.engine_metrics import read_metrics
 from tests.engines.conftest import Table
 from tests.engines.running import HYBRID, Vllm, running
 from tests.servers import run_proxy

@@ -19,10 +19,9 @@ from kvproxy.checks.servers import check_proxy
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings, load_settings
-from kvproxy.upstreams.engine_reports.engine_metrics import read_metrics
-from kvproxy.upstreams.engine_reports.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor
-from kvproxy.upstreams.engine_reports.reuse_predictions import ReuseStats
+from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.fleet_engine import FleetEngine
+from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor, ReuseStats
 from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
 from tests.plain_upstream import run_plain_upstream
@@ -243,7 +242,7 @@ def test_metrics_are_shown_with_their_age(proxy: str) -> None:
 
 
 def test_doctor_reports_problems_of_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.upstreams.engine_reports.mirror_monitor.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("kvproxy.upstreams.mirror_monitor.GRACE_SECONDS", 0.1)
     with run_plain_upstream() as url:
         server = {"url": url, "kv_events": "tcp://127.0.0.1:9"}
         settings = load_settings(data=tmp_path, upstreams=[server], routing={"metrics_interval": 0.05})

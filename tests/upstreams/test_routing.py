@@ -5,9 +5,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.settings import UpstreamServer, UpstreamSettings
+from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, EngineLoad, HashRing, rank_engines
 
+CLIENT = UpstreamClient(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
 
 
@@ -81,7 +84,7 @@ def test_load_decreases_after_prefill_and_at_the_end() -> None:
 
 
 def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:
-    health = Health(eject_after=2)
+    health = Health(CLIENT, eject_after=2, timeout=1.0)
     for outcome in ("yes", "no", "yes", "no"):
         health.record_failure("x") if outcome == "no" else health.record_success()
     assert health.available
@@ -95,7 +98,7 @@ def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:
 
 
 def test_an_engine_that_never_responded_is_ejected_at_once() -> None:
-    health = Health(eject_after=3)
+    health = Health(CLIENT, eject_after=3, timeout=1.0)
     health.record_failure("nothing there")
     assert (health.state, health.ejections) == ("ejected", 1)
     health.record_success()

@@ -1,1 +1,1 @@
-"""The slots of llama.cpp as a prefix cache: start with server.py, then slot_choice.py."""
+"""The slots of llama.cpp as a prefix cache: start with server.py, then slots.py."""

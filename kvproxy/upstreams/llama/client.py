@@ -1,5 +1,8 @@
 import hashlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import orjson
 
@@ -8,9 +11,11 @@ from kvproxy.apis.codecs.codec import Conversation
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.errors import UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.llama.packed_tokens import Tokens, pack, unpack
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
+Tokens: TypeAlias = bytes
+"""Token ids as bytes, four for each, because many slots and files are compared for each request."""
+_WIDTH = array("i").itemsize
 _SECONDS = 2.0  # Older servers do not respond while they compute a batch.
 _FILE_SECONDS = 60.0  # A slot may have gigabytes.
 
@@ -145,3 +150,33 @@ class LlamaRequestRefused(UpstreamError):
 def _read_number(reply: JsonMap, name: str) -> int:
     value = reply.get(name)
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0
+
+
+def pack(ids: Sequence[int]) -> Tokens:
+    return array("i", ids).tobytes()
+
+
+def unpack(tokens: Tokens) -> list[int]:
+    return array("i", tokens).tolist()
+
+
+def num_tokens(tokens: Tokens) -> int:
+    return len(tokens) // _WIDTH
+
+
+def first_tokens(tokens: Tokens, number: int) -> Tokens:
+    return tokens[: number * _WIDTH]
+
+
+def common_prefix_length(one: Tokens, other: Tokens) -> int:
+    equal, differ = 0, min(len(one), len(other))
+    if one[:differ] == other[:differ]:
+        return differ // _WIDTH
+    # Invariant: one[:equal] matches, one[:differ] does not.
+    while differ - equal > 1:
+        middle = (equal + differ) // 2
+        if one[equal:middle] == other[equal:middle]:
+            equal = middle
+        else:
+            differ = middle
+    return equal // _WIDTH

@@ -12,11 +12,9 @@ from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.client import SlotState
-from kvproxy.upstreams.llama.packed_tokens import Tokens, first_tokens, num_tokens
-from kvproxy.upstreams.llama.slot_choice import SlotChoice
+from kvproxy.upstreams.llama.client import SlotState, Tokens, first_tokens, num_tokens
 from kvproxy.upstreams.llama.slot_files import SlotFile
-from kvproxy.upstreams.llama.slots import Slot
+from kvproxy.upstreams.llama.slots import Slot, SlotChoice
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.llama.server import LlamaServer

@@ -9,13 +9,10 @@ from kvproxy.encryption import Cipher
 from kvproxy.errors import KvproxyError
 from kvproxy.settings.upstreams import SlotSettings
 from kvproxy.upstreams.client import UpstreamClient
-from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo
-from kvproxy.upstreams.llama.packed_tokens import Tokens
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens
 from kvproxy.upstreams.llama.placement import Placement
-from kvproxy.upstreams.llama.slot_choice import SlotChoice, choose_slot
-from kvproxy.upstreams.llama.slot_files import SlotFiles
-from kvproxy.upstreams.llama.slot_saver import SlotSaver
-from kvproxy.upstreams.llama.slots import Slot, SlotsStatus, SlotTable
+from kvproxy.upstreams.llama.slot_files import SlotFiles, SlotSaver
+from kvproxy.upstreams.llama.slots import Slot, SlotChoice, SlotsStatus, SlotTable, choose_slot
 
 _CLOSE_TIMEOUT_SECONDS = 10.0
 _log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.packed_tokens import Tokens, common_prefix_length, first_tokens, num_tokens, pack, unpack
+from kvproxy.upstreams.llama.client import Tokens, common_prefix_length, first_tokens, num_tokens, pack, unpack
 from kvproxy.upstreams.llama.server import LlamaServer
-from kvproxy.upstreams.llama.slot_choice import reusable_tokens
+from kvproxy.upstreams.llama.slots import reusable_tokens
 
 _FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12  # Shown at the beginning of a prefix, and on each side of a difference.
 _DISK = "disk"

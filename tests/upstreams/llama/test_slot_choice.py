@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.upstreams.llama.packed_tokens import common_prefix_length, first_tokens, num_tokens, pack, unpack
-from kvproxy.upstreams.llama.slot_choice import choose_slot
-from kvproxy.upstreams.llama.slots import Slot
+from kvproxy.upstreams.llama.client import common_prefix_length, first_tokens, num_tokens, pack, unpack
+from kvproxy.upstreams.llama.slots import Slot, choose_slot
 
 # Few different ids, so that long prefixes are common.
 IDS = st.lists(st.integers(0, 2) | st.sampled_from([256, 65_536, 2**31 - 1]), max_size=24)

@@ -3,10 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotTransfer
-from kvproxy.upstreams.llama.packed_tokens import Tokens, num_tokens, pack
-from kvproxy.upstreams.llama.slot_files import SlotFiles
-from kvproxy.upstreams.llama.slot_saver import SlotSaver
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotTransfer, Tokens, num_tokens, pack
+from kvproxy.upstreams.llama.slot_files import SlotFiles, SlotSaver
 from kvproxy.upstreams.llama.slots import Slot
 
 BYTES_PER_TOKEN = 400

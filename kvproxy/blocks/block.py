@@ -5,31 +5,21 @@ if TYPE_CHECKING:
 
 
 class KVCacheBlock:
-    """Metadata of one physical block, as in vLLM.
-
-    Attributes:
-        ref_count: number of block tables and pins that contain the block.
-        hash: the block hash; None if the block is not cached.
-        parent: hash of the previous block of the prompt; None for the first block.
-        group: index of its KV cache group; None if the model has one group.
-        priority: highest priority of the requests that used the block since it was cached.
-        last_accessed: value of the pool's operation counter at the last use.
-        source: the request that cached the block, and the position of the block's first token in it.
-        prev, next: neighbours in the free queue.
-    """
+    """Metadata of one physical block, as in vLLM."""
 
     __slots__ = ("group", "hash", "id", "last_accessed", "next", "parent", "prev", "priority", "ref_count", "source")
 
     def __init__(self, id: int) -> None:
         self.id = id
-        self.ref_count = 0
-        self.hash: bytes | None = None
-        self.parent: bytes | None = None
-        self.group: int | None = None
+        self.ref_count = 0  # Number of block tables and pins that contain the block.
+        self.hash: bytes | None = None  # None if the block is not cached.
+        self.parent: bytes | None = None  # Hash of the previous block of the prompt.
+        self.group: int | None = None  # KV cache group; None if the model has one group.
+        # The request that cached the block, and the position of the block's first token.
         self.source: tuple[CacheRequest, int] | None = None
-        self.priority = 0
-        self.last_accessed = 0
-        self.prev: KVCacheBlock | None = None
+        self.priority = 0  # Highest priority of the requests that used the block since it was cached.
+        self.last_accessed = 0  # Value of the pool's operation counter.
+        self.prev: KVCacheBlock | None = None  # Neighbours in the free queue.
         self.next: KVCacheBlock | None = None
 
     def tokens(self, block_size: int) -> tuple[int, ...] | None:

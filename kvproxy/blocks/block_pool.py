@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, KVEvent
 from kvproxy.blocks.eviction.free_queues import FreeKVCacheBlockQueue, FreeQueue
 from kvproxy.blocks.residency import ResidencyTracker
 
@@ -34,13 +34,12 @@ class BlockPool:
         self.cached_blocks: dict[BlockKey, KVCacheBlock | list[KVCacheBlock]] = {}
         self.record_events = record_events
         self.residency = residency
-        self._events: list[KVEvent] = []
+        self.events: list[KVEvent] = []
         self._clock = 0
         self.num_evictions = 0
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of blocks that no request or pin uses, cached or not."""
         return self.free_queue.num_free_blocks
 
     @property
@@ -100,12 +99,9 @@ class BlockPool:
         block_size: int,
         group: int | None = None,
     ) -> None:
-        """Cache full blocks of a request; skip null blocks and blocks that are cached already.
+        """Cache consecutive full blocks of a request; skip null blocks and blocks that are cached already.
 
-        Args:
-            hashes: hashes of all full blocks of the request.
-            blocks: consecutive blocks of the request, beginning with its block number `first`.
-            group: index of their KV cache group; None if the model has one group.
+        `hashes` are the hashes of all full blocks of the request, and `first` is the index of the first block in it.
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None
@@ -125,26 +121,6 @@ class BlockPool:
             parent = digest
         if self.residency is not None:
             self.residency.on_stored(blocks)
-        if self.record_events:
-            self._record_stored(request, hashes, blocks, first, block_size, group)
-
-    def _record_stored(
-        self,
-        request: CacheRequest,
-        hashes: Sequence[bytes],
-        blocks: Sequence[KVCacheBlock],
-        first: int,
-        block_size: int,
-        group: int | None,
-    ) -> None:
-        start = end = first
-        for end, block in enumerate([*blocks, self.null_block], first):
-            if block is self.null_block:
-                if start < end:
-                    parent = hashes[start - 1] if start else None
-                    event = BlockStored.from_request(request, hashes[start:end], parent, start, block_size, group)
-                    self._events.append(event)
-                start = end + 1
 
     def key_of(self, block: KVCacheBlock) -> BlockKey:
         assert block.hash is not None
@@ -156,7 +132,7 @@ class BlockPool:
         if self.residency is not None:
             self.residency.on_evicted(blocks)
         if self.record_events:
-            self._events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
+            self.events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
         for block in blocks:
             key = self.key_of(block)
             copies = cached.pop(key)
@@ -179,9 +155,9 @@ class BlockPool:
         if self.residency is not None:
             self.residency.on_reset()
         if self.record_events:
-            self._events.append(AllBlocksCleared())
+            self.events.append(AllBlocksCleared())
         return True
 
     def take_events(self) -> list[KVEvent]:
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events

@@ -6,12 +6,9 @@ from kvproxy.blocks.block_hash import BlockHasher, ExtraKeys
 
 @dataclass(frozen=True, slots=True)
 class MMItem:
-    """A multimodal item, such as an image, with `length` placeholder tokens from position `offset` on.
+    """A multimodal item, such as an image, with `length` placeholder tokens from position `offset` on."""
 
-    `identifier` is the hash of its content.
-    """
-
-    identifier: str
+    identifier: str  # Hash of the content.
     offset: int
     length: int
 
@@ -28,8 +25,6 @@ class CacheRequest:
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
-        shared_prefix_end: length of the prefix that the full-attention groups cache; 0 if other groups cache it too. The
-            sliding-window groups then cache the last window of this prefix.
     """
 
     def __init__(
@@ -54,6 +49,7 @@ class CacheRequest:
         self.client = client
         self.awaits_user = False
         self.num_prompt_tokens = len(self.tokens)
+        # Length of the prefix that only the full-attention groups cache: sliding-window groups then cache its last window.
         self.shared_prefix_end = 0
         self.num_computed_tokens = 0
         self.block_hashes: list[bytes] = []

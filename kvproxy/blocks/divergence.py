@@ -15,9 +15,7 @@ def find_divergence(
 ) -> Divergence | None:
     """Return the first difference between a prompt and the most similar cached chain; None without a difference.
 
-    Args:
-        start: length of the prompt's cached prefix in tokens.
-        children: the tokens of each cached block that follows this prefix.
+    `children` are the tokens of each cached block after `tokens[:start]`, which is the prompt's cached prefix.
     """
     block = tokens[start : start + block_size]
     closest: Sequence[int] = ()

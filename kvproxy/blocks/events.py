@@ -1,58 +1,25 @@
 """KV cache events, as vLLM publishes them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvproxy.blocks.block_hash import ExtraKeys, event_hash
+from kvproxy.blocks.block_hash import event_hash
 from kvproxy.blocks.cache_request import CacheRequest
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Consecutive blocks of one chain were cached.
-
-    Attributes:
-        parent: hash of the block before the first one; None at the start of a prompt.
-        extra_keys: extra hash keys of each block: adapter, salt, and (multimodal item, offset).
-        group: index of the KV cache group; None if the model has one group.
-        kind: vLLM's name of the attention type; None for a model with full attention only.
-        window: size of the sliding window in tokens; None for other attention types.
-    """
+    """Consecutive blocks of one chain were cached."""
 
     hashes: tuple[bytes, ...]
-    parent: bytes | None
+    parent: bytes | None  # Hash of the block before the first one, if any.
     tokens: tuple[int, ...]
     block_size: int
     lora: str | None = None
-    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None
-    group: int | None = None
-    kind: str | None = None
-    window: int | None = None
-
-    @classmethod
-    def from_request(
-        cls,
-        request: CacheRequest,
-        hashes: Sequence[bytes],
-        parent: bytes | None,
-        first: int,
-        block_size: int,
-        group: int | None,
-    ) -> "BlockStored":
-        extra, end = None, first + len(hashes)
-        if request.has_extra_keys:
-            starts = range(first * block_size, end * block_size, block_size)
-            extra = tuple(_published_keys(request.extra_keys(start, start + block_size)) for start in starts)
-        return cls(
-            hashes=tuple(hashes),
-            parent=parent,
-            tokens=tuple(request.tokens[first * block_size : end * block_size]),
-            block_size=block_size,
-            lora=request.lora[0] if request.lora else None,
-            extra_keys=extra,
-            group=group,
-        )
+    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None  # For each block; see `published_extra_keys`.
+    group: int | None = None  # KV cache group; None if the model has one group.
+    kind: str | None = None  # vLLM's name of the attention type; None for a model with full attention only.
+    window: int | None = None  # Sliding window in tokens, if any.
 
     def as_wire(self) -> dict[str, Any]:
         wire: dict[str, Any] = {
@@ -97,5 +64,11 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-def _published_keys(keys: ExtraKeys) -> tuple[Any, ...] | None:
-    return keys and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in keys)
+def published_extra_keys(
+    request: CacheRequest, start: int, stop: int, block_size: int
+) -> tuple[tuple[Any, ...] | None, ...] | None:
+    """Return the extra keys of each block of `tokens[start:stop]` in the form of KV events."""
+    if not request.has_extra_keys:
+        return None
+    keys = (request.extra_keys(first, first + block_size) for first in range(start, stop, block_size))
+    return tuple(each and tuple(values[0] if tag != "mm" else tuple(values) for tag, *values in each) for each in keys)

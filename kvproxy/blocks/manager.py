@@ -268,10 +268,7 @@ class KVCacheManager:
         return self.pool.reset_prefix_cache()
 
     def take_events(self) -> list[KVEvent]:
-        return [
-            self.groups[event.group or 0].with_attention_type(event) if isinstance(event, BlockStored) else event
-            for event in self.pool.take_events()
-        ]
+        return self.pool.take_events()
 
     def snapshot(self) -> list[BlockStored]:
         """Return a `BlockStored` event for each cached block, parents first."""
@@ -281,9 +278,8 @@ class KVCacheManager:
                 continue
             request, start = block.source
             group = self.groups[block.group or 0]
-            size = group.block_size
-            event = BlockStored.from_request(request, [block.hash], block.parent, start // size, size, block.group)
-            events.append((start, group.with_attention_type(event)))
+            event = group.stored_event(request, [block.hash], block.parent, start // group.block_size)
+            events.append((start, event))
         return [event for _, event in sorted(events, key=itemgetter(0))]
 
     def stats(self) -> PoolStats:

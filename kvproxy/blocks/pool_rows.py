@@ -146,9 +146,7 @@ def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
 
 
 def find_cached_prompt(manager: KVCacheManager, hash_prefix: str) -> CacheRequest | None:
-    """Return a request for the prompt up to the cached block whose hash begins with `hash_prefix`; None without such a
-    block.
-    """
+    """Return a request whose prompt ends with the cached block whose hash begins with `hash_prefix`, if there is one."""
     for block in manager.pool.blocks:
         if block.hash is not None and block.source is not None and block.hash.hex().startswith(hash_prefix):
             request, start = block.source
@@ -216,9 +214,7 @@ def _hex(digest: bytes | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A cached block. `name` is its number in the pool, or its hash in a mirror."""
-
-    name: str
+    name: str  # The block's number in the pool, or its hash in a mirror.
     hash: str
     parent: str | None
     in_use: bool = False
@@ -226,22 +222,14 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Consecutive cached blocks up to a fork, or to the end of a chain.
+    """Consecutive cached blocks up to a fork, or to the end of a chain."""
 
-    Attributes:
-        end: hash of the last block.
-        names: `TreeNode.name` of the first 64 blocks.
-        below: number of blocks that follow this branch, in all chains.
-        leaves: number of chains that contain this branch.
-        in_use: number of blocks in use, in this branch and after it.
-    """
-
-    end: str
+    end: str  # Hash of the last block.
     blocks: int
-    names: tuple[str, ...]
-    below: int
-    leaves: int
-    in_use: int
+    names: tuple[str, ...]  # `TreeNode.name` of the first 64 blocks.
+    below: int  # Number of blocks that follow this branch, in all chains.
+    leaves: int  # Number of chains that contain this branch.
+    in_use: int  # Number of blocks in use, in this branch and after it.
     text: str = ""
 
 

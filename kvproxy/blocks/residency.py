@@ -11,21 +11,13 @@ _WINDOW = 4096
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """Statistics of the last 4,096 evicted blocks and the last 4,096 hits; None before the first one.
+    """Statistics of the last 4,096 evicted blocks and the last 4,096 hits; None before the first one."""
 
-    Attributes:
-        evicted: number of evictions since the start.
-        lifetime: median seconds from caching to eviction.
-        idle: median seconds from the last use to eviction.
-        never_hit: share of evicted blocks without a hit, 0 to 1.
-        reuse_gap: median seconds between two uses of a block.
-    """
-
-    evicted: int
-    lifetime: float | None
-    idle: float | None
-    never_hit: float | None
-    reuse_gap: float | None
+    evicted: int  # Number of evictions since the start.
+    lifetime: float | None  # Median seconds from caching to eviction.
+    idle: float | None  # Median seconds from the last use to eviction.
+    never_hit: float | None  # Share of evicted blocks without a hit, 0 to 1.
+    reuse_gap: float | None  # Median seconds between two uses of a block.
 
 
 class ResidencyTracker:

@@ -18,27 +18,20 @@ class BlockLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRow:
-    """A block of a pool, or the content of a slot or of a saved slot of llama.cpp.
-
-    Attributes:
-        parent: hash of the previous block of the prompt. Hashes are hexadecimal.
-        last_accessed: value of the pool's operation counter at the last use.
-        group: index of the KV cache group; None if the model has one group.
-        copies: number of physical blocks with this content.
-    """
+    """A block of a pool, or the content of a slot or of a saved slot of llama.cpp. Hashes are hexadecimal."""
 
     id: int | None = None
     state: BlockState = "cached"
     ref_count: int | None = None
     hash: str | None
-    parent: str | None = None
+    parent: str | None = None  # Hash of the previous block of the prompt.
     computed: bool = True
     num_tokens: int
-    last_accessed: int | None = None
+    last_accessed: int | None = None  # Value of the pool's operation counter.
     priority: int | None = None
     requests: tuple[str, ...] | None = None
-    group: int | None = None
-    copies: int | None = None
+    group: int | None = None  # KV cache group; None if the model has one group.
+    copies: int | None = None  # Number of physical blocks with this content.
     place: BlockLocation | None = None
 
 
@@ -58,19 +51,12 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRow:
-    """A chain of cached blocks.
-
-    Attributes:
-        leaf: hash of the last block, which no cached block follows.
-        complete: the first block begins a prompt; otherwise, earlier blocks were evicted.
-    """
-
-    leaf: str | None
+    leaf: str | None  # Hash of the last block, which no cached block follows.
     blocks: tuple[int, ...] | None = None
     num_blocks: int
     num_tokens: int
-    complete: bool
-    in_use: int | None = None
+    complete: bool  # The first block begins a prompt. Otherwise, earlier blocks were evicted.
+    in_use: int | None = None  # Number of blocks in use.
     last_accessed: int | None = None
     first_tokens: tuple[int, ...] | None
     first_text: str = ""
@@ -79,16 +65,11 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Numbers of a KV cache group's blocks: `used` are in block tables, `cached` are cached and not in use.
-
-    `kind` is vLLM's name of the attention type. See `GroupSpec` for `window`.
-    """
-
     number: int
-    kind: str
-    window: int
-    used: int
-    cached: int
+    kind: str  # vLLM's name of the attention type.
+    window: int  # See `GroupSpec`.
+    used: int  # Number of blocks in block tables.
+    cached: int  # Number of cached blocks that are not in use.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,34 +82,23 @@ class GroupMatch:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Statistics of a pool.
+    """Statistics of a pool since its start."""
 
-    Attributes:
-        num_blocks: includes the null block.
-        cached: number of cached blocks that are not in use; `free` includes them.
-        usage: share of the blocks in use, 0 to 1.
-        queries, hits: number of prompt tokens looked up, and of those found, since the start.
-    """
-
-    num_blocks: int
+    num_blocks: int  # Includes the null block.
     block_size: int
     free: int
-    cached: int
+    cached: int  # Number of cached blocks that are not in use; `free` includes them.
     used: int
-    usage: float
-    queries: int
-    hits: int
+    usage: float  # Share of the blocks in use, 0 to 1.
+    queries: int  # Number of prompt tokens looked up.
+    hits: int  # Number of prompt tokens found.
     hit_rate: float
     evictions: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Statistics of a pool, of a mirror, or of llama.cpp slots; see `PoolStats`.
-
-    Attributes:
-        distinct: number of cached blocks with different content.
-    """
+    """Statistics of a pool, of a mirror, or of llama.cpp slots; see `PoolStats`."""
 
     num_blocks: int | None = None
     block_size: int | None = None
@@ -141,7 +111,7 @@ class PoolReport:
     hit_rate: float | None = None
     evictions: int | None = None
     pinned: int | None = None
-    distinct: int | None = None
+    distinct: int | None = None  # Number of cached blocks with different content.
     residency: ResidencyStats | None = None
     block_bytes: int | None = None
     used_bytes: int | None = None
@@ -150,39 +120,25 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolMap:
-    """The blocks of a pool as columns, for the dashboard.
+    """The blocks of a pool as columns, for the dashboard."""
 
-    Attributes:
-        names: name of each block; None if the blocks are named by their indexes.
-        states: a letter per block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
-        refs, used: `BlockRow.ref_count` and `BlockRow.last_accessed` of each block.
-        tenant: index of each block's tenant in `tenants`; -1 for an uncached block.
-        queue: indexes of the free blocks in eviction order.
-    """
-
-    names: list[str] | None
-    states: str
-    refs: list[int] | None
-    used: list[int] | None
+    names: list[str] | None  # None if the blocks are named by their indexes.
+    states: str  # A letter per block: `u` used, `p` pinned, `c` cached, `f` free, `0` the null block.
+    refs: list[int] | None  # `BlockRow.ref_count` of each block.
+    used: list[int] | None  # `BlockRow.last_accessed` of each block.
     tenants: list[str] | None
-    tenant: list[int] | None
-    queue: list[int] | None
+    tenant: list[int] | None  # Index of each block's tenant in `tenants`; -1 for an uncached block.
+    queue: list[int] | None  # Indexes of the free blocks in eviction order.
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference between a prompt and the most similar cached chain.
+    """The first difference between a prompt and the most similar cached chain."""
 
-    Attributes:
-        position: index of the first different token.
-        cached, prompt: tokens of the chain and of the prompt, from `position` to the end of the block.
-        before: the last common tokens before `position`.
-    """
-
-    position: int
-    cached: tuple[int, ...]
-    prompt: tuple[int, ...]
-    before: tuple[int, ...]
+    position: int  # Index of the first different token.
+    cached: tuple[int, ...]  # Tokens of the chain, from `position` to the end of the block.
+    prompt: tuple[int, ...]  # Tokens of the prompt, likewise.
+    before: tuple[int, ...]  # The last common tokens before `position`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """Block tables of one KV cache group (layers of one attention type), like vLLM's `SingleTypeKVCacheManager`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
 from typing import Literal, Protocol, TypeVar
 
 from kvproxy.blocks.block import KVCacheBlock
 from kvproxy.blocks.block_pool import BlockPool
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.events import BlockStored
+from kvproxy.blocks.events import BlockStored, published_extra_keys
 
 GroupKind = Literal["full", "sliding_window", "chunked_local"]
 CachedWindows = Literal["all", "last"]
@@ -47,10 +47,6 @@ class SingleTypeKVCacheManager:
     """Block tables of a group with full attention. Subclasses implement sliding windows and chunked local attention.
 
     `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size.
-
-    Attributes:
-        tables: block table of each live request, by request id. The null block replaces freed blocks.
-        num_cached: number of leading blocks that `cache_blocks` has processed, by request id.
     """
 
     def __init__(
@@ -66,7 +62,9 @@ class SingleTypeKVCacheManager:
         self.block_size = spec.block_size
         self.pool = pool
         self.group_id = group_id
+        # By request id. In a block table, the null block replaces freed blocks.
         self.tables: dict[str, list[KVCacheBlock]] = {}
+        # Number of leading blocks that `cache_blocks` has processed, by request id.
         self.num_cached: dict[str, int] = {}
         self._hashes_per_block = spec.block_size // hash_block_size
         self._alignment_tokens = alignment_tokens
@@ -74,11 +72,23 @@ class SingleTypeKVCacheManager:
     def get_cached_block(self, digest: bytes) -> KVCacheBlock | None:
         return self.pool.get_cached_block(digest if self.group_id is None else (self.group_id, digest))
 
-    def with_attention_type(self, event: BlockStored) -> BlockStored:
-        if self.group_id is None and self.spec.kind == "full":
-            return event
-        window = self.spec.window if self.spec.kind == "sliding_window" else None
-        return replace(event, kind=VLLM_KINDS[self.spec.kind], window=window)
+    def stored_event(
+        self, request: CacheRequest, hashes: Sequence[bytes], parent: bytes | None, first: int
+    ) -> BlockStored:
+        """Return the event for consecutive blocks of a request, the first of which has the index `first`."""
+        start, stop = first * self.block_size, (first + len(hashes)) * self.block_size
+        has_one_kind = self.group_id is None and self.spec.kind == "full"
+        return BlockStored(
+            hashes=tuple(hashes),
+            parent=parent,
+            tokens=tuple(request.tokens[start:stop]),
+            block_size=self.block_size,
+            lora=request.lora[0] if request.lora else None,
+            extra_keys=published_extra_keys(request, start, stop, self.block_size),
+            group=self.group_id,
+            kind=None if has_one_kind else VLLM_KINDS[self.spec.kind],
+            window=self.spec.window if self.spec.kind == "sliding_window" else None,
+        )
 
     def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
@@ -127,6 +137,19 @@ class SingleTypeKVCacheManager:
         hashes = self.group_hashes(request.block_hashes)
         self.pool.cache_full_blocks(request, hashes, blocks, first, self.block_size, self.group_id)
         self.num_cached[request.id] = end
+        if self.pool.record_events:
+            self._record_stored(request, hashes, blocks, first)
+
+    def _record_stored(
+        self, request: CacheRequest, hashes: Sequence[bytes], blocks: list[KVCacheBlock], first: int
+    ) -> None:
+        null, start = self.pool.null_block, first
+        for end, block in enumerate([*blocks, null], first):
+            if block is null:
+                if start < end:
+                    parent = hashes[start - 1] if start else None
+                    self.pool.events.append(self.stored_event(request, hashes[start:end], parent, start))
+                start = end + 1
 
     def _cacheable_blocks(
         self, request: CacheRequest, table: list[KVCacheBlock], first: int, end: int
@@ -230,7 +253,7 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
 
 
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
-    """Block tables of a group in which each token attends to the previous tokens of its chunk of `window` tokens."""
+    """A group in which each token attends to the previous tokens of its chunk of `window` tokens."""
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
         blocks = min(len(hashes), max_blocks)

@@ -34,22 +34,16 @@ class EventDecodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """Consecutive blocks of one prompt were cached; see `blocks.events.BlockStored`.
-
-    Attributes:
-        tokens: token ids of all blocks; empty if they were not published.
-        medium: `GPU`, or the name of an offloading tier.
-        kind: attention type of the KV cache group; None if it was not published.
-    """
+    """Consecutive blocks of one prompt were cached; see `blocks.events.BlockStored`."""
 
     hashes: list[Hash]
     parent: Hash | None
-    tokens: Sequence[int]
+    tokens: Sequence[int]  # Of all blocks; empty if they were not published.
     block_size: int
     extra_keys: list[BlockExtraKeys] | None = None
-    medium: str = GPU
+    medium: str = GPU  # Or the name of an offloading tier.
     group: int | None = None
-    kind: str | None = None
+    kind: str | None = None  # Attention type of the KV cache group; None if it was not published.
     window: int | None = None
 
 

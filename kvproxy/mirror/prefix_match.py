@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.divergence import common_prefix_length, find_divergence
-from kvproxy.blocks.events import BlockStored
+from kvproxy.blocks.events import published_extra_keys
 from kvproxy.blocks.row_types import Divergence
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
 from kvproxy.mirror.apply_events import MirroredBlock, MirroredPool
@@ -48,9 +48,9 @@ class HashedPrompt:
         """Return the tokens of each full block, and the extra keys that engines publish with them."""
         if block_size not in self._contents:
             count = len(self.tokens) // block_size
-            event = BlockStored.from_request(self._cache_request(), [b""] * count, None, 0, block_size, None)
+            extra = published_extra_keys(self._cache_request(), 0, count * block_size, block_size) or (None,) * count
             blocks = (tuple(self.tokens[index * block_size : (index + 1) * block_size]) for index in range(count))
-            self._contents[block_size] = list(zip(blocks, event.extra_keys or (None,) * count, strict=True))
+            self._contents[block_size] = list(zip(blocks, extra, strict=True))
         return self._contents[block_size]
 
     def _cache_request(self) -> CacheRequest:
@@ -84,12 +84,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """One KV cache group, as `find_longest_common_hit` requires it.
-
-    Attributes:
-        window: attention window in tokens; None for full attention.
-        cached_blocks: the prompt's blocks before the first uncached one; empty in a group with a window.
-    """
+    """One KV cache group, as `find_longest_common_hit` requires it."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
@@ -97,6 +92,7 @@ class MirroredGroup:
         self.block_size = pool.block_size
         self.window = attention_window(pool)
         self._hashes_per_block = pool.block_size // hashes.block_size
+        # The prompt's blocks before the first uncached one, in a group with full attention.
         self.cached_blocks = self._find_blocks() if self.window is None else []
 
     def _find_blocks(self) -> list[MirroredBlock]:
@@ -152,18 +148,12 @@ def hash_block_size(pools: Sequence[MirroredPool]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MirrorMatch:
-    """The cached prefix of a prompt in one rank.
-
-    Attributes:
-        blocks: the prefix's blocks in `group`.
-        hashes_match: whether the engine publishes the hashes that the proxy computes; None without a cached prefix.
-        group: the first KV cache group, with full attention if there is any.
-    """
+    """The cached prefix of a prompt in one rank."""
 
     matched_tokens: int
-    blocks: list[MirroredBlock]
-    hashes_match: bool | None
-    group: MirroredGroup
+    blocks: list[MirroredBlock]  # The prefix's blocks in `group`.
+    hashes_match: bool | None  # The engine publishes the hashes that the proxy computes; None without a cached prefix.
+    group: MirroredGroup  # The first KV cache group, with full attention if there is any.
 
     def divergence(self) -> Divergence | None:
         group = self.group

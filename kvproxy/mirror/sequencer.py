@@ -18,21 +18,15 @@ MAX_REPLAY_ATTEMPTS = 3
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts of batches and incidents of one event stream since the proxy's start.
-
-    Attributes:
-        gaps: gaps in the batch numbers.
-        losses: times that the mirror was cleared, because batches were lost.
-        malformed: messages that could not be decoded.
-    """
+    """Counts of batches and incidents of one event stream since the proxy's start."""
 
     batches: int = 0
     duplicates: int = 0
-    gaps: int = 0
+    gaps: int = 0  # In the batch numbers.
     restarts: int = 0
     replays: int = 0
-    losses: int = 0
-    malformed: int = 0
+    losses: int = 0  # Times that the mirror was cleared, because batches were lost.
+    malformed: int = 0  # Messages that could not be decoded.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,26 +51,18 @@ class Replay:
 
 
 class Sequencer:
-    """Applies one publisher's batches in order.
-
-    Args:
-        on_error: receives a message for each batch that cannot be decoded.
-
-    Attributes:
-        next: number of the next batch to apply.
-        replay_from: number of the first batch that a replay must contain; None if no replay is necessary.
-        complete: whether all batches since the publisher's start or last reset were applied.
-        is_unverified: true after a reconnect, until a replay shows whether the publisher restarted.
-    """
+    """Applies one publisher's batches in order. `on_error` receives a message for each batch that cannot be decoded."""
 
     def __init__(self, state: MirrorState, *, has_replay: bool, on_error: Callable[[str], object] = str) -> None:
         self._state = state
         self._has_replay = has_replay
         self._on_error = on_error
-        self.next = 0
-        self.replay_from: int | None = None
-        self.complete = True
-        self.is_unverified = False
+        self.next = 0  # Number of the next batch to apply.
+        self.replay_from: int | None = (
+            None  # Number of the first batch that a replay must contain, if one is necessary.
+        )
+        self.complete = True  # All batches since the publisher's start or last reset were applied.
+        self.is_unverified = False  # Until a replay after a reconnect shows whether the publisher restarted.
         self.counts = StreamCounts()
         self._timestamp = float("-inf")
         self._fingerprints: dict[int, int] = {}

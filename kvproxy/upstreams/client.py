@@ -52,12 +52,8 @@ class UpstreamClient:
     ) -> tuple[int, Json]:
         """Send a JSON object, and return the status and the parsed response; None if it is not JSON.
 
-        Args:
-            seconds: timeout for the whole response.
-            queued: wait in the queue of client requests.
-
-        Raises:
-            Overloaded, UpstreamError
+        `seconds` limits the time until the whole response. A `queued` call waits in the queue of client requests. Raises
+        Overloaded or UpstreamError.
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})

@@ -23,8 +23,7 @@ from kvproxy.upstreams.routing import HashRing, rank_engines
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
-TOKENIZE_SECONDS = 0.5
-"""Timeout of tokenizing a prompt. After it, routing ignores cached prefixes."""
+TOKENIZE_SECONDS = 0.5  # After this timeout, routing ignores cached prefixes.
 _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
 _PREFIX_BYTES = 2048  # Of a prompt without messages.

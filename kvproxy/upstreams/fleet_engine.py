@@ -31,32 +31,23 @@ _METRICS_RETRY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Status of one upstream, for `kvproxy upstreams`.
-
-    Attributes:
-        requests: number of requests in flight.
-        load: load of these requests, see `EngineLoad`.
-        sent: number of requests sent since the proxy's start.
-        failures: number of consecutive failures.
-        complete: whether the mirror missed no event; None without a mirror.
-        notes: problems with their fixes.
-    """
+    """Status of one upstream, for `kvproxy upstreams`."""
 
     url: str
     state: str
     weight: float
-    requests: int
-    load: int
-    sent: int
-    failures: int
+    requests: int  # Number of requests in flight.
+    load: int  # Load of these requests, see `EngineLoad`.
+    sent: int  # Number of requests since the proxy's start.
+    failures: int  # Number of consecutive failures.
     ejections: int
     error: str | None
     cached_blocks: int | None
-    complete: bool | None
+    complete: bool | None  # The mirror missed no event; None without a mirror.
     streams: tuple[StreamStatus, ...]
     reuse: dict[str, ReuseStats]
     metrics: EngineMetrics | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # Problems with their fixes.
     advice: tuple[str, ...]
     slots: "SlotsStatus | None"
 
@@ -80,8 +71,7 @@ class FleetEngine:
         self.mirror = _make_mirror(server)
         self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
-        self.llama: LlamaServer | None = None
-        """The slots of a server that may be llama.cpp; None if the engine publishes KV events."""
+        self.llama: LlamaServer | None = None  # Of a server that may be llama.cpp: it publishes no KV events.
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
         self._metrics: tuple[float, EngineMetrics] | None = None
@@ -186,13 +176,7 @@ class FleetEngine:
     def serving_upstream(
         self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
     ) -> ServingUpstream:
-        """Return this engine as the upstream of one request.
-
-        Args:
-            predicted_tokens: number of prompt tokens that the engine should reuse; None without a prediction.
-            uncached_tokens: estimated number of prompt tokens that the engine must compute.
-            has_generated_tokens: the prompt has restored tokens (see `TokenRestorer`).
-        """
+        """Return this engine as the upstream of one request, of which it should reuse `predicted_tokens` prompt tokens."""
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
 Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
-GRACE_SECONDS = 10.0
-"""Seconds without a connection, or without events, before a problem is reported."""
+GRACE_SECONDS = 10.0  # Without a connection, or without events, before a problem is reported.
 RESTART_REPORT_SECONDS = 600.0
 _PARTIAL_BLOCK = 64  # Maximum tokens at a prompt's end for which no event is published.
 _MIN_COMPUTED = 1000  # Prompt tokens without an event before a problem is reported.
@@ -26,22 +25,16 @@ _log = logging.getLogger("kvproxy")
 
 @dataclass(slots=True)
 class ReuseStats:
-    """Prefix reuse of one engine and model, as the engine reports it and as its mirror predicts it.
+    """Prefix reuse of one engine and model, as the engine reports it and as its mirror predicts it."""
 
-    Attributes:
-        reports: number of requests for which the engine reported its reuse.
-        exact, too_high, too_low: numbers of predictions, by comparison with the report.
-        tokens_too_high, tokens_too_low: sums of the differences in tokens.
-    """
-
-    reports: int = 0
+    reports: int = 0  # Number of requests for which the engine reported its reuse.
     prompt_tokens: int = 0
     cached_tokens: int = 0
     predictions: int = 0
-    exact: int = 0
+    exact: int = 0  # Number of predictions that equal the report.
     too_high: int = 0
     too_low: int = 0
-    tokens_too_high: int = 0
+    tokens_too_high: int = 0  # Sum of the differences in tokens.
     tokens_too_low: int = 0
 
     def add(self, prompt_tokens: int, cached_tokens: int, predicted: int | None) -> None:
@@ -77,19 +70,13 @@ class MirrorMonitor:
     def add_computed(self, tokens: int, *, reported: bool) -> None:
         """Count prompt tokens that the engine computed: it must publish KV events for them.
 
-        Args:
-            reported: whether the engine reported the number. Otherwise, it is an estimate, and ignored after the first event.
+        Numbers that the engine did not report are estimates, which are ignored after the first event.
         """
         if reported or not self._messages:
             self._computed += max(0, tokens - _PARTIAL_BLOCK)
 
     def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> list[str]:
-        """Return the current problems, and log the new ones.
-
-        Args:
-            up: whether the engine responds.
-            reuse: predicted and reported reuse, by model.
-        """
+        """Return the current problems, and log the new ones. `reuse` has the engine's statistics by model."""
         self._read_streams()
         found = self._find_problems(up=up, metrics=metrics, reuse=reuse)
         for problem in found.keys() - self._known:

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 import xxhash
 
 _POINTS_PER_WEIGHT = 160
-DECODE_TOKENS = 128
-"""Load of the decode phase of one request, in tokens of prefill."""
+DECODE_TOKENS = 128  # Load of the decode phase of one request.
+# Cost of each prompt token that an engine must compute, relative to each token of the engine's load; see docs/routing.md.
 MISS_COST = 8.0
-"""Cost of each prompt token that an engine must compute, relative to each token of the engine's load; see docs/routing.md."""
+# Maximum load of an engine that receives a new conversation, as a multiple of its fair share of all engines' load:
+# consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
 LOAD_SLACK = 1.25
-"""Maximum load of an engine that receives a new conversation, as a multiple of its fair share of all engines' load:
-consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
-"""
 
 
 class HashRing:
@@ -75,16 +73,11 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """An engine that can serve a request.
-
-    Attributes:
-        matched_tokens: length of the cached prefix; None if unknown.
-        load: see `EngineLoad.tokens`.
-    """
+    """An engine that can serve a request."""
 
     name: str
-    matched_tokens: int | None
-    load: float
+    matched_tokens: int | None  # Length of the cached prefix; None if unknown.
+    load: float  # See `EngineLoad.tokens`.
     weight: float = 1.0
 
 

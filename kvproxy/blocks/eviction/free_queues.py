@@ -15,7 +15,7 @@ class FreeQueue(Protocol):
     num_free_blocks: int
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """Remove and return the next blocks to evict; raises RuntimeError if too few are free."""
+        """Remove and return the next blocks to evict; `num_free_blocks` must be at least `count`."""
 
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None: ...
 
@@ -123,8 +123,6 @@ class PolicyQueue:
         self.append_n(list(blocks))
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        if count > self.num_free_blocks:
-            raise RuntimeError(f"cannot take {count} blocks: {self.num_free_blocks} are free")
         popped = []
         for _ in range(count):
             if self._unordered:
@@ -140,17 +138,14 @@ class PolicyQueue:
         self.num_free_blocks -= len(blocks)
 
     def _remove(self, block: KVCacheBlock) -> None:
-        ordered: KVCacheBlock | None = block
         if self._unordered.pop(block.id, None) is not None:
-            # The copy in the policy's order becomes a duplicate.
             ordered = self._cached.get(_key(block)) if block.hash is not None else None
-            if ordered is not None:
-                self._unordered[ordered.id] = ordered
-        elif block.hash is None or self._cached.get(_key(block)) is not block:
-            raise RuntimeError(f"{block!r} is not in the free queue")
-        if ordered is not None:
-            self.policy.remove(_key(block))
-            self._pop_cached(_key(block))
+            if ordered is None:
+                return
+            # The copy in the policy's order becomes a duplicate.
+            self._unordered[ordered.id] = ordered
+        self.policy.remove(_key(block))
+        self._pop_cached(_key(block))
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
@@ -226,8 +221,6 @@ class PriorityQueue:
         self.append_n(list(blocks))
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        if count > self.num_free_blocks:
-            raise RuntimeError(f"cannot take {count} blocks: {self.num_free_blocks} are free")
         self.num_free_blocks -= count
         popped: list[KVCacheBlock] = []
         for level in self._levels_in_order():
@@ -238,10 +231,7 @@ class PriorityQueue:
 
     def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
-            level = self._uncached if block.hash is None else self._levels.get(block.priority)
-            if level is None:
-                raise RuntimeError(f"{block!r} is not in the free queue")
-            level.remove_n([block])
+            (self._uncached if block.hash is None else self.level(block.priority)).remove_n([block])
         self.num_free_blocks -= len(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:

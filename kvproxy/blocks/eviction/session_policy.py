@@ -13,7 +13,7 @@ block of each class is compared.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
@@ -41,17 +41,11 @@ _MAX_KEYS_PER_BLOCK = 4  # including hashes of evicted blocks
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The start or the end of a request that uses cached blocks.
+    """The start or the end of a request that uses cached blocks."""
 
-    Attributes:
-        seconds: time of any clock.
-        client: the client's name; None if unknown.
-        awaits_user: the response calls no tool, so the client's next request waits for a person.
-    """
-
-    seconds: float
+    seconds: float  # Time of any clock.
     client: str | None = None
-    awaits_user: bool = False
+    awaits_user: bool = False  # The response calls no tool, so the client's next request waits for a person.
 
 
 @dataclass(slots=True, eq=False)
@@ -234,29 +228,18 @@ def _pause_bucket(seconds: float | None) -> str:
     return next((f"<{bound:.0f}" for bound in _PAUSE_BOUNDS if seconds < bound), "longer")
 
 
-class _PauseCounts:
-    __slots__ = ("censored", "returned")
-
-    def __init__(self) -> None:
-        self.returned = [0.0] * _NUM_BINS
-        self.censored = [0.0] * _NUM_BINS
-
-    def halve(self) -> None:
-        self.returned = [count / 2 for count in self.returned]
-        self.censored = [count / 2 for count in self.censored]
-
-
 class ReturnRates:
-    """Learns how often sessions return, by class and age of the pause.
+    """Rates at which paused sessions return. A session pauses between two requests.
 
-    Args:
-        prior_factors: factor of the prior rates of each class of one element, by this element; 1 by default.
+    The index of a pause (Gittins index) is the probability of a return within a time limit, divided by the expected wait;
+    the limit maximizes it. The session with the lowest index loses its blocks first. `prior_factors` has a factor of the
+    prior rates of some classes of one element.
     """
 
     def __init__(self, prior_factors: dict[str, float]) -> None:
         self._prior_factors = prior_factors
-        self._tables: dict[PauseClass, _PauseCounts] = {}
-        self._current: dict[PauseClass, list[int]] = {}
+        # Numbers of pauses by age: ended by a return, no longer observed, and current.
+        self._returned, self._censored, self._current = (_counts_by_class() for _ in range(3))
         self._rates: dict[PauseClass, list[float]] = {}
         self._indexes: dict[PauseClass, list[float]] = {}
         self._num_pauses = 0
@@ -264,13 +247,12 @@ class ReturnRates:
     def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
         """Record the end of a pause: the session returned, or it is no longer observed."""
         for depth in range(len(pause) + 1):
-            table = self._tables.setdefault(pause[:depth], _PauseCounts())
-            (table.returned if returned else table.censored)[_bin(age)] += 1
+            (self._returned if returned else self._censored)[pause[:depth]][_bin(age)] += 1
         self._num_pauses += 1
         if self._num_pauses >= _MAX_PAUSES:
             self._num_pauses //= 2
-            for table in self._tables.values():
-                table.halve()
+            for counts in (*self._returned.values(), *self._censored.values()):
+                counts[:] = [count / 2 for count in counts]
 
     def update(self, current: Iterable[tuple[PauseClass, float]]) -> None:
         """Update the rates from the recorded pauses and the current ones, given as pairs of class and age in seconds."""
@@ -279,7 +261,7 @@ class ReturnRates:
         self._indexes.clear()
         for pause, age in current:
             for depth in range(len(pause) + 1):
-                self._current.setdefault(pause[:depth], [0] * _NUM_BINS)[_bin(age)] += 1
+                self._current[pause[:depth]][_bin(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
         """Return the index of a pause of this age in seconds."""
@@ -295,16 +277,20 @@ class ReturnRates:
         # Without measurements, the rate is inversely proportional to the age, which is the order of LRU.
         prior = self._return_rates(pause[:-1]) if pause else [0.5 / width for width in _WIDTHS]
         scale = self._prior_factors.get(pause[0], 1.0) if len(pause) == 1 else 1.0
-        table, current = self._tables.get(pause, _PauseCounts()), self._current.get(pause, [0] * _NUM_BINS)
+        returned, censored, current = self._returned[pause], self._censored[pause], self._current[pause]
         rates = self._rates[pause] = [0.0] * _NUM_BINS
         longer = 0.0
         for number in range(_NUM_BINS - 1, -1, -1):
-            ended = table.returned[number] + table.censored[number] + current[number]
+            ended = returned[number] + censored[number] + current[number]
             seconds = _WIDTHS[number] * (longer + ended / 2)
             prior_seconds = _PRIOR_RETURNS / (scale * prior[number])
-            rates[number] = (table.returned[number] + _PRIOR_RETURNS) / (seconds + prior_seconds)
+            rates[number] = (returned[number] + _PRIOR_RETURNS) / (seconds + prior_seconds)
             longer += ended
         return rates
+
+
+def _counts_by_class() -> defaultdict[PauseClass, list[float]]:
+    return defaultdict(lambda: [0.0] * _NUM_BINS)
 
 
 def _bin(age: float) -> int:

@@ -78,13 +78,9 @@ def _has_more_than_text(response: JsonMap) -> bool:
 
 
 class Placement:
-    """A request and its locked slot. `record_response` or `abandon` must be called; both release the slot.
+    """A request and its locked slot. Call `record_response` or `abandon`; both release the slot.
 
-    Attributes:
-        request: the request to send, with `id_slot` added.
-        predicted_tokens: number of prompt tokens that should be reused; None if some tokens of the slot are unknown.
-        uncached_tokens: number of prompt tokens that must be computed.
-        restored: the file that was restored into the slot; None without a restore.
+    `predicted_tokens` is the number of prompt tokens that should be reused; None if some tokens of the slot are unknown.
     """
 
     def __init__(
@@ -93,7 +89,7 @@ class Placement:
         self.request = add_slot_id(request, slot.id)
         self.predicted_tokens = choice.reused if choice.restore or slot.has_known_tokens else None
         self.uncached_tokens = num_tokens(prompt) - choice.reused
-        self.restored: SlotFile | None = None
+        self.restored: SlotFile | None = None  # The file that was restored into the slot, if any.
         self._server = server
         self._slot = slot
         self._prompt = prompt

@@ -19,13 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class LlamaServer:
-    """An upstream that may be llama.cpp. If it is, this class chooses the slots of its requests.
-
-    Attributes:
-        is_identified: whether `identify` succeeded since the last failed health check.
-        saver: saves slots to files; None if the server cannot save slots.
-        unplaced_requests: number of requests for which the server chose the slot.
-    """
+    """An upstream that may be llama.cpp. If it is, this class chooses the slots of its requests."""
 
     def __init__(
         self, upstream: UpstreamClient, settings: SlotSettings, data: Path, cipher: Cipher | None = None
@@ -33,10 +27,10 @@ class LlamaServer:
         self.url = upstream.url
         self.settings = settings
         self.client = LlamaClient(upstream)
-        self.is_identified = False
+        self.is_identified = False  # `identify` succeeded since the last failed health check.
         self.table = SlotTable(self.client)
-        self.saver: SlotSaver | None = None
-        self.unplaced_requests = 0
+        self.saver: SlotSaver | None = None  # None if the server cannot save slots.
+        self.unplaced_requests = 0  # Number of requests for which the server chose the slot.
         self._data = data
         self._cipher = cipher
         self._info: ServerInfo | None = None

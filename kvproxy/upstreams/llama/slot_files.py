@@ -26,8 +26,7 @@ from kvproxy.upstreams.llama.client import (
 )
 from kvproxy.upstreams.llama.slots import Slot, SlotChoice, reusable_tokens
 
-MAX_FAILURES = 3
-"""After this number of consecutive restores without reuse, the server's slots are not restored until it restarts."""
+MAX_FAILURES = 3  # Consecutive restores without reuse, after which no slot is restored until the server restarts.
 _MIN_UNSAVED_SHARE = 0.2
 _MAX_EMPTY_FILE_BYTES = 1024
 _SCHEMA = """
@@ -40,21 +39,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SlotFile:
-    """A slot in a file.
-
-    Attributes:
-        identity: see `ServerInfo`.
-        tokens: known tokens of the slot; None if the file is unused and may be overwritten.
-        num_tokens: number of tokens in the file; `tokens` may have only the first of them.
-        used: time of the last save or restore, in seconds since the epoch.
-    """
-
     name: str
-    identity: str
-    tokens: Tokens | None
-    num_tokens: int
+    identity: str  # See `ServerInfo`.
+    tokens: Tokens | None  # Known tokens of the slot; None if the file is unused and may be overwritten.
+    num_tokens: int  # Number of tokens in the file; `tokens` may have only the first of them.
     num_bytes: int
-    used: float
+    used: float  # Time of the last save or restore, in seconds since the epoch.
 
 
 class SlotFiles:

@@ -11,30 +11,18 @@ _REFRESH_INTERVAL_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Slot:
-    """One slot of llama-server, with the KV cache of one sequence.
-
-    Attributes:
-        prefix: the known tokens at the beginning of the slot's tokens.
-        tokens: number of all tokens.
-        task: the server's id of the slot's last request.
-        context: maximum number of tokens.
-        used: time of the last release, by the monotonic clock.
-        locked: whether a request of this proxy, or a save, uses the slot.
-        saving: whether a save uses the slot.
-        busy: whether the server processes a request in the slot.
-        version: number of changes. A state that was requested before the last change is ignored.
-    """
+    """One slot of llama-server, with the KV cache of one sequence."""
 
     id: int
-    prefix: Tokens = b""
-    tokens: int = 0
-    task: int | None = None
-    context: int = 0
-    used: float = 0.0
-    locked: bool = False
-    saving: bool = False
-    busy: bool = False
-    version: int = 0
+    prefix: Tokens = b""  # The known tokens at the beginning of the slot's tokens.
+    tokens: int = 0  # Number of all tokens.
+    task: int | None = None  # The server's id of the slot's last request.
+    context: int = 0  # Maximum number of tokens.
+    used: float = 0.0  # Time of the last release, by the monotonic clock.
+    locked: bool = False  # A request of this proxy, or a save, uses the slot.
+    saving: bool = False  # A save uses the slot.
+    busy: bool = False  # The server processes a request in the slot.
+    version: int = 0  # Number of changes. A state that was requested before the last change is ignored.
 
     @property
     def is_free(self) -> bool:
@@ -56,18 +44,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """The slot for a request.
-
-    Attributes:
-        kept: length of the common prefix of the prompt and the slot's tokens.
-        restore: name of the file to restore into the slot first; None to use the slot's tokens.
-        reused: number of prompt tokens that need no computation, after the restore if any.
-    """
+    """The slot for a request."""
 
     slot: int
-    kept: int
-    restore: str | None
-    reused: int
+    kept: int  # Length of the common prefix of the prompt and the slot's tokens.
+    restore: str | None  # Name of the file to restore into the slot first, if any.
+    reused: int  # Number of prompt tokens that need no computation, after the restore if any.
 
 
 def choose_slot(
@@ -75,9 +57,7 @@ def choose_slot(
 ) -> SlotChoice | None:
     """Choose the slot or file that has the longest common prefix with the prompt; None without a free slot.
 
-    Args:
-        files: names and tokens of slot files.
-        min_tokens: shorter common prefixes are ignored, because a chat template begins all prompts with the same tokens.
+    Prefixes of less than `min_tokens` are ignored, because a chat template begins all prompts with the same tokens.
     """
     if not free_slots:
         return None
@@ -99,21 +79,15 @@ def reusable_tokens(common: int, prompt: Tokens) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlotsStatus:
-    """Statistics of llama.cpp slots, for `kvproxy upstreams`.
-
-    Attributes:
-        saved: number of restorable files.
-        saved_bytes: size of all files, including unused ones.
-        confirmed: number of restores whose tokens the server reused.
-    """
+    """Statistics of llama.cpp slots, for `kvproxy upstreams`."""
 
     slots: int
     cached_tokens: int
-    saved: int
-    saved_bytes: int
+    saved: int  # Number of restorable files.
+    saved_bytes: int  # Size of all files, including unused ones.
     saves: int
     restores: int
-    confirmed: int
+    confirmed: int  # Number of restores whose tokens the server reused.
 
 
 class SlotTable:
@@ -128,11 +102,9 @@ class SlotTable:
     async def lease(
         self, choose: Callable[[list[Slot]], SlotChoice | None], required_id: int | None, seconds: float
     ) -> tuple[Slot, SlotChoice] | None:
-        """Wait for a free slot, lock the one that `choose` selects, and return it; None after the timeout. Raises UpstreamError.
+        """Wait for a free slot, and lock the one that `choose` selects; None after the timeout. Raises UpstreamError.
 
-        Args:
-            required_id: id of the slot that the client requires; None for any slot.
-            seconds: the timeout.
+        If `required_id` is not None, only this slot is used.
         """
         end = time.monotonic() + seconds
         while required_id is None or required_id in self.slots:

@@ -16,12 +16,7 @@ from kvproxy.blocks.eviction import queue_factory, session_policy_of
 from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import PoolStats
-from kvproxy.blocks.single_type_manager import (
-    MANAGERS,
-    GroupSpec,
-    SingleTypeKVCacheManager,
-    find_longest_common_hit,
-)
+from kvproxy.blocks.single_type_manager import MANAGERS, GroupSpec, SingleTypeKVCacheManager, find_longest_common_hit
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,7 @@ class Pins:
     """
 
     def __init__(
-        self,
-        manager: KVCacheManager,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        max_blocks: int | None = None,
+        self, manager: KVCacheManager, clock: Callable[[], float] = time.monotonic, *, max_blocks: int | None = None
     ) -> None:
         self._manager = manager
         self._clock = clock

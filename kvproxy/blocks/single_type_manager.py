@@ -50,13 +50,7 @@ class SingleTypeKVCacheManager:
     """
 
     def __init__(
-        self,
-        spec: GroupSpec,
-        pool: BlockPool,
-        *,
-        group_id: int | None,
-        hash_block_size: int,
-        alignment_tokens: int,
+        self, spec: GroupSpec, pool: BlockPool, *, group_id: int | None, hash_block_size: int, alignment_tokens: int
     ) -> None:
         self.spec = spec
         self.block_size = spec.block_size

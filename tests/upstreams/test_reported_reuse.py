@@ -22,11 +22,7 @@ LATER = {"type": "message_delta", "delta": {}, "usage": {"input_tokens": 4, "cac
 # tests/apis/test_reported_usage.py has the formats of all servers.
 STREAMS: dict[str, tuple[str, list[bytes], tuple[int, int] | None]] = {
     "openai": (CHAT, [event(DELTA), event(END), event(USAGE), event(b"[DONE]")], (70, 64)),
-    "anthropic": (
-        MESSAGES,
-        [event(START, "message_start"), event(LATER), event({"type": "message_stop"})],
-        (94, 90),
-    ),
+    "anthropic": (MESSAGES, [event(START, "message_start"), event(LATER), event({"type": "message_stop"})], (94, 90)),
     "no usage": (CHAT, [event(DELTA), event(END), event(b"[DONE]")], None),
 }
 

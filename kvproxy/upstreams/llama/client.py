@@ -42,12 +42,6 @@ class SlotState:
     context: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotTransfer:
-    tokens: int
-    num_bytes: int
-
-
 class LlamaClient:
     """Calls one llama-server. Every method raises UpstreamError on a timeout or an unexpected response."""
 
@@ -116,19 +110,18 @@ class LlamaClient:
     async def detokenize(self, tokens: Tokens) -> str:
         return str(field(await self._post("/detokenize", {"tokens": list[Json](unpack(tokens))}), "content") or "")
 
-    async def save(self, slot: int, name: str) -> SlotTransfer:
-        return await self._transfer(slot, "save", name, "n_saved", "n_written")
+    async def save(self, slot: int, name: str) -> tuple[int, int]:
+        """Write a slot to a file; return the numbers of tokens and bytes."""
+        reply = await self._post(f"/slots/{slot}?action=save", {"filename": name}, _FILE_SECONDS)
+        return _read_number(reply, "n_saved"), _read_number(reply, "n_written")
 
-    async def restore(self, slot: int, name: str) -> SlotTransfer:
-        """Read a file into a slot; a failure clears the slot."""
-        return await self._transfer(slot, "restore", name, "n_restored", "n_read")
+    async def restore(self, slot: int, name: str) -> int:
+        """Read a file into a slot, and return the number of tokens; a failure clears the slot."""
+        reply = await self._post(f"/slots/{slot}?action=restore", {"filename": name}, _FILE_SECONDS)
+        return _read_number(reply, "n_restored")
 
     async def erase(self, slot: int) -> None:
         await self._post(f"/slots/{slot}?action=erase", {}, _FILE_SECONDS)
-
-    async def _transfer(self, slot: int, action: str, name: str, tokens: str, size: str) -> SlotTransfer:
-        reply = await self._post(f"/slots/{slot}?action={action}", {"filename": name}, _FILE_SECONDS)
-        return SlotTransfer(_read_number(reply, tokens), _read_number(reply, size))
 
     async def _post(self, path: str, body: JsonMap, seconds: float = _SECONDS) -> JsonObject:
         status, reply = await self._call("POST", path, body, seconds)

@@ -25,50 +25,28 @@ _POLL_SECONDS, _MAX_POLLS = 0.02, 50
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """The response to a request in a slot. `text` is None if it is incomplete, or if it has tool calls or reasoning."""
-
-    text: str | None = None
+    text: str | None = None  # None if it is incomplete, or if the response has tool calls or reasoning.
     reuse: PrefixReuse | None = None
 
 
-class ResponseCapture:
-    def __init__(self, api: Api, streams: bool) -> None:
-        self._api = api
-        self._streams = streams
-        self._chunks: list[bytes] = []
-        self._size = 0
-
-    async def capture(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for chunk in chunks:
-            self._size += len(chunk)
-            if self._size <= _MAX_CAPTURED_BYTES:
-                self._chunks.append(chunk)
-            yield chunk
-
-    def read(self) -> CapturedResponse:
-        if self._size > _MAX_CAPTURED_BYTES:
-            return CapturedResponse()
-        try:
-            body = b"".join(self._chunks)
-            if self._streams:
-                return self._read_stream(body)
+def _read_response(api: Api, body: bytes, *, is_stream: bool) -> CapturedResponse:
+    try:
+        if is_stream:
+            assembler, reader = api.assembler(), ReuseReader()
+            for event in EventReader().push(body):
+                assembler.push(event)
+                reader.push(event)
+            # A cancelled stream has no end, but its slot holds the tokens.
+            assembler.done = True
+            response, reuse = assembler.result(), reader.reuse
+        else:
             response = as_object(loads(body))
-            return CapturedResponse(self._text(response), reported_reuse(response))
-        except (ValueError, KeyError, TypeError):
-            return CapturedResponse()
-
-    def _text(self, response: JsonMap) -> str | None:
-        return None if _has_more_than_text(response) else self._api.output_text(response)
-
-    def _read_stream(self, body: bytes) -> CapturedResponse:
-        assembler, reader = self._api.assembler(), ReuseReader()
-        for event in EventReader().push(body):
-            assembler.push(event)
-            reader.push(event)
-        # A cancelled stream has no end, but its slot holds the tokens.
-        assembler.done = True
-        response = assembler.result()
-        return CapturedResponse(None if response is None else self._text(response), reader.reuse)
+            reuse = reported_reuse(response)
+        if response is None or _has_more_than_text(response):
+            return CapturedResponse(None, reuse)
+        return CapturedResponse(api.output_text(response), reuse)
+    except (ValueError, KeyError, TypeError):
+        return CapturedResponse()
 
 
 def _has_more_than_text(response: JsonMap) -> bool:
@@ -93,14 +71,20 @@ class Placement:
         self._server = server
         self._slot = slot
         self._prompt = prompt
+        self._captured = bytearray()
         self._released = False
         self._unplaced_before = server.unplaced_requests
 
     def record_response(self, reply: RelayedResponse) -> None:
         """Capture the response while the client receives it; release the slot after the response."""
-        capture = ResponseCapture(self.request.api, reply.is_streamed)
-        reply.chunks = capture.capture(reply.chunks)
-        reply.on_end.append(lambda: self._server.start_task(self._finish(capture, reply.status)))
+        reply.chunks = self._capture(reply.chunks)
+        reply.on_end.append(lambda: self._server.start_task(self._finish(reply)))
+
+    async def _capture(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for chunk in chunks:
+            if len(self._captured) <= _MAX_CAPTURED_BYTES:
+                self._captured += chunk
+            yield chunk
 
     def abandon(self) -> None:
         """Release the slot of a failed request; the slot's tokens are then unknown."""
@@ -109,12 +93,15 @@ class Placement:
             self._slot.prefix = b""
             self._server.table.release(self._slot)
 
-    async def _finish(self, response_capture: ResponseCapture, status: int) -> None:
+    async def _finish(self, reply: RelayedResponse) -> None:
         try:
-            response = await asyncio.to_thread(response_capture.read)
+            response = CapturedResponse()
+            if len(self._captured) <= _MAX_CAPTURED_BYTES:
+                body, api = bytes(self._captured), self.request.api
+                response = await asyncio.to_thread(_read_response, api, body, is_stream=reply.is_streamed)
             state = await self._wait_until_idle(response)
             if state is not None:
-                prefix = await self._new_prefix(response, status, state)
+                prefix = await self._new_prefix(response, reply.status, state)
                 if self.restored is not None and response.reuse is not None and self._server.saver is not None:
                     self._server.saver.verify_restore(self.restored, self._prompt, response.reuse.cached_tokens)
                 self._slot.update(prefix, state)

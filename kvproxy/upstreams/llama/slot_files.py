@@ -230,11 +230,12 @@ class SlotSaver:
         if written is None:
             return
         self.saves += 1
-        if written.tokens == slot.tokens and written.num_bytes <= self._max_bytes:
-            self.files.commit(name, self.identity, slot.prefix, written.tokens, written.num_bytes)
+        tokens, num_bytes = written
+        if tokens == slot.tokens and num_bytes <= self._max_bytes:
+            self.files.commit(name, self.identity, slot.prefix, tokens, num_bytes)
         else:
             # Another client used the slot, or the file exceeds the budget.
-            self.files.discard(name, written.num_bytes)
+            self.files.discard(name, num_bytes)
         self.files.evict(self._max_bytes)
         await self._shrink_unused_files(slot, name)
 
@@ -243,12 +244,11 @@ class SlotSaver:
             if not await self._is_same_server():
                 return None
             slot.prefix = b""
-            read = await self._client.restore(slot.id, file.name)
-            slot.tokens = read.tokens
-            if read.tokens != file.num_tokens:
+            slot.tokens = await self._client.restore(slot.id, file.name)
+            if slot.tokens != file.num_tokens:
                 # Another server wrote this file, perhaps with another model.
                 await self._client.erase(slot.id)
-                raise LlamaRequestRefused(f"{file.name} has {read.tokens} tokens, not {file.num_tokens}")
+                raise LlamaRequestRefused(f"{file.name} has {slot.tokens} tokens, not {file.num_tokens}")
         except LlamaRequestRefused as error:
             _log.warning("%s: a saved slot is lost: %s", self._url, error.message)
             slot.tokens = 0
@@ -294,7 +294,7 @@ class SlotSaver:
                 if self.files.total_bytes > self._max_bytes and self.files.reserve(file.name):
                     num_bytes = None
                     try:
-                        num_bytes = (await self._client.save(slot.id, file.name)).num_bytes
+                        num_bytes = (await self._client.save(slot.id, file.name))[1]
                     finally:
                         self.files.discard(file.name, num_bytes)
             if name in dict(self.saved_prefixes()):

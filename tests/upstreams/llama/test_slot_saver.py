@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, SlotTransfer, Tokens, num_tokens, pack
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens, num_tokens, pack
 from kvproxy.upstreams.llama.slot_files import SlotFiles, SlotSaver
 from kvproxy.upstreams.llama.slots import Slot
 
@@ -22,17 +22,17 @@ class FakeClient(LlamaClient):
     async def identity(self) -> tuple[str | None, None]:
         return "one", None
 
-    async def save(self, slot: int, name: str) -> SlotTransfer:
+    async def save(self, slot: int, name: str) -> tuple[int, int]:
         tokens = self.contents[slot]
         if not tokens:
             self.overwriting.set()
             await self.resume.wait()
         self.files[name] = tokens
-        return SlotTransfer(num_tokens(tokens), num_tokens(tokens) * BYTES_PER_TOKEN)
+        return num_tokens(tokens), num_tokens(tokens) * BYTES_PER_TOKEN
 
-    async def restore(self, slot: int, name: str) -> SlotTransfer:
+    async def restore(self, slot: int, name: str) -> int:
         self.contents[slot] = self.files[name]
-        return SlotTransfer(num_tokens(self.files[name]), 0)
+        return num_tokens(self.files[name])
 
     async def erase(self, slot: int) -> None:
         self.contents[slot] = b""

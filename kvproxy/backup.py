@@ -26,12 +26,7 @@ _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """The files in a backup archive.
-
-    Attributes:
-        created: seconds since the epoch.
-        files: sizes in bytes, by name.
-    """
+    """An archive: when it was created (seconds since the epoch), and the sizes of its files in bytes."""
 
     version: str
     created: float
@@ -43,13 +38,8 @@ def write_backup(
 ) -> BackupSummary:
     """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
-    A running proxy can write during the backup. Responses in PostgreSQL, encryption keys, tiers, and search indexes are
-    not included.
-
-    Args:
-        archive: a file that ends with `.tar`, `.tar.gz` or `.tgz`.
-        done: called with the name of each copied file.
-        replace: overwrite an existing archive.
+    A running proxy can write during the backup. `done` is called with the name of each copied file. Responses in PostgreSQL,
+    encryption keys, tiers, and search indexes are not included.
     """
     if not archive.name.endswith(_SUFFIXES):
         raise InvalidRequest(

@@ -46,7 +46,7 @@ class Chart:
         bars: horizontal bars, as names and values.
         levels: horizontal reference lines, as names and y values.
         is_share: values are fractions, shown in percent.
-        time_step: step of the x values in seconds, if they are Unix times; the lines are then drawn as stacked bars.
+        time_step: seconds between the x values if they are Unix times; the lines are then drawn as stacked bars.
     """
 
     x_label: str

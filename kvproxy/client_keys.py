@@ -1,7 +1,4 @@
-"""Clients and their API keys, which the settings or `kvproxy keys` define.
-
-`kvproxy keys` stores clients in a file, or in PostgreSQL if the store is there, so that proxies share them.
-"""
+"""Clients and their API keys: those of the settings, and those of `kvproxy keys` in a file or in the PostgreSQL store."""
 
 import hashlib
 import os
@@ -70,7 +67,7 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
 
 
 def rotate_key(settings: Settings, name: str, grace: float) -> str:
-    """Replace a client's key, and return the new key. The old key stays valid for `grace` seconds.
+    """Replace a client's key, and return the new key; the old key stays valid for `grace` seconds.
 
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """

@@ -1,16 +1,12 @@
-"""Errors with their HTTP status, OpenAI type and code, and exit code.
-
-Messages name the fix. `http/error_responses.py` encodes an error for a client.
-"""
+"""Errors with their HTTP status, OpenAI type and code, and exit code."""
 
 from typing import ClassVar
 
 
 class KvproxyError(Exception):
-    """Base class of all errors.
+    """Base class of all errors. `message` names the cause and the fix.
 
     Args:
-        message: one sentence with the cause and the fix.
         limit: name of the setting whose limit was reached, for the metrics.
         retry_after: seconds until a retry may succeed, if known.
     """

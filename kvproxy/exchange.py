@@ -1,8 +1,4 @@
-"""One request from its arrival to its end.
-
-The HTTP layer creates an `Exchange`, the flow fills it in, and `flow/finish.py` reports it once. `Cache-Status`, metrics,
-journal, and spans derive from it alone.
-"""
+"""One request: the HTTP layer creates an `Exchange`, the flow fills it in, and `flow/finish.py` reports it once."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -21,17 +17,16 @@ from kvproxy.trace_context import Trace
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response.
 
-`exact`, `semantic`: the response cache. `forward`: the backend. `bypass`: the backend, without parsing the request. `refused`:
-the proxy rejected the request. `disconnected`: the client disconnected first. `error`: the proxy or the backend failed.
-`revalidated`: a background request that renews a stale response.
+`exact`, `semantic`: the response cache. `forward`: the backend. `bypass`: the backend, for a request that was not parsed.
+`refused`: the proxy rejected the request. `disconnected`: the client disconnected first. `error`: the proxy or the backend
+failed. `revalidated`: the backend, for a background request that renews a stale response.
 """
 Stale = Literal["stale-while-revalidate", "stale-if-error"]
 """Reason to serve an expired response (RFC 5861)."""
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
 """Reason to call the backend (RFC 9211).
 
-`uri-miss`: no response is stored. `request`: the request's `Cache-Control` rejects the stored response. `stale`: the stored
-response is stale. `bypass`: the request is not cacheable.
+`uri-miss`: no response is stored. `request`: `Cache-Control` rejects the stored response. `bypass`: it is not cacheable.
 """
 
 
@@ -40,9 +35,9 @@ class CacheKey:
     """Keys of a request in the response cache.
 
     Attributes:
-        exact: digest of `parts`. Equal requests have equal digests.
+        exact: digest of `parts`.
         namespace: digest of `parts` without `text`. Only questions of one namespace are compared.
-        text: question for the semantic lookup; None if the response to a similar question must not be served.
+        text: question for the semantic lookup; None allows exact hits only.
         prompt: last user turn, for listings.
         parts: everything that can change the response: body, tenant, backend, some headers.
     """
@@ -56,7 +51,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class MatchScores:
-    """Scores of a semantic hit: cosine similarity, verifier score, and estimated probability of a wrong answer."""
+    """Scores of a semantic hit: cosine similarity, verifier probability, and estimated probability of a wrong answer."""
 
     similarity: float
     score: float | None = None
@@ -105,27 +100,24 @@ class Exchange:
 
     Attributes:
         api: name of the cached API; None for other routes.
-        tenant: see `flow.cache_keys.tenant_of`.
         arrived: seconds since the epoch.
         method, path: empty for the proxy's own routes and for background requests. `path` has no query.
         account: charges tokens to the client's quota; None if the proxy has no clients.
-        trace: ids of the trace and its spans; None without telemetry.
         cacheable: an equal request may get the same response.
-        bypass_reason: code of the reason to skip the lookups, from `journal/reasons.py`; None if the lookups ran.
+        bypass_reason: reason token (see `journal/reasons.py`) if the lookups were skipped.
         stale_entry: the expired response to an equal request, which may still be served (see `Stale`).
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
         lookup_failed: the store or the embedder failed.
-        requested_ttl: seconds to store the response, if the request sets a duration.
+        requested_ttl: seconds to store the response; None uses the settings.
         was_collapsed: the response is shared with an identical request in flight.
-        stored: the store has committed the response before its head was sent, as the directive `confirm` demands; False without
-            this directive.
+        stored: the store committed the response before its head was sent, as the directive `confirm` demands.
         prefix: reuse of the prompt's prefix, as the backend reports it.
         predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
         is_engine: the backend is a self-hosted engine, not a provider's API.
         block_size: tokens per KV block of the backend; 0 if it is unknown.
         answer_digests: see `apis.message_parts.part_digests`; None if the response has several choices.
         backend_seconds: duration from the call of the backend until its last chunk.
-        failure: code of the error that ended the request, from `journal/reasons.py`.
+        failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
         backend_started: start of the backend's response.
         first_byte, ended: start and end of the response to the client.

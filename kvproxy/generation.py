@@ -10,13 +10,12 @@ class SamplingParams:
     """Sampling and stop conditions, as in vLLM.
 
     Attributes:
-        max_tokens: None allows as many tokens as the model and the KV pool; 0 computes only the prompt.
+        max_tokens: None allows as many as the model and the KV pool; 0 computes only the prompt.
         temperature: values below 1e-5 select the most likely token.
         top_k: 0 and -1 disable the limit.
-        seed: makes the output repeatable, independently of the batch.
         stop: strings that end the output, which does not include them.
-        logprobs: number of alternatives per output token; None reports no log-probabilities.
-        prompt_logprobs: number of alternatives per prompt token; if it is set, the prefix cache is not used.
+        logprobs, prompt_logprobs: number of alternatives per output or prompt token; None reports no log-probabilities. With
+            `prompt_logprobs`, the prefix cache is not used.
     """
 
     max_tokens: int | None = None
@@ -50,9 +49,8 @@ class GenerationRequest:
     Attributes:
         salt: requests with different salts share no KV blocks.
         priority: KV blocks of a higher priority are evicted later.
-        tenant: the client, or one of its users; tenants whose requests have equal queue priority get equal shares of the engine.
-        queue_priority: requests with a lower value run first, across all tenants.
-        tenant_priority: requests with a lower value run first, within the tenant.
+        tenant: tenants get equal shares of the engine.
+        queue_priority, tenant_priority: lower values run first, among all requests, or among those of the tenant.
         adapter: name of the LoRA adapter; None for the base model.
     """
 
@@ -74,12 +72,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a response.
-
-    Attributes:
-        cached_tokens: prompt tokens that came from the prefix cache.
-        tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
-    """
+    """Token counts of a response. `cached_tokens` came from the prefix cache; `tier_tokens` of them came from tiers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -98,9 +91,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probabilities of a token and of the most likely alternatives (`top`: id, text, log-probability).
+    """Natural log-probabilities of a token and of the most likely tokens (`top`: id, text, log-probability).
 
-    `rank` is the token's rank among all tokens, from 1; None for output tokens.
+    `rank` counts from 1 for the most likely token; None for output tokens.
     """
 
     token: int
@@ -118,12 +111,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A part of the completion with number `index`. Only the last part has a finish reason and timing.
+    """A part of the choice number `index`. Only the last part has a finish reason and timing.
 
     Attributes:
-        text: generated text without tool calls and reasoning.
+        text: without tool calls and reasoning.
         calls: tool calls that end in this part.
-        prompt_logprobs: for all prompt tokens except the first; empty after the first part.
+        prompt_logprobs: all prompt tokens except the first; only in the first part.
     """
 
     index: int

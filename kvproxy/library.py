@@ -187,7 +187,7 @@ def open_cache(
     encryption: EncryptionSettings | None = None,
     redaction: RedactionSettings | None = None,
 ) -> Cache:
-    """Open a cache. See `open_async_cache` for the arguments."""
+    """Open a cache for threads. See `open_async_cache` for the arguments."""
     return Cache(open_async_cache(where, settings, embedder=embedder, encryption=encryption, redaction=redaction))
 
 

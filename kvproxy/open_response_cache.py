@@ -38,9 +38,7 @@ def open_response_cache(
     tenant_limit: Callable[[str], int | None] | None = None,
     random_number: Callable[[], float] = random.random,
 ) -> ResponseCache:
-    """Open the store and its search index. A missing file is created.
-
-    `library.open_async_cache` describes the remaining arguments, and the errors.
+    """Open the store and its search index. See `library.open_async_cache` for the other arguments, and the errors.
 
     Args:
         data: folder for files of the embedder if the user's cache folder is not writable.

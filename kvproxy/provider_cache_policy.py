@@ -1,7 +1,7 @@
 """Decides how a provider should keep a session's prompt prefix cached during the pause before the next request.
 
 A provider such as Anthropic drops a prefix five minutes after its last use, or after one hour at a higher price. A keep-warm
-request uses the prefix only to keep it cached. The policy minimises the expected price, given the lengths of earlier pauses.
+request is a use that only keeps the prefix cached. The policy minimises the expected price, given the earlier pauses.
 """
 
 from bisect import bisect_left
@@ -17,11 +17,8 @@ _MOST_REQUESTS = 12
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _LIKELY = 0.95
 _PRIOR_WEIGHT = 500.0  # Number of pauses that a prior distribution counts as.
+# Number of pauses in each class, in 60 Claude Code sessions (callanjfox/kv-cache-tester); the last one counts ends of sessions.
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-"""Number of pauses in each class of `PAUSE_BOUNDS`, in 60 Claude Code sessions (callanjfox/kv-cache-tester).
-
-The last number counts the sessions that ended.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +32,23 @@ class CachePrices:
 
 @dataclass(frozen=True, slots=True)
 class SurvivalFunction:
-    """Survival function of pauses: for each of `PAUSE_BOUNDS`, the probability that a pause is longer."""
+    """For each of `PAUSE_BOUNDS`, the probability that a pause is longer."""
 
     probabilities: tuple[float, ...]
 
     def probability_between(self, start: float, end: float) -> float:
-        """Return the probability that a pause is longer than `start` and at most `end`; both are in `PAUSE_BOUNDS`."""
         return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
     def end_probabilities(self) -> list[float]:
-        """Return for each keep-warm interval the probability that a pause ends in it, if the pause lasts until its start."""
+        """Return for each keep-warm interval the probability that a pause ends in it, if it lasts until its start."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 
 
 class PauseTimes:
-    """Estimates the distribution of pauses between two requests of a session, by client and hour of the day.
+    """Estimates the distribution of pauses in sessions, by client and hour of the day.
 
-    The prior distribution of an hour is its client's distribution. The prior of a client is the distribution of all clients.
+    The prior distribution of an hour is its client's distribution, and of a client, the distribution of all clients.
     """
 
     def __init__(self, typical: Sequence[int] = TYPICAL_PAUSES) -> None:
@@ -60,7 +56,7 @@ class PauseTimes:
         self._counts: dict[tuple[str | int, ...], list[int]] = {}
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
-        """Count a pause that began in this local hour of the day. The end of a session is a pause of `math.inf` seconds."""
+        """Count a pause that began in a local hour of the day. The end of a session is a pause of `math.inf` seconds."""
         for key in ((), (client,), (client, hour)):
             self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
 
@@ -84,7 +80,7 @@ def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]
 
 
 def likely_pause(survival: SurvivalFunction, share: float = _LIKELY) -> float:
-    """Return a duration in seconds that the fraction `share` of all pauses up to one hour does not exceed."""
+    """Return the quantile `share` of the pauses up to one hour, in seconds."""
     returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
     places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
@@ -93,8 +89,7 @@ def likely_pause(survival: SurvivalFunction, share: float = _LIKELY) -> float:
 def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept: float = 0.0) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
-    Each keep-warm request costs one read of the prefix. After the last one expires, the next request must write the prefix again,
-    except for the fraction `kept`, which the provider keeps for one hour.
+    `kept` is the fraction of the prefix that the provider keeps for one hour anyway.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)
@@ -111,9 +106,7 @@ def should_cache_for_an_hour(
 ) -> bool:
     """Whether the provider should cache the new tokens of a prompt for one hour, not five minutes.
 
-    Args:
-        new_tokens: tokens that the provider has not cached.
-        short_lived_tokens: tokens that the provider does not keep for one hour yet, including `new_tokens`.
+    `short_lived_tokens` are all tokens that the provider does not keep for one hour yet, including the new ones.
     """
     likely = survival.probability_between(KEEP_WARM_SECONDS, HOUR)
     return (prices.write_1h - prices.write_5m) * new_tokens <= likely * (

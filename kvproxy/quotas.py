@@ -14,8 +14,7 @@ from kvproxy.shared_state import SharedState
 class TokenBucket:
     """A rate limit in units (requests or tokens) per minute. The bucket starts full, and may be overdrawn.
 
-    Attributes:
-        share: fraction of the limit at which the bucket refills.
+    `share` is the fraction of the limit at which the bucket refills.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,9 +59,9 @@ def format_limit_reset(seconds: float) -> str:
 
 
 class _Bucket:
-    """A client's token bucket, which proxies may share in PostgreSQL.
+    """A client's token bucket, shared between proxies in PostgreSQL if they have a `SharedState`.
 
-    While PostgreSQL is unavailable, each proxy grants an equal part of the quota. It charges the shared bucket later.
+    While PostgreSQL is unavailable, each proxy grants an equal part of the quota, and charges the shared bucket later.
     """
 
     def __init__(self, client: str, unit: str, per_minute: int, shared: SharedState | None) -> None:
@@ -118,7 +117,7 @@ class Quota:
     Args:
         on_spent: called with the client's name and the tokens of each response that a backend computes.
         charge_cached: whether cached responses cost tokens, too.
-        shared: counts the usage at all proxies; None counts in this process.
+        shared: counts the usage of all proxies; None counts this proxy's.
     """
 
     def __init__(

@@ -83,8 +83,8 @@ class SharedState:
         Return whether the units were taken, and the seconds until the bucket is full.
 
         Args:
-            seconds: the units, as the time in which the bucket refills them; negative to return units.
-            into_debt: take the units even if they are not available.
+            seconds: time in which the bucket refills the units; negative to return units.
+            into_debt: take units that are not available.
         """
         values = {"client": client, "unit": unit, "seconds": seconds, "into_debt": into_debt}
         try:

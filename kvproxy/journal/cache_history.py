@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.request_regions import Regions
@@ -10,8 +11,7 @@ from kvproxy.journal.schema import short_key
 from kvproxy.journal.string_ids import StringIds
 
 _MAX_COMPARED = 50
-_MAX_CHANGES = 2
-"""Maximum number of differing regions (see `Regions`); with more, two requests belong to different conversations."""
+_MAX_CHANGES = 2  # Requests that differ in more regions belong to different conversations.
 _MAX_TOMBSTONES = 100_000
 _MAX_CACHED_REGIONS = 4_096
 _FIND = (
@@ -25,12 +25,7 @@ _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """Event of a stored response.
-
-    Attributes:
-        time: time of the commit, in seconds since the epoch.
-        request: id of the request that the response answered.
-    """
+    """A response was stored. `time` and `expires` are seconds since the epoch; `request` is the id of the request."""
 
     key: str
     id: str
@@ -46,13 +41,16 @@ class ResponseRemoved:
     time: float
 
 
+Event: TypeAlias = Exchange | ResponseStored | ResponseRemoved
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """A row of the table `prompts`, which stands for all requests with the same exact key.
+    """A row of the table `prompts`: all requests with the same exact key.
 
     Attributes:
-        entry, expires: id of the last stored response, and its expiry in seconds since the epoch; None if no response was stored.
-        seconds: shortest time in which the backend computed a response; None if it computed no response.
+        entry, expires: id and expiry (seconds since the epoch) of the last stored response; None if no response was stored.
+        seconds: shortest duration of a response of the backend; None without a response.
     """
 
     number: int
@@ -63,22 +61,14 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The difference between a request and an earlier request.
-
-    Attributes:
-        regions: names of the regions that differ (see `Regions`).
-        against: number of the earlier request's prompt.
-    """
+    """Names of the regions in which a request differs from an earlier request, whose prompt has the number `against`."""
 
     regions: tuple[str, ...]
     against: int
 
 
 class CacheHistory:
-    """Reads and writes the tables `prompts` and `tombstones` (removed responses) within the caller's transaction.
-
-    Methods may raise JournalFailed.
-    """
+    """Reads and writes the tables `prompts` and `tombstones` (removed responses) in the caller's transaction."""
 
     def __init__(self, database: JournalDatabase, strings: StringIds) -> None:
         self._database = database
@@ -86,7 +76,7 @@ class CacheHistory:
         self._regions: dict[int, Regions] = {}
 
     def find(self, key: bytes) -> tuple[PromptRecord | None, Tombstone | None]:
-        """Return the prompt of a key, and the last removal of its response."""
+        """Return the prompt of an exact key, and the last removal of its response."""
         ((number, entry, expires, seconds, reason, time),) = self._database.rows(_FIND, [key])
         prompt = None if number is None else PromptRecord(number, entry, expires, seconds)
         return prompt, None if reason is None else (reason, time)
@@ -108,7 +98,7 @@ class CacheHistory:
         self._regions.clear()
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number. `text` and `contents` are the results of `stored_texts.stored_text`."""
+        """Insert a prompt, and return its number. `text` and `contents` are the results of `stored_text`."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
         digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
@@ -127,7 +117,7 @@ class CacheHistory:
         self._database.execute(sql, [stored.id, stored.expires, key])
 
     def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the number of the last record of each prompt. `records` maps numbers of prompts to numbers of records."""
+        """Set the last record of each prompt; `records` maps numbers of prompts to numbers of records."""
         sql = "update prompts set last = ? where number = ?"
         self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -142,9 +132,9 @@ class CacheHistory:
     def removal(
         prompt: PromptRecord | None, tombstone: Tombstone | None, now: float
     ) -> tuple[str, float | None] | None:
-        """Return why and when a stored response was removed; None if it was not removed. An unknown time is None.
+        """Return the reason and the time of a removal, given the result of `find`; None if no response was removed.
 
-        `prompt` and `tombstone` are the result of `find`.
+        The time is None if it is unknown.
         """
         if tombstone is not None and tombstone[1] <= now + _SLACK:
             why, since = tombstone
@@ -159,10 +149,7 @@ class CacheHistory:
         return ("expired", prompt.expires) if is_expired else ("removed", None)
 
     def closest_change(self, key: bytes, regions: Regions) -> Change | None:
-        """Return the difference from the most similar earlier request with the same question.
-
-        Return None if no such request exists, or if more than two regions differ.
-        """
+        """Return the difference from the most similar earlier request with the same question; None if too much differs."""
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

@@ -5,6 +5,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,10 +19,9 @@ from kvproxy.index.entry_redaction import Redactor
 from kvproxy.index.errors import SchemaVersionError
 from kvproxy.index.failure_log import FailureLog
 from kvproxy.index.store import is_url
-from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.databases.sqlite import open_or_replace
-from kvproxy.journal.event_queue import Event, EventQueue
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.journal.record import Record
 from kvproxy.journal.record_writer import RecordWriter
@@ -29,15 +29,55 @@ from kvproxy.settings.journal import JournalSettings
 
 _INTERVAL = 0.5  # Seconds.
 _BATCH = 256
-_SHARED_BATCH = 64
-"""Maximum number of events in a transaction in PostgreSQL, which blocks other proxies."""
-_PAUSE = 0.005
-"""Seconds between two transactions, in which the event loop can take the GIL."""
+_SHARED_BATCH = 64  # A transaction in PostgreSQL blocks other proxies.
+_PAUSE = 0.005  # Seconds between two transactions, in which the event loop can take the GIL.
 _PRUNE_INTERVAL = 10.0
 _FAILURE = "the journal %s failed (%s); until it can be written, no records are kept"
 _BUFFERING = "the journal %s failed (%s); until it can be written, records wait in memory"
 _log = logging.getLogger("kvproxy")
 T = TypeVar("T")
+MAX_EXCHANGES = 20_000
+_MAX_QUEUED_BYTES = 64 * 2**20
+
+
+class _EventQueue:
+    """A bounded, thread-safe queue of events for the journal's thread to write."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._exchanges = 0
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, exchange: Exchange) -> bool:
+        size = _body_bytes(exchange)
+        with self._lock:
+            if self._exchanges >= MAX_EXCHANGES or self._bytes + size > _MAX_QUEUED_BYTES:
+                return False
+            self._events.append(exchange)
+            self._exchanges += 1
+            self._bytes += size
+        return True
+
+    def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
+        """Add changes of the response store, even if the queue is full."""
+        with self._lock:
+            self._events.extend(changes)
+
+    def take(self, limit: int) -> list[Event]:
+        with self._lock:
+            events = [self._events.popleft() for _ in range(min(limit, len(self._events)))]
+            exchanges = [each for each in events if isinstance(each, Exchange)]
+            self._exchanges -= len(exchanges)
+            self._bytes -= sum(map(_body_bytes, exchanges))
+        return events
+
+
+def _body_bytes(exchange: Exchange) -> int:
+    return 0 if exchange.request is None else len(exchange.request.raw)
 
 
 class Journal:
@@ -64,14 +104,11 @@ class Journal:
         return default
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
-        """Return curves of the estimated prefix reuse by pool size, from the prompts since the start.
-
-        Keys are URLs of upstreams; the embedded engine has an empty key.
-        """
+        """Return the estimated prefix reuse by pool size, for each upstream's URL; the embedded engine's key is empty."""
         return {}
 
     def recent_question(self, number: int) -> str | None:
-        """Return the question of the record with this number; None if it is not in memory."""
+        """Return the question of a record, given its number; None if it is not in memory."""
         return None
 
     def close(self) -> None: ...
@@ -103,7 +140,7 @@ class StoredJournal(Journal):
         self._batch_size = _SHARED_BATCH if buffers else _BATCH
         self._failures = FailureLog()
         self._lost_before = 0
-        self._queue = EventQueue()
+        self._queue = _EventQueue()
         self._batch: list[Event] = []
         self._wake = threading.Event()
         self._writing = threading.Lock()
@@ -126,7 +163,7 @@ class StoredJournal(Journal):
         return JournalReader(self._where)
 
     def latest(self, limit: int) -> list[Record]:
-        """Write all queued events, and return the last records, newest first."""
+        """Write all queued events. Return the last records, newest first."""
         self.flush()
         return self.read(lambda reader: reader.records(Query(limit=limit)), [])
 
@@ -216,49 +253,42 @@ class StoredJournal(Journal):
         self._database.close()
 
 
-class FileJournal(StoredJournal):
-    """A journal in an SQLite file. Raises SettingsError if the file cannot be used."""
-
-    def __init__(
-        self,
-        path: Path,
-        settings: JournalSettings,
-        clock: Callable[[], float] = time.time,
-        redact: Redactor | None = None,
-    ) -> None:
-        advice = "move it away, or set journal.enabled = false"
-        try:
-            database = open_or_replace(path, clock)
-        except SchemaVersionError as error:
-            found = f"another version of kvproxy created the journal {path} (schema version {error.found})"
-            raise SettingsError(f"{found}: {advice}") from None
-        except (sqlite3.Error, OSError) as error:
-            raise SettingsError(f"cannot open the journal {path}: {error}; {advice}") from None
-        super().__init__(database, path, settings, clock, redact)
+def open_stored_journal(
+    where: str | Path,
+    settings: JournalSettings,
+    clock: Callable[[], float] = time.time,
+    redact: Redactor | None = None,
+    proxy: str = "",
+) -> StoredJournal:
+    """Open a journal in a file, or at a URL of PostgreSQL, where several proxies write it. Raises SettingsError."""
+    if isinstance(where, str) and is_url(where):
+        return StoredJournal(_open_postgres(where), where, settings, clock, redact, proxy)
+    return StoredJournal(_open_file(Path(where), clock), where, settings, clock, redact)
 
 
-class SharedJournal(StoredJournal):
-    """A journal in PostgreSQL, which several proxies write. Raises SettingsError if it cannot be used."""
+def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
+    advice = "move it away, or set journal.enabled = false"
+    try:
+        return open_or_replace(path, clock)
+    except SchemaVersionError as error:
+        found = f"another version of kvproxy created the journal {path} (schema version {error.found})"
+        raise SettingsError(f"{found}: {advice}") from None
+    except (sqlite3.Error, OSError) as error:
+        raise SettingsError(f"cannot open the journal {path}: {error}; {advice}") from None
 
-    def __init__(
-        self,
-        url: str,
-        proxy: str,
-        settings: JournalSettings,
-        clock: Callable[[], float] = time.time,
-        redact: Redactor | None = None,
-    ) -> None:
-        # Only this journal requires the driver.
-        from kvproxy.journal.databases.postgres import PostgresJournalDatabase
 
-        database = PostgresJournalDatabase(url, writable=True)
-        try:
-            database.connect()
-        except JournalFailed as error:
-            raise SettingsError(
-                f'cannot open the journal in {database.name} ({error}): start PostgreSQL, or set journal.store = "file"'
-            ) from None
-        super().__init__(database, url, settings, clock, redact, proxy)
+def _open_postgres(url: str) -> JournalDatabase:
+    # Only this journal requires the driver.
+    from kvproxy.journal.databases.postgres import PostgresJournalDatabase
+
+    database = PostgresJournalDatabase(url, writable=True)
+    try:
+        database.connect()
+    except JournalFailed as error:
+        raise SettingsError(
+            f'cannot open the journal in {database.name} ({error}): start PostgreSQL, or set journal.store = "file"'
+        ) from None
+    return database
 
 
 def open_journal(
@@ -275,11 +305,7 @@ def open_journal(
     """
     if not settings.enabled:
         return Journal()
-    journal: StoredJournal
-    if is_url(where):
-        journal = SharedJournal(where, proxy, settings, clock, redact)
-    else:
-        journal = FileJournal(Path(where), settings, clock, redact)
+    journal = open_stored_journal(where, settings, clock, redact, proxy)
 
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()

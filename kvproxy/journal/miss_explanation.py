@@ -17,20 +17,17 @@ _MAX_COMPARED_TEXTS = 200
 _MAX_SHOWN = 60
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
 RegionLoader = Callable[[int], Mapping[str, Json] | None]
-"""Returns the content of each region of a prompt (see `Regions`) by its name, given the number of the prompt in the journal.
-
-Returns None if the contents are not stored.
-"""
+"""Returns the contents of a prompt's regions by name, given the prompt's number; None if they are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A region (see `Regions`) in which a request differs from an earlier request.
+    """A region (see `Regions`) in which two requests differ.
 
     Attributes:
         offset: number of equal characters before the difference; None if unknown.
-        before, after: text at the difference in the earlier request and in the later one. None if the text is not stored, or if
-            the request does not have the region.
+        before, after: different text of the earlier and of the later request. None if it is not stored, or if the request does
+            not have the region.
     """
 
     region: str
@@ -44,9 +41,9 @@ class PromptDivergence:
     """The end of a prompt's longest common prefix with an earlier prompt.
 
     Attributes:
-        earlier: request id of the earlier prompt.
+        earlier: id of the earlier request.
         shared: number of regions (see `Regions`) in the common prefix.
-        region: name of the first region after the common prefix; None if the earlier prompt contains the whole prompt.
+        region: name of the next region; None if the earlier prompt contains the whole prompt.
     """
 
     earlier: str
@@ -59,10 +56,10 @@ class MissExplanation:
     """The cause of a cache miss.
 
     Attributes:
-        cause: the first changed region (see `Regions`), or else the record's reason token without `miss-`.
-        earlier: record of the most similar earlier request; None if no earlier request is similar.
-        differences: regions that differ from the most similar earlier request.
-        turn: the request's turn in its session; None if the request did not reach the backend.
+        cause: name of the first changed region, or else the record's reason token without `miss-`.
+        earlier: the most similar earlier request; None if no request is similar.
+        differences: regions that differ from `earlier`.
+        turn: None if the request did not reach the backend.
     """
 
     record: Record
@@ -169,13 +166,13 @@ def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Map
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
-    """Return the length of the common prefix in characters, and of the common suffix of the rest."""
+    """Return the length of the common prefix, and of the common suffix of the rest."""
     start = common_prefix_length(old, new)
     return start, common_prefix_length(old[start:][::-1], new[start:][::-1])
 
 
 def comparable_texts(before: Json, after: Json) -> tuple[str, str]:
-    """Return two regions' contents as texts; of two messages that differ only in `content`, return the contents alone."""
+    """Return two regions as texts. Two messages that differ only in their text are returned without their other fields."""
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = field(before, "content"), field(after, "content")
         if isinstance(old, str) and isinstance(new, str) and {**before, "content": new} == after:
@@ -192,7 +189,7 @@ def _shorten(text: str) -> str:
 
 
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
-    """Return the explanation as sentences. They quote requests, so the caller must escape them."""
+    """Return the explanation as sentences, which quote requests unescaped."""
     record = explanation.record
     sentences = [meaning_of(record.reason)]
     if record.removed_at is not None:

@@ -1,4 +1,4 @@
-"""Forecasts hit rates of a prefix cache for other pool sizes and for a tier, from the prompts since the start."""
+"""Forecasts the hit rate of an engine's prefix cache for other pool sizes, from the prompts since the start."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,7 @@ from kvproxy.blocks.reuse_distance import LiveHitCurve
 _FACTORS = {"half": 0.5, "current": 1.0, "double": 2.0, "quadruple": 4.0}
 _UNLIMITED_TOKENS = 1e12
 _CHART_STEPS = 16
-_TIER_BYTES_PER_SECOND = 20 * 2**30
-"""Bandwidth between host memory and GPU over PCIe 4.0."""
+_TIER_BYTES_PER_SECOND = 20 * 2**30  # Host memory to GPU over PCIe 4.0.
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +17,8 @@ class ForecastPoint:
     Attributes:
         name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.
         pool_tokens: size in tokens; None for an unlimited pool.
-        hit_rate: share of the prompt tokens that would be found in the pool or in the tier, 0 to 1.
-        ttft_ms: change of the mean time to the first token from the current pool; None if unknown.
+        hit_rate: share of the prompt tokens that would be reused, 0 to 1.
+        ttft_ms: mean time to the first token, minus that of the current pool; None if unknown.
     """
 
     name: str
@@ -35,10 +34,9 @@ class PoolForecast:
     Attributes:
         engine: URL of the upstream; empty for the embedded engine.
         requests, prompt_tokens: number of prompts since the start, and of their tokens.
-        measured_hit_rate: share of the prompt tokens that the engine reused; None if the engine does not report reuse.
-        pool_tokens: size of the pool in tokens; None if the engine does not report it.
-        points: forecasts for all sizes; only for an unlimited pool and the tier if the size of the pool is unknown.
-        chart: hit rates by pool size, as pairs of a size in tokens and a rate.
+        measured_hit_rate: share of the prompt tokens that the engine reused; None if it does not report reuse.
+        pool_tokens: size of the pool; None if the engine does not report it. `points` then lack `half` to `quadruple`.
+        chart: pairs of a pool size in tokens and its hit rate.
     """
 
     engine: str
@@ -59,13 +57,11 @@ def forecast(
     token_bytes: float | None = None,
     tier_bytes: float | None = None,
 ) -> PoolForecast:
-    """Forecast the pools of an engine.
+    """Forecast the hit rates of an engine. None stands for an unknown value.
 
     Args:
-        curve: hit rates by pool size, from the prompts since the start.
-        num_blocks: size of the pool in blocks, with the null block; None if the engine does not report it.
-        block_tokens: tokens in a block; None if the engine does not report it.
-        token_seconds: prefill time of a token; None if unknown.
+        num_blocks, block_tokens: blocks in the pool (with the null block), and tokens in a block.
+        token_seconds: prefill time of a token.
         token_bytes, tier_bytes: KV bytes of a token, and size of a tier in host memory; None omits the tier.
     """
     pool_tokens = (num_blocks - 1) * block_tokens if num_blocks and block_tokens else None
@@ -84,9 +80,6 @@ def forecast(
     points.append(point("unlimited", None))
     if token_bytes and tier_bytes:
         points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))
-    chart = [
-        (size, curve.hit_rate(size))
-        for step in range(_CHART_STEPS)
-        for size in (max(1, curve.max_prompt_tokens) * 2**step,)
-    ]
+    sizes = [max(1, curve.max_prompt_tokens) * 2**step for step in range(_CHART_STEPS)]
+    chart = [(size, curve.hit_rate(size)) for size in sizes]
     return PoolForecast(engine, curve.requests, curve.tokens, curve.measured_hit_rate, pool_tokens, points, chart)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed, open_to_read
+from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.string_ids import StringIds
@@ -34,11 +34,11 @@ class Query:
 
     Attributes:
         since, until: seconds since the epoch.
-        reason: beginning of the reason token (see `reasons.py`).
+        reason: beginning of the reason token.
         where: SQL condition over the view `requests`.
         after, before: exclusive bounds of `Record.number`.
         judged: only requests whose semantic lookup compared a stored question.
-        limit: maximum number of records, the newest.
+        limit: maximum number of records; the newest are returned.
     """
 
     since: float | None = None
@@ -59,13 +59,13 @@ class RequestGroup:
     """Sums over the requests of a group, for example of one tenant.
 
     Attributes:
-        name: the common value of the requests; of a prompt, the beginning of its question, or else its number.
-        entry: id of the stored response, if the group is a prompt.
+        name: the tenant's name, for example; of a prompt, the beginning of its question, or else its number.
+        entry: id of the stored response; None if the group is not a prompt.
         cached: number of requests with a cached response.
         computed, generated: number of prompt tokens and of response tokens that the backend computed.
-        seconds: total time of the requests to the backend.
-        prompt: number of the prompt; None for other groups.
-        differs_in: for prompts with equal questions, the parts of the requests (see `Regions`) that differ.
+        seconds: total duration of the requests to the backend.
+        prompt: number of the prompt; None if the group is not a prompt.
+        differs_in: names of the request fields in which prompts with the same question differ.
     """
 
     name: str
@@ -91,7 +91,7 @@ class PromptCount:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Number of requests by layer, in each of consecutive time spans of `step` seconds from `start` (seconds since the epoch)."""
+    """Number of requests by layer in time spans of `step` seconds; the first begins at `start` (seconds since the epoch)."""
 
     start: float
     step: float
@@ -103,14 +103,12 @@ class Series:
     """Statistics of the requests in consecutive time spans.
 
     Attributes:
-        start: start of the first time span, in seconds since the epoch.
-        step: length of a time span in seconds.
+        start, step: start of the first time span (seconds since the epoch), and length of each time span in seconds.
         counts: number of requests in each time span, by layer or reason.
-        prompt_tokens, reused_tokens: tokens of the prompts for which the backend reported its reuse.
-        first_ms: median time to the first byte over all time spans, by layer or reason.
-        cached_ms: median and 95th percentile of the time to the first byte in each time span, for responses of the caches; None
-            without a request.
-        backend_ms: the same for responses of the backend.
+        prompt_tokens, reused_tokens: sums in each time span, for prompts whose reuse the backend reported.
+        first_ms: median time to the first byte, by layer or reason.
+        cached_ms, backend_ms: median and 95th percentile of the time to the first byte in each time span, for cached responses
+            and for responses of the backend; None without a request.
     """
 
     start: float
@@ -125,10 +123,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TotalRow:
-    """Sums over the requests of a group that have the same layer, model, and tenant.
+    """Sums over the requests of a group with the same layer, model, and tenant.
 
-    Attributes:
-        saved_seconds: durations of the original responses, minus the durations of the hits that replayed them.
+    `saved_seconds` is the duration of the original responses, minus the duration of the hits that replayed them.
     """
 
     name: str
@@ -143,14 +140,10 @@ class TotalRow:
 
 
 class JournalReader:
-    """Reads a journal. Raises NotFound if it does not exist.
+    """Reads a journal in a file or at a URL of PostgreSQL. Raises NotFound if it does not exist."""
 
-    Args:
-        where: a file, a URL of PostgreSQL, or an open database.
-    """
-
-    def __init__(self, where: "str | Path | JournalDatabase") -> None:
-        self._database = open_to_read(where) if isinstance(where, str | Path) else where
+    def __init__(self, where: str | Path) -> None:
+        self._database = open_to_read(where)
         self.name = self._database.name
         self._strings = StringIds(self._database)
 
@@ -163,10 +156,7 @@ class JournalReader:
         return self._select(f"{condition} order by number desc{limit}", values)
 
     def find(self, name: str) -> Record:
-        """Return the last record that `name` identifies. Raises NotFound.
-
-        `name` is a request id, the beginning of one, or a record number.
-        """
+        """Return the last record with a request id, the beginning of a request id, or a record number. Raises NotFound."""
         tries: list[tuple[str, object]] = [("request_id = ?", name)]
         if name.isdecimal() and len(name) < 16:
             tries.append(("number = ?", int(name)))
@@ -180,7 +170,7 @@ class JournalReader:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Return sums by group. `order` puts groups with the most requests first, or with the most time of the backend."""
+        """Return sums by group; the groups with the most requests, or with the most time of the backend, come first."""
         condition, values = _where_sql(query)
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
@@ -205,7 +195,6 @@ class JournalReader:
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
     def layer_counts(self, query: Query) -> LayerCounts:
-        """Count the requests by layer in at most 60 equal time spans."""
         condition, values = _where_sql(query)
         condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
@@ -229,12 +218,7 @@ class JournalReader:
         return [PromptCount(*row) for row in self.rows(sql, [])]
 
     def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
-        """Return statistics of the clients' requests in `spans` time spans of `step` seconds.
-
-        Args:
-            by: groups `Series.counts` and `Series.first_ms`.
-            start: seconds since the epoch.
-        """
+        """Return statistics of the clients' requests in `spans` time spans, from `start` (seconds since the epoch) on."""
         end = start + step * spans
         first, last = self.first_number_since(start), self.first_number_since(end)
         condition = f" where number >= ? and time >= ? and time < ? and layer not in {_PROXY}"
@@ -279,21 +263,21 @@ class JournalReader:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
     def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Sum the requests by group, layer, model, and tenant from the day `since`, such as 2026-11-21; None sums all days."""
+        """Return sums from the UTC day `since`, such as 2026-11-21, on; None sums all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[4:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
         sql = f"select {by}, layer, model, tenant, {sums} from totals where {counted} and day >= ? group by 1, 2, 3, 4"
         return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
 
     def last_uses(self) -> dict[str, float]:
-        """Return the time of each client's last request in seconds since the epoch, by the client's name."""
+        """Return the time of each client's last request (seconds since the epoch), by the client's name."""
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
         return dict(self.rows(sql, []))
 
     def backend_prompts(self) -> Iterator[tuple[float, str, int, int, int | None, Regions]]:
         """Yield the prompts that reached the backend, oldest first.
 
-        An item is: time, tenant, prompt tokens, response tokens, reused tokens (None if unknown), and regions.
+        An item has the time, the tenant, numbers of prompt, response, and reused tokens (None if unknown), and the regions.
         """
         sql = (
             "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens, p.regions, p.shape,"
@@ -308,7 +292,7 @@ class JournalReader:
         return self._strings.regions(*rows[0]) if rows else None
 
     def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return the number and `Regions` of each distinct other prompt in the `limit` records before a record, newest first."""
+        """Return the other prompts of the last `limit` records before a record, newest first, by their numbers."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"
@@ -318,7 +302,7 @@ class JournalReader:
         return [(number, self._strings.regions(digests, shape)) for number, digests, shape in rows]
 
     def last_record_before(self, number: int, prompt: int) -> Record | None:
-        """Return the last record of a prompt whose number is below `number`."""
+        """Return the last record of a prompt before the record `number`."""
         latest = self._select(" where number < ? and prompt = ? order by number desc limit 1", [number, prompt])
         return next(iter(latest), None)
 
@@ -327,17 +311,14 @@ class JournalReader:
         return [Record(*row) for row in self.rows(sql, values)]
 
     def entry_id(self, prompt: int) -> str | None:
-        id: str | None = self._value("entry", prompt)
-        return id
+        """Return the id of the stored response to a prompt."""
+        rows = self.rows("select entry from prompts where number = ?", [prompt])
+        return rows[0][0] if rows else None
 
     def contents(self, prompt: int) -> JsonObject | None:
-        """Return the content of each region of a prompt by name; None if the setting `journal.text` does not store it."""
-        compressed = self._value("whole", prompt)
-        return None if compressed is None else as_object(loads(zlib.decompress(compressed)))
-
-    def _value(self, column: str, prompt: int) -> Any:
-        rows = self.rows(f"select {column} from prompts where number = ?", [prompt])
-        return rows[0][0] if rows else None
+        """Return the contents of a prompt's regions by name; None if the setting `journal.text` does not store them."""
+        rows = self.rows("select whole from prompts where number = ? and whole is not null", [prompt])
+        return as_object(loads(zlib.decompress(rows[0][0]))) if rows else None
 
     def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return the rows of an SQL query. Raises InvalidRequest for invalid SQL, KvproxyError for an unreadable journal."""

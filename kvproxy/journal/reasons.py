@@ -90,8 +90,8 @@ _STATUSES = {
     504: "error-upstream",
     499: "disconnected-waiting",
 }
+# Statuses with which an upstream rejects the client's request. 401 and 403 may concern the operator's key instead.
 _INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
-"""Statuses with which an upstream rejects the client's request. 401 and 403 may concern the operator's key instead."""
 
 
 def reason_of_status(status: int) -> str:
@@ -108,10 +108,7 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange, as far as it does not depend on earlier requests.
-
-    `RecordWriter` replaces `miss-new` if an earlier request explains the miss.
-    """
+    """Return the reason token of an exchange; `miss-new` for a miss that only earlier requests may explain."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_disconnected:
@@ -136,7 +133,7 @@ def reason_of(exchange: Exchange) -> str:
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
-    """Return the stored question that decided a semantic lookup; None without a lookup or a compared question."""
+    """Return the stored question that decided a semantic lookup; None if no question was compared."""
     return None if lookup is None else lookup.decisive_candidate("not compared", "expired")
 
 
@@ -163,7 +160,7 @@ def meaning_of(token: str) -> str:
 
 
 def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
-    """Return the reason token of a miss that neither a similar request nor a removed response explains.
+    """Return the reason token of a miss without a removed response and without a similar earlier request.
 
     Args:
         asked_before: an earlier equal request is in the journal.

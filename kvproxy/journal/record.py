@@ -18,10 +18,10 @@ Layer = Literal[
     "revalidated",
     "warming",
 ]
-"""Source of a response: a value of `exchange.Layer`, or one of three others.
+"""Source of a response, as in `exchange.Layer`, or `shared`, `prefix`, or `warming`.
 
-`shared`: the response to an identical request in flight. `prefix`: a backend that reused a part of the prompt. `warming`: any
-source, for a request that warms a cache.
+`shared`: an identical request in flight. `prefix`: a backend that reused a part of the prompt. `warming`: any source, for a
+request that warms a cache.
 """
 MAX_REQUEST_ID = 128
 _CLIENT = "client:"
@@ -29,28 +29,7 @@ _CLIENT = "client:"
 
 @dataclass(slots=True)
 class Record:
-    """One request. A field is None if its value is unknown or its step did not happen.
-
-    Attributes:
-        time: arrival, in seconds since the epoch.
-        tenant: `client:NAME`, a digest of the headers that name a user, both, or `public`.
-        upstream: URL of the server that responded.
-        layer, reason: source of the response, and its reason token; see `reasons.py`.
-        changed: names of regions (see `Regions`) that differ from an earlier request with the same question.
-        removed_at: time when the stored response of an equal request was removed, in seconds since the epoch.
-        entry: id of the stored response.
-        near: id of the stored response whose question decided the semantic lookup.
-        similarity, score, error, guard: scores of that question, and the guard that vetoed it; see `Decision`.
-        predicted_tokens: reused prompt tokens, as the mirror of the upstream's cache predicted them.
-        reused_tokens: reused prompt tokens, as the backend reported them.
-        exact_ms, semantic_ms: duration of the exact and of the semantic lookup.
-        backend_ms: time from the end of the lookups until the backend's response began.
-        first_ms, total_ms: time from arrival until the response to the client began, and until it ended.
-        prompt: number of the prompt; equal requests have the same number.
-        against: prompt number of the earlier request to which `changed` refers.
-        text: beginning of the question, if `journal.text` allows storing it.
-        proxy: name of the proxy, if several proxies write the journal.
-    """
+    """One request; docs/records.md describes the fields. None means unknown, or that the step did not happen."""
 
     number: int
     time: float
@@ -90,7 +69,7 @@ class Record:
 
 
 def record_of(exchange: Exchange) -> Record:
-    """Return the record of an exchange. `RecordWriter` sets its number and the fields that depend on earlier requests."""
+    """Return the record of an exchange, without its number and the fields that depend on earlier requests."""
     request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
     reason = reason_of(exchange)
     prefix = exchange.prefix if hit is None else None
@@ -134,7 +113,7 @@ def record_of(exchange: Exchange) -> Record:
 
 
 def is_warmed_by_backend(exchange: Exchange) -> bool:
-    """Return whether a request warmed a cache with a response that the backend computed."""
+    """Whether a request warmed a cache with a response that the backend computed."""
     is_computed = exchange.layer == "forward" and not exchange.was_collapsed
     return exchange.is_warming and is_computed and exchange.status < 400
 
@@ -169,7 +148,7 @@ def _milliseconds(start: float, end: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordWithQuestions:
-    """A record, its question, and the stored question that was compared with it; None if unknown."""
+    """A record with its question, and the stored question that was compared with it; None if unknown."""
 
     record: Record
     question: str | None

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import Redactor
-from kvproxy.journal.cache_history import CacheHistory, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
+from kvproxy.journal.cache_history import CacheHistory, Event, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
-from kvproxy.journal.event_queue import Event
 from kvproxy.journal.reasons import reason_of_unexplained_miss
 from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
 from kvproxy.journal.request_regions import Regions, regions_of

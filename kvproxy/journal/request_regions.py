@@ -15,13 +15,13 @@ _OUTSIDE_BODY = ("tenant", "backend", "namespace", "query", "fields", "api")
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """The parts of a request on which its response depends, called regions, in the order of a chat template.
+    """The parts of a request that can change its response, called regions, in the order of a chat template.
 
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         digests: digest of each region's content.
-        question: index of the region with the question: the last message, the prompt, or the input; None without one.
-        sizes: size of each region's content in bytes; empty if the regions were read from the journal.
+        question: index of the last message, the prompt, or the input; None if the request has none of them.
+        sizes: size of each region in bytes; empty if it was not read from the journal.
     """
 
     names: tuple[str, ...]
@@ -34,9 +34,9 @@ class Regions:
         return [own or before for before, own in self.changes_since(other)]
 
     def changes_since(self, earlier: "Regions") -> list[tuple[str, str]]:
-        """Return the names of each differing region in the earlier request and in this one; "" for a missing region.
+        """Return pairs of names of differing regions, in the earlier request and in this one; "" for a missing region.
 
-        Messages are aligned as in a diff: if one was inserted, the messages after it do not differ.
+        Messages are aligned as in a diff: an inserted message changes no other message.
         """
         old, new = earlier._regions_by_field(), self._regions_by_field()
         changes: list[tuple[str, str]] = []
@@ -91,7 +91,7 @@ def _body_items(body: JsonObject) -> Iterator[tuple[str, Json]]:
 
 
 def request_body_of(parts: JsonMap) -> JsonObject:
-    """Build a request body from the contents of its regions by name. It lacks fields that the exact key ignores."""
+    """Build a request body from its regions by name, without the fields that the exact key ignores."""
     body: JsonObject = {}
     lists: dict[str, list[Json]] = {}
     for name, value in parts.items():
@@ -106,10 +106,7 @@ def request_body_of(parts: JsonMap) -> JsonObject:
 def regions_of(
     key_parts: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None
 ) -> Regions:
-    """Return the regions of a request from its `CacheKey.parts`.
-
-    `collect` receives the digest and the JSON of each region.
-    """
+    """Return the regions of a request from its `CacheKey.parts`; `collect` receives the digest and the JSON of each."""
     names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(region_items(key_parts)):
         content = dumps(value, sort_keys=True)

@@ -14,7 +14,7 @@ _MAX_QUESTION = 2_000
 
 
 def stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
-    """Return the beginning of the question, and the compressed contents of all regions; None for a text that must not be stored.
+    """Return the beginning of the question, and the compressed JSON of all regions; None if it must not be stored.
 
     `default_mode` is the setting `journal.text`, which a rule may override.
     """

@@ -15,7 +15,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key, tenant_of
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
 from kvproxy.journal.sessions.ledger import EarlierPrefix, lost_tokens
@@ -120,7 +120,7 @@ def _turns_of_requests(
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         path = Path(folder) / FILE
         settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
-        with closing(FileJournal(path, settings)) as journal:
+        with closing(open_stored_journal(path, settings)) as journal:
             for number, request in enumerate(requests, 1):
                 exchange = _finished_exchange(request, number)
                 if exchange is None:

@@ -13,20 +13,17 @@ TENANT_HEADERS = tuple(
 class AccessSettings(Section):
     """Access to the proxy."""
 
-    origins: tuple[str, ...] = Field(
-        (), description="Origins of web pages that may call the proxy, such as https://chat.example.org; * allows all."
-    )
+    origins: tuple[str, ...] = Field((), description="Origins of web pages that may call the proxy; * allows all.")
     open: bool = Field(False, description="Accept all clients beyond loopback without API keys.")
     hosts: tuple[str, ...] = Field(
-        (), description="Public host names of the proxy. IP addresses, localhost, and private names need no entry."
+        (), description="Public host names. IP addresses, localhost, and private names need no entry."
     )
     priorities: Literal["tenant", "all"] = Field(
         "tenant",
-        description="Requests that `priority` is compared with: of the tenant, or all; with all, blocks of low priority"
-        " are evicted first.",
+        description="Requests that `priority` orders: the tenant's, or all. With all, it orders the eviction of blocks, too.",
     )
     tenant_headers: tuple[str, ...] = Field(
-        TENANT_HEADERS, description="Headers that identify tenants; tenants do not share responses."
+        TENANT_HEADERS, description="Headers that identify tenants, who share no responses."
     )
 
 
@@ -39,18 +36,12 @@ class ClientSettings(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the client.")
     key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the API key in hexadecimal.")
-    previous_key_sha256: str | None = Field(
-        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key before a rotation."
-    )
-    previous_key_expires: float | None = Field(
-        None, description="Expiry of the previous key, in seconds since the epoch."
-    )
+    previous_key_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 before a rotation.")
+    previous_key_expires: float | None = Field(None, description="Its expiry in seconds since the epoch.")
     requests_per_minute: int | None = Field(None, ge=1, description="Maximum requests per minute.")
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
-    stored_bytes: Bytes | None = Field(
-        None, ge=0, description="Maximum size of stored responses; beyond it, its own least useful are evicted."
-    )
+    stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")
 
     def accepts(self, digest: str, now: float) -> bool:
         if digest == self.previous_key_sha256:

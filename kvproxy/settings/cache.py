@@ -24,70 +24,53 @@ class CacheSettings(Section):
         None,
         ge=0.0,
         le=1.0,
-        description="Minimum cosine similarity of a semantic hit; by default 0.6, or 0.95 for the policy threshold.",
+        description="Minimum cosine of a semantic hit; by default 0.6, or 0.95 for the policy threshold.",
     )
     guards: bool = Field(True, description="Let guards veto semantic hits, for example by negation or numbers.")
     verifier: str = Field(
         "built-in",
-        description="Model that compares both questions: built-in, a CrossEncoder's folder or id, or none (not for checked).",
+        description="Model that compares questions: built-in, a CrossEncoder's folder or id, or none (not for checked).",
     )
     languages: tuple[str, ...] | None = Field(
         None,
-        description="Languages of the embedder as ISO 639-1 codes, or * for all; other questions have exact hits only. By"
-        " default en, and * for the embedder multilingual.",
+        description="ISO 639-1 codes of the embedder's languages, or * for all; other questions have exact hits only. By"
+        " default en, or * for the embedder multilingual.",
     )
     min_probability: float = Field(
         0.8,
         ge=0.0,
         le=1.0,
-        description="Minimum verifier probability of the policy checked, and of learned before it has enough observations.",
+        description="Minimum verifier probability for the policy checked, and for learned until it is trained.",
     )
-    conversations: bool = Field(
-        True, description="Match conversations with reworded earlier questions and equal earlier answers."
-    )
-    max_error: float = Field(
-        0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits, for the policy learned."
-    )
+    conversations: bool = Field(True, description="Match conversations with reworded earlier questions.")
+    max_error: float = Field(0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits for learned.")
     lookup_timeout: Seconds = Field(
         0.1,
         ge=0.0,
-        description="Timeout of a semantic lookup, after which the request is forwarded; ten times as long while no other"
-        " lookup runs.",
+        description="Timeout of a semantic lookup, tenfold while no other runs; then the request is forwarded.",
     )
     shadow: bool = Field(False, description="Count semantic hits without serving them.")
     judge: Literal["similarity", "equality", "model", "none"] = Field(
-        "similarity", description="How fresh responses are compared with cached ones that were not served."
+        "similarity", description="How fresh responses are compared with unserved cached ones."
     )
-    judge_similarity: float = Field(
-        0.9, ge=0.0, le=1.0, description="Minimum cosine similarity of two equal responses."
-    )
+    judge_similarity: float = Field(0.9, ge=0.0, le=1.0, description="Minimum cosine of two equal responses.")
     ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
-    max_ttl: Seconds | None = Field(
-        None, gt=0, description="Maximum value of x-kvproxy-ttl; by default 30d, or the ttl of the request's rule."
-    )
+    max_ttl: Seconds | None = Field(None, gt=0, description="Maximum x-kvproxy-ttl; by default 30d, or the rule's ttl.")
     stale_while_revalidate: Seconds = Field(
-        0.0, ge=0, description="Time after expiry in which a response is served while it is revalidated (RFC 5861)."
+        0.0, ge=0, description="Time after expiry to serve while revalidating (RFC 5861)."
     )
     stale_if_error: Seconds = Field(
-        0.0,
-        ge=0,
-        description="Time after expiry in which a response is served if the upstream fails or returns 500 or above (RFC 5861).",
+        0.0, ge=0, description="Time after expiry to serve if the upstream fails (RFC 5861)."
     )
     max_response_bytes: Bytes = Field(
-        8 * 2**20,
-        ge=1,
-        description="Maximum size of a response that is stored, or shared between identical requests in flight.",
+        8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."
     )
-    shared: bool = Field(
-        False, description="Share responses between all API keys; by default each key is a tenant of its own."
-    )
+    shared: bool = Field(False, description="Share responses between API keys; by default each key is a tenant.")
     max_entries: int | None = Field(
-        None, ge=1, description="Maximum number of stored responses; beyond it, the least useful are evicted."
+        None, ge=1, description="Maximum responses; beyond it, the least useful are evicted."
     )
     max_bytes: Bytes | None = Field(
-        None,
-        ge=1,
-        description="Maximum size of requests, responses and vectors; beyond it, the least useful are evicted.",
+        None, ge=1, description="Maximum size of requests, responses and vectors; see max_entries."
     )
 
     def languages_of(self, embedder: str) -> tuple[str, ...]:

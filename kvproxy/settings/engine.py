@@ -12,22 +12,19 @@ class EngineSettings(Section):
     block_size: int = Field(16, ge=1, description="Tokens in one KV block.")
     num_blocks: int | None = Field(None, ge=2, description="Blocks in the pool; by default computed from kv_memory.")
     kv_memory: ShareOrBytes = Field(
-        0.5, gt=0, description="Memory of the pool: a share of free device memory up to 1, or a size such as 2GiB."
+        0.5, gt=0, description="Memory of the pool: a size such as 2GiB, or a share (up to 1) of free device memory."
     )
     max_num_batched_tokens: int = Field(2048, ge=1, description="Maximum tokens per scheduler step.")
     max_num_seqs: int = Field(64, ge=1, description="Maximum sequences per scheduler step.")
-    max_model_len: int | None = Field(
-        None, ge=1, description="Maximum tokens of a sequence; by default the model's limit."
-    )
+    max_model_len: int | None = Field(None, ge=1, description="Maximum tokens of a sequence; by default the model's.")
     device: str = Field("auto", description="Device of the model: auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of weights and KV; auto selects bfloat16 on CUDA and for large models on suitable"
-        " CPUs, else float32.",
+        description="Number format; auto is bfloat16 on CUDA and for large models on suitable CPUs, else float32.",
     )
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="int8 stores weights in 8 bits: faster on a CPU with few clients, with slightly different responses.",
+        description="int8 stores weights in 8 bits: faster on a CPU with few clients, slightly different responses.",
     )
     lora: dict[str, Path] = Field(default_factory=dict, description="Folders of LoRA adapters by model name.")
     prefill_attention: Literal["auto", "sdpa", "varlen"] = Field(
@@ -37,31 +34,25 @@ class EngineSettings(Section):
         "auto", description="Attention kernel of decoding: sdpa anywhere, triton on CUDA."
     )
     cuda_graphs: bool = Field(True, description="Capture decoding steps as CUDA graphs at startup; needs triton.")
-    threads: int | None = Field(
-        None, ge=1, description="CPU threads of the model; by default OMP_NUM_THREADS, or one per core."
-    )
+    threads: int | None = Field(None, ge=1, description="CPU threads; by default OMP_NUM_THREADS, or one per core.")
     num_speculative_tokens: int = Field(
-        0, ge=0, le=32, description="Tokens per step of speculative decoding from the request's text; 0 disables it."
+        0, ge=0, le=32, description="Tokens per step of speculative decoding; 0 disables it."
     )
     batch_invariant: bool = Field(
-        False,
-        description="Compute logits that are identical with and without cached blocks, bit for bit. Slow; no speculative"
-        " decoding.",
+        False, description="Compute the same logits with and without cached blocks, bit for bit. Slow."
     )
     eviction_policy: Literal["lru", "s3fifo", "sessions"] = Field(
-        "lru",
-        description="Eviction policy; sessions evicts the blocks of the conversation that is least likely to return soon.",
+        "lru", description="Eviction policy; sessions evicts the conversation that is least likely to return soon."
     )
     cached_windows: Literal["all", "last"] = Field(
         "last",
-        description="Cached blocks of sliding-window layers: all, or the last window of each prompt and shared prefix, as"
-        " in vLLM 0.32.",
+        description="Cached blocks of sliding-window layers: all, or the last window of each prompt and shared prefix.",
     )
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
-        "sha256_cbor", description="Algorithm of block hashes, with the names of vLLM."
+        "sha256_cbor", description="Algorithm of block hashes, named as in vLLM."
     )
     kv_events: str | None = Field(
-        None, description="Address to publish KV events at, such as tcp://127.0.0.1:5557. Events contain prompt tokens."
+        None, description="Address for KV events, which contain prompt tokens: tcp://127.0.0.1:5557."
     )
     kv_replay: str | None = Field(None, description="Address to replay missed KV events at.")
     kv_topic: str = Field("", description="Topic of KV events.")
@@ -79,9 +70,7 @@ class TierSettings(Section):
     redis_timeout: Seconds = Field(0.5, gt=0, description="Timeout of Redis.")
     redis_ttl: Seconds | None = Field(86_400.0, gt=0, description="Time until a chunk expires in Redis.")
     chunk_tokens: int = Field(256, ge=1, description="Tokens in a chunk, a multiple of engine.block_size.")
-    load_timeout: Seconds = Field(
-        5.0, gt=0, description="Time without progress until a request computes the blocks itself."
-    )
+    load_timeout: Seconds = Field(5.0, gt=0, description="Time without progress until a request computes its blocks.")
 
     @property
     def enabled(self) -> bool:

@@ -33,12 +33,9 @@ class SettingConflicts(ValueError):
 def explain_invalid_settings(
     error: ValidationError, settings: Sequence[str], flags: Mapping[str, Any], file: Path
 ) -> list[str]:
-    """Return one line per invalid setting.
+    """Return one line per invalid setting. `settings` are the names of all settings, such as `cache.ttl`.
 
-    Args:
-        settings: names of all settings, such as `cache.ttl`.
-        flags: values of command-line flags, nested by section.
-        file: kvproxy.toml, which may be missing.
+    `flags` are values of command-line flags, nested by section. The file is kvproxy.toml, which may be missing.
     """
     text = file.read_text() if file.is_file() else ""
     lines = []
@@ -125,9 +122,7 @@ def _find_variable(path: SettingPath) -> str | None:
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return one line per unknown variable `KVPROXY_NAME` whose name resembles a setting outside the sections.
 
-    Args:
-        settings: names of all settings, such as `cache.ttl`.
-        known: names of valid variables that are no settings, in lower case and without `KVPROXY_`.
+    `known` are valid variables that are no settings, in lower case and without `KVPROXY_`.
     """
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):

@@ -13,10 +13,10 @@ class PriceSettings(Section):
     input: float = Field(0.0, ge=0, description="Price of prompt tokens.")
     cached: float | None = Field(None, ge=0, description="Price of reused prompt tokens; by default input.")
     write_5m: float | None = Field(
-        None, ge=0, description="Price of prompt tokens that the provider stores for five minutes; by default input."
+        None, ge=0, description="Price of tokens that are stored for five minutes; by default input."
     )
     write_1h: float | None = Field(
-        None, ge=0, description="Price of prompt tokens that the provider stores for one hour; by default input."
+        None, ge=0, description="Price of tokens that are stored for one hour; by default input."
     )
     storage: float = Field(0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini.")
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
@@ -42,18 +42,18 @@ class JournalSettings(Section):
     enabled: bool = Field(True, description="Record each request.")
     store: Literal["file", "postgres"] | None = Field(
         None,
-        description="file is journal.db in the data folder; postgres is the store's database, for all proxies on it, and"
-        " the default there.",
+        description="journal.db in the data folder, or the store's PostgreSQL, for all proxies on it; by default where"
+        " the store is.",
     )
     max_rows: int = Field(
         1_000_000,
         ge=1,
-        description="Maximum number of records; the oldest are deleted first, in PostgreSQL by whole days. Totals stay.",
+        description="Maximum records, without totals; the oldest are deleted, in PostgreSQL by whole days.",
     )
     retention: Seconds = Field(30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
-        description="Recorded text: none; the first 200 characters of the question, for semantic hits or for all requests"
+        description="Recorded text: none; 200 characters of the question for semantic hits or for all requests"
         " (beginning); or all. With an encrypted store none.",
     )
     currency: str = Field("USD", min_length=1, max_length=8, description="Currency of the prices.")
@@ -75,13 +75,7 @@ MILLION = 1_000_000
 
 
 def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the price of a prompt in the prices' currency.
-
-    Args:
-        prompt: number of tokens in the prompt.
-        reused: number of these tokens that the provider read from its cache.
-        written_5m, written_1h: number of tokens that the provider wrote to its cache, for five minutes and for one hour.
-    """
+    """Return the price of a prompt, from the number of its tokens, and of those that the provider reused and wrote."""
     plain = max(0, prompt - reused - written_5m - written_1h)
     paid = (
         reused * price.price_of_reuse
@@ -93,12 +87,11 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
 
 
 def storage_price(price: PriceSettings, token_hours: float) -> float:
-    """Return the price of storing tokens in the provider's cache. `token_hours` is the number of tokens times hours."""
     return token_hours * price.storage / MILLION
 
 
 def price_lost_per_token(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the mean amount that reuse would save per computed token. Arguments are those of `input_price`."""
+    """Return the mean price that reuse would save per computed token. Arguments are those of `input_price`."""
     computed = prompt - reused
     if computed <= 0:
         return 0.0

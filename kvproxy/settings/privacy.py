@@ -14,9 +14,7 @@ class EncryptionSettings(Section):
         description="File with one key per line (32 random bytes in base64); the first encrypts, all decrypt: see [the"
         " store](store.md#encryption).",
     )
-    key_env: str | None = Field(
-        None, description="Environment variable with the keys, separated by spaces or line ends."
-    )
+    key_env: str | None = Field(None, description="Environment variable with keys, separated by spaces or line ends.")
 
     @property
     def enabled(self) -> bool:
@@ -27,12 +25,11 @@ class RedactionSettings(Section):
     """Redaction of texts before they are stored or logged."""
 
     patterns: tuple[str, ...] = Field(
-        (), description="Regular expressions (Python) of text to replace, see [the store](store.md#redaction)."
+        (), description="Regular expressions (Python) to replace, see [the store](store.md#redaction)."
     )
     replacement: str = Field("[redacted]", description="Replacement text.")
     function: str | None = Field(
-        None,
-        description="Your function package.module:function, which returns the text to store. It runs after the patterns.",
+        None, description="Your package.module:function, which returns the text to store, after the patterns."
     )
 
     @field_validator("patterns")

@@ -21,9 +21,7 @@ class RuleSettings(Section):
     cache: bool | None = Field(None, description="False disables the response cache.")
     sampled_requests: Literal["fresh", "replay"] | None = Field(None, description="Overrides cache.sampled_requests.")
     semantic: bool | None = Field(None, description="False allows exact hits only.")
-    policy: PolicyName | None = Field(
-        None, description="Overrides cache.policy; learned requires it in cache.policy, too."
-    )
+    policy: PolicyName | None = Field(None, description="Overrides cache.policy; learned requires learned there, too.")
     ttl: Seconds | None = Field(None, gt=0, description="Overrides cache.ttl.")
     stale_while_revalidate: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_while_revalidate.")
     stale_if_error: Seconds | None = Field(None, ge=0, description="Overrides cache.stale_if_error.")
@@ -31,33 +29,27 @@ class RuleSettings(Section):
     min_probability: float | None = Field(None, ge=0, le=1, description="Minimum verifier probability.")
     max_error: float | None = Field(None, ge=0, le=1, description="Maximum probability of a wrong hit.")
     ignore: tuple[str, ...] = Field(
-        (), description="Fields of the body that do not change the cache key, such as user or metadata.run."
+        (), description="Body fields that do not change the cache key, such as metadata.run."
     )
     key_headers: tuple[str, ...] = Field((), description="Headers that change the cache key.")
-    key_fields: tuple[str, ...] = Field(
-        (), description="More fields of the body that change the cache key, such as metadata.project."
-    )
+    key_fields: tuple[str, ...] = Field((), description="More body fields that change it, such as metadata.project.")
     tags: tuple[str, ...] = Field((), description="More tags of the stored response.")
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")
     breakpoints: Literal["5m", "1h", "auto"] | None = Field(
         None,
-        description="Lifetime of the breakpoints (cache_control) to place in requests to /v1/messages; auto chooses it by"
-        " the pauses of sessions. By default only the client's.",
+        description="Lifetime of breakpoints (cache_control) to place in requests to /v1/messages; auto follows the"
+        " pauses of sessions. By default only the client's.",
     )
-    keep_warm_tokens: int | None = Field(
-        None, ge=0, description="Tokens that keep-warm requests to /v1/messages may read per hour; by default none."
-    )
+    keep_warm_tokens: int | None = Field(None, ge=0, description="Tokens that keep-warm requests may read per hour.")
     keep_warm_money: float | None = Field(
-        None,
-        ge=0,
-        description="Money in journal.currency that keep-warm requests may cost per hour, by journal.prices.",
+        None, ge=0, description="Money that keep-warm requests may cost per hour, by journal.prices."
     )
     pin_sessions: bool = Field(
-        False, description="Pin the prompts of conversations on the embedded engine while they are likely to continue."
+        False, description="Pin the engine's prompts of conversations that are likely to continue."
     )
     repair_history: bool = Field(
-        False, description="Restore earlier answers that the client sent back without reasoning, or in another form."
+        False, description="Restore answers that the client sent back without reasoning or reformatted."
     )
 
     @property
@@ -92,10 +84,10 @@ class EditSettings(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name in headers and records.")
     model: str = Field("*", description="Pattern of models; * matches any text.")
     action: Literal["strip", "move", "sort-tools"] = Field(
-        description="Remove a span, move it to the end of the last message, or sort tools by name."
+        description="Remove a span, move it to the end, or sort tools by name."
     )
     role: Literal["system", "user", "assistant", "prompt"] = Field(
-        "system", description="Role of the edited messages; prompt means plain prompts."
+        "system", description="Role of messages; prompt means plain prompts."
     )
     pattern: str | None = Field(None, description="Regular expression (Python) whose only group is the span.")
     lead: str = Field("", description="Text before a moved span.")

@@ -17,15 +17,11 @@ class TelemetrySettings(Section):
     """Export of traces and metrics to OpenTelemetry."""
 
     endpoint: str | None = Field(
-        None,
-        description="OTLP collector over HTTP, such as http://127.0.0.1:4318. OTEL_EXPORTER_OTLP_HEADERS sets its headers.",
+        None, description="OTLP collector, such as http://127.0.0.1:4318; OTEL_EXPORTER_OTLP_HEADERS sets its headers."
     )
     service: str = Field("kvproxy", description="Name of this proxy (service.name).")
     sample_rate: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Sampled share of traces that begin here; a client's trace keeps the client's decision.",
+        1.0, ge=0, le=1, description="Sampled share of traces that begin here; others keep the client's decision."
     )
     interval: Seconds = Field(5.0, gt=0, description="Time between batches.")
 

@@ -1,8 +1,4 @@
-"""All settings. Later sources override earlier sources: defaults, TOML file, environment, flags.
-
-Environment variables have the form `KVPROXY_PORT`, `KVPROXY_CACHE__TTL`; an empty variable counts as unset. The TOML file is
-`KVPROXY_CONFIG`, or `kvproxy.toml` in the data folder (`--data`, `KVPROXY_DATA`, or the platform's default).
-"""
+"""All settings. Later sources override earlier sources: defaults, TOML file, environment, flags."""
 
 import os
 import tomllib
@@ -62,17 +58,13 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8484, ge=0, le=65_535, description="Port to listen on; 0 selects a free port.")
     model: str = Field("demo", description="Model of the embedded engine: demo, a folder, or a Hugging Face id.")
-    upstream: str | None = Field(
-        None, description="OpenAI-compatible server to forward to, instead of the embedded engine."
-    )
+    upstream: str | None = Field(None, description="OpenAI-compatible server, instead of the embedded engine.")
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
         description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay,"
         " kv_topic, hash_algorithm and hash_seed, see [routing](routing.md).",
     )
-    embedder: str = Field(
-        "default", description="Embedder: default, multilingual, a folder, or a sentence-transformers id."
-    )
+    embedder: str = Field("default", description="default, multilingual, a folder, or a sentence-transformers id.")
     data: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("kvproxy")), description="Data folder for all state."
     )
@@ -82,9 +74,7 @@ class Settings(BaseSettings):
         repr=False,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )
-    admin_token: PlainKey = Field(
-        None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
-    )
+    admin_token: PlainKey = Field(None, repr=False, description="Bearer token of the admin routes.")
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
     tiers: TierSettings = TierSettings()
@@ -98,9 +88,7 @@ class Settings(BaseSettings):
         " tokens_per_minute, concurrent_requests and stored_bytes.",
     )
     limits: LimitSettings = LimitSettings()
-    rules: tuple[RuleSettings, ...] = Field(
-        (), description="Settings for some requests, see [rules](rules.md); reloaded without a restart."
-    )
+    rules: tuple[RuleSettings, ...] = Field((), description="Settings for some requests, see [rules](rules.md).")
     edits: tuple[EditSettings, ...] = Field(
         (), description="Edits that let prompts share their beginning, see [logs](logs.md#changes-on-the-way)."
     )

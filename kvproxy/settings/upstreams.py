@@ -31,12 +31,9 @@ class UpstreamSettings(Section):
     max_connections: int = Field(512, ge=1, description="Maximum connections to an upstream.")
     retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
     api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
-    chain: bool = Field(
-        False, description="Forward Cache-Control and x-kvproxy-* headers, because the upstream is a kvproxy, too."
-    )
+    chain: bool = Field(False, description="Forward Cache-Control and x-kvproxy-* headers to a kvproxy.")
     tokenizer: str = Field(
-        "upstream",
-        description="Tokenizer of prompts for mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id.",
+        "upstream", description="Tokenizer of mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id."
     )
 
 
@@ -76,10 +73,7 @@ class RoutingSettings(Section):
     metrics_interval: Seconds = Field(5.0, gt=0, description="Time between reads of an upstream's /metrics.")
     eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
     prediction_sample_rate: float = Field(
-        0.0625,
-        ge=0,
-        le=1,
-        description="Share of requests to a single mirrored upstream whose reuse is predicted, to check the mirror.",
+        0.0625, ge=0, le=1, description="Share of requests to a single mirrored upstream whose reuse is predicted."
     )
     name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
 
@@ -88,7 +82,7 @@ class SlotSettings(Section):
     """Slots of llama.cpp upstreams."""
 
     disk_size: Bytes = Field(
-        8 * 2**30, description="Maximum size of slots in each server's --slot-save-path; 0 disables saving."
+        8 * 2**30, description="Maximum size of slots in each --slot-save-path; 0 disables saving."
     )
     min_tokens: int = Field(32, ge=1, description="Minimum tokens of a slot to save or restore.")
     save_after: Seconds = Field(2.0, ge=0, description="Time without a request until a slot is saved.")
@@ -96,10 +90,9 @@ class SlotSettings(Section):
 
 
 def parse_upstream_url(text: str) -> dict[str, str]:
-    """Split an upstream's URL into `url`, without a trailing slash or `/v1`, and credentials.
+    """Split an upstream's URL into `url`, without a trailing slash or `/v1`, and `api_key` or `authorization`.
 
-    Credentials are `api_key` (a user name without a password), or `authorization` (the header for `user:password`).
-    Raises ValueError, whose message contains no credentials.
+    `api_key` is a user name without a password. Raises ValueError, whose message contains no credentials.
     """
     shown = _without_secrets(text)
     if "://" not in text:

@@ -208,7 +208,7 @@ class Exporter:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Add an exchange to the metrics, and queue its spans. Not thread-safe: call it from the event loop."""
+        """Add an exchange to the metrics, and queue its spans. Call it from the event loop."""
         if exchange.api is None:
             return
         record = record_of(exchange)

@@ -17,7 +17,7 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import Capacity, SqliteStore, open_observations
 from kvproxy.index.store.observations import Observation
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
@@ -231,7 +231,7 @@ class Journal(Victim):
     name, lives, longest = "journal", 10, 0.12
 
     def work(self, folder: Path, seed: int, report: Report) -> None:
-        journal = FileJournal(folder / "journal.db", JournalSettings())
+        journal = open_stored_journal(folder / "journal.db", JournalSettings())
         report(READY)
         for batch in count():
             names = [f"{seed}-{batch}-{number}" for number in range(7)]
@@ -244,7 +244,7 @@ class Journal(Victim):
                 report(name)
 
     def check(self, folder: Path, reports: Sequence[str]) -> None:
-        FileJournal(folder / "journal.db", JournalSettings()).close()
+        open_stored_journal(folder / "journal.db", JournalSettings()).close()
         with contextlib.closing(JournalReader(folder / "journal.db")) as reader:
             found = [record.request_id for record in reader.records(Query(limit=10**6))]
         assert set(reports) <= set(found), "a record is lost"

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvproxy.commands import app
-from kvproxy.journal import event_queue
+from kvproxy.journal import journal
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
@@ -97,7 +97,7 @@ def test_commands_read_the_journal_of_all_proxies(
 def test_records_wait_while_the_database_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_queue, "MAX_EXCHANGES", 8)
+    monkeypatch.setattr(journal, "MAX_EXCHANGES", 8)
     with (
         run_postgres() as server,
         run_plain_upstream() as upstream,

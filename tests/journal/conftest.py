@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.journal.journal import StoredJournal
+from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.settings.journal import JournalSettings
-from tests.journal.places import open_stored
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -21,6 +20,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def journal(place: str) -> Iterator[StoredJournal]:
-    opened = open_stored(place, JournalSettings())
+    opened = open_stored_journal(place, JournalSettings())
     yield opened
     opened.close()

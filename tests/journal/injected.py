@@ -27,7 +27,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, SqliteStore, open_observations
-from kvproxy.journal.journal import FileJournal, open_journal
+from kvproxy.journal.journal import StoredJournal, open_journal
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.journal import JournalSettings
@@ -95,7 +95,7 @@ class World:
         self.cache = ResponseCache(self.store, self.semantic, clock=clock)
         settings = JournalSettings.model_validate({"text": text})
         journal = open_journal(str(folder / "journal.db"), settings, self.store, clock)
-        assert isinstance(journal, FileJournal)
+        assert isinstance(journal, StoredJournal)
         self.journal = journal
         # However busy the machine is: all that is injected is to be looked up.
         patient = CacheSettings(lookup_timeout=60)

@@ -1,6 +1,7 @@
 """What is written many at a time leaves what each alone would have left, in whatever order it comes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
-from kvproxy.journal.cache_history import ResponseRemoved, ResponseStored
+from kvproxy.index.store import is_url
+from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
-from kvproxy.journal.event_queue import Event
+from kvproxy.journal.databases.postgres import PostgresJournalDatabase
+from kvproxy.journal.databases.sqlite import open_file
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.journal.schema import COLUMNS
 from kvproxy.settings.journal import JournalSettings
-from tests.journal.places import open_database
 from tests.journal.test_file import finished
 from tests.postgres_server import empty
 
@@ -38,6 +40,15 @@ TABLES = {
     "totals": ("*", "day, tenant, model, layer, tag"),
     "names": ("*", "number"),
 }
+
+
+def open_database(place: str) -> JournalDatabase:
+    """Open the database of a journal for writing."""
+    if not is_url(place):
+        return open_file(Path(place))
+    database = PostgresJournalDatabase(place, writable=True)
+    database.connect()
+    return database
 
 
 def what_of(steps: list[Any]) -> list[Event]:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
@@ -37,12 +37,12 @@ def damage(path: Path, name: str) -> bytes:
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_journal_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     path = tmp_path / "journal.db"
-    journal = FileJournal(path, JournalSettings())
+    journal = open_stored_journal(path, JournalSettings())
     journal.add(finished("one", "before"))
     journal.close()
     damaged = damage(path, name)
     with caplog.at_level(logging.WARNING, "kvproxy"):
-        journal = FileJournal(path, JournalSettings())
+        journal = open_stored_journal(path, JournalSettings())
     journal.add(finished("one", "after"))
     assert [record.request_id for record in journal.latest(5)] == ["after"]
     journal.close()
@@ -69,5 +69,5 @@ def test_a_journal_of_another_schema_is_refused_and_kept(tmp_path: Path) -> None
         connection.execute("create table records (number integer)")
     connection.close()
     with pytest.raises(SettingsError, match=r"schema version 0\): move it away, or set journal.enabled = false"):
-        FileJournal(path, JournalSettings())
+        open_stored_journal(path, JournalSettings())
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".db"] == ["journal.db"]

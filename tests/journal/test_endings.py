@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from kvproxy.client_keys import add_client
 from kvproxy.http.services import Services
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
@@ -94,7 +94,7 @@ def ask(question: str, **fields: Any) -> dict[str, Any]:
 def records(services: Services) -> list[Record]:
     """All records, the newest first."""
     journal = services.answerer.journal
-    assert isinstance(journal, FileJournal)
+    assert isinstance(journal, StoredJournal)
     journal.flush()
     return journal.latest(1000)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings.journal import JournalSettings
 from tests.faults.test_disks import on_small_disk
 from tests.journal.test_file import finished
@@ -19,7 +19,7 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with on_small_disk(tmp_path, 1_000_000) as disk:
-        journal = FileJournal(tmp_path / "journal.db", JournalSettings())
+        journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
         number = 0
         while journal.lost < 40:
             assert number < 5_000
@@ -43,13 +43,13 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
 def test_a_file_that_was_taken_away_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
 ) -> None:
-    journal = FileJournal(tmp_path / "journal.db", JournalSettings())
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
     journal.add(finished("one", "r1"))
     journal.flush()
     moved = tmp_path / "moved.db"
     Path(journal.name).rename(moved)
     if replaced:
-        FileJournal(tmp_path / "other.db", JournalSettings()).close()
+        open_stored_journal(tmp_path / "other.db", JournalSettings()).close()
         (tmp_path / "other.db").rename(journal.name)
     for number in range(3):
         journal.add(finished("two", f"lost {number}"))
@@ -57,12 +57,12 @@ def test_a_file_that_was_taken_away_is_told_once(
     assert journal.lost == 3
     (line,) = told(caplog)
     assert "was deleted or replaced: restart to use what is there now" in line
-    again = FileJournal(moved, JournalSettings())
+    again = open_stored_journal(moved, JournalSettings())
     assert [record.request_id for record in again.latest(10)] == ["r1"]
     again.close()
     if replaced:
         # The log of the old file still stood there, and SQLite would have written it over the new one.
-        there = FileJournal(Path(journal.name), JournalSettings())
+        there = open_stored_journal(Path(journal.name), JournalSettings())
         assert there.latest(10) == []
         there.close()
     journal.close()

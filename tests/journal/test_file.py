@@ -14,7 +14,7 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
-from kvproxy.journal.journal import FileJournal, StoredJournal
+from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import Query
 from kvproxy.journal.savings import savings, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader
@@ -54,7 +54,7 @@ def finished(
 
 
 def test_the_oldest_and_old_records_go_and_totals_stay(tmp_path: Path) -> None:
-    journal = FileJournal(tmp_path / "journal.db", JournalSettings(max_rows=10))
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings(max_rows=10))
     for number in range(25):
         journal.add(finished(f"question {number}", f"r{number}"))
     journal.flush()
@@ -68,7 +68,7 @@ def test_the_oldest_and_old_records_go_and_totals_stay(tmp_path: Path) -> None:
     connection.close()
     journal.close()
     now = time.time()
-    journal = FileJournal(tmp_path / "other.db", JournalSettings(retention=86_400), lambda: now)
+    journal = open_stored_journal(tmp_path / "other.db", JournalSettings(retention=86_400), lambda: now)
     journal.add(finished("old", "old", arrived=now - 90_000))
     journal.add(finished("new", "new", arrived=now))
     journal.flush()
@@ -247,7 +247,7 @@ def test_one_odd_request_does_not_harm_the_others(journal: StoredJournal) -> Non
 
 
 def test_two_proxies_may_share_a_file(tmp_path: Path) -> None:
-    one, other = (FileJournal(tmp_path / "journal.db", JournalSettings()) for _ in range(2))
+    one, other = (open_stored_journal(tmp_path / "journal.db", JournalSettings()) for _ in range(2))
     for number in range(40):
         (one if number % 2 else other).add(finished(f"question {number % 7}", f"r{number}"))
     one.flush()

@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.journal.databases.database import JournalFailed
-from kvproxy.journal.journal import SharedJournal
+from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader, Query
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
@@ -18,7 +18,7 @@ from tests.journal.sessions.requests import START, assistant, request, user
 from tests.journal.test_file import finished
 
 DAY = 86_400.0
-Open = Callable[..., SharedJournal]
+Open = Callable[..., StoredJournal]
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def open_journal(empty_postgres: str) -> Iterator[Open]:
     """Return a function that opens the journal for another proxy."""
     with contextlib.ExitStack() as stack:
 
-        def open(clock: Callable[[], float] = time.time, **settings: float) -> SharedJournal:
-            journal = SharedJournal(empty_postgres, "proxy", JournalSettings.model_validate(settings), clock)
+        def open(clock: Callable[[], float] = time.time, **settings: float) -> StoredJournal:
+            journal = open_stored_journal(empty_postgres, JournalSettings.model_validate(settings), clock)
             stack.callback(journal.close)
             return journal
 

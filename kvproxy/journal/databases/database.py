@@ -33,7 +33,7 @@ class JournalDatabase(Protocol):
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     def execute(self, sql: str, values: Sequence[object]) -> None:
-        """Run a statement without a result in the open transaction. It may be delayed until the next query or the commit."""
+        """Run a statement without a result in the open transaction, at the latest before the next query or the commit."""
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
@@ -41,28 +41,21 @@ class JournalDatabase(Protocol):
         """Insert rows into `records`, with a value for each field of `stored`."""
 
     def transaction(self) -> AbstractContextManager[int]:
-        """Open a transaction, and block other writers until its end.
-
-        The context's value is a version. It changes if another connection may have deleted prompts.
-        """
+        """Open a transaction, and block other writers. Its value changes if another connection may have deleted prompts."""
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
-        """Reserve consecutive numbers for records that arrived at these times in seconds since the epoch; return the first."""
+        """Reserve consecutive numbers for records with these arrival times (seconds since the epoch); return the first."""
 
     def delete_oldest(self, before: float, max_rows: int) -> int:
-        """Delete a batch of records that are older than the time `before`, or exceed `max_rows`. Return how many were deleted.
-
-        Prompts without a remaining record are deleted, too.
-        """
+        """Delete a batch of records older than `before` or beyond `max_rows`, and return their number; delete unused prompts."""
 
     def stored_id(self, id: str) -> object:
-        """Return the id of a stored response in the form in which the database stores it."""
+        """Return the database's form of a response's id."""
 
-    def integer_part_sql(self, expression: str) -> str:
-        """Return SQL for the integer part of a positive number."""
+    def integer_part_sql(self, expression: str) -> str: ...
 
     def tag_rows_sql(self) -> str:
-        """Return SQL for a `from` clause: the view `requests` with one row for each tag, which the column `value` contains."""
+        """Return a `from` clause: the view `requests` with one row for each tag, which the column `value` contains."""
 
     def close(self) -> None: ...
 

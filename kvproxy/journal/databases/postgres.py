@@ -21,8 +21,7 @@ from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION,
 _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
 _DAY = 86_400
 _Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
-_RETRY_SECONDS = 2.0
-"""Minimum seconds between a failed connection and the next attempt."""
+_RETRY_SECONDS = 2.0  # Between a failed connection and the next attempt.
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
 _CONNECT: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, **TCP_OPTIONS}
@@ -81,10 +80,7 @@ _SCHEMA = (
 
 
 class PostgresJournalDatabase:
-    """A connection to the journal. After a failure, the next transaction opens a new connection.
-
-    With `writable`, a missing schema is created.
-    """
+    """A connection to the journal, reopened after a failure. With `writable`, a missing schema is created."""
 
     columns: Sequence[str] = COLUMNS
     stored: Sequence[str] = stored_fields(COLUMNS)

@@ -92,12 +92,7 @@ def _journal_errors() -> Iterator[None]:
 
 
 def open_file(path: Path) -> SqliteJournalDatabase:
-    """Open the file for writing, and create it if it is missing.
-
-    Raises:
-        sqlite3.Error: the file is not a journal.
-        SchemaVersionError: another version of kvproxy created it.
-    """
+    """Open the file for writing, and create it if it is missing. Raises sqlite3.Error or SchemaVersionError."""
     make_private(path)
     connection = connect(path)
     # A killed process loses no commit. A power failure may lose the last ones.
@@ -113,10 +108,7 @@ def open_file(path: Path) -> SqliteJournalDatabase:
 
 
 def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalDatabase:
-    """Open the file for writing. A damaged file is renamed to `journal.db.damaged-TIME`, and replaced with an empty one.
-
-    SQLite's command `.recover` may be able to read the damaged file.
-    """
+    """Open the file for writing. A damaged file is renamed to `journal.db.damaged-TIME`, and replaced with an empty one."""
     try:
         return open_file(path)
     except sqlite3.DatabaseError as error:

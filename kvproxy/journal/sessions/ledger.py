@@ -16,13 +16,10 @@ CAUSES = {
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
 STORED_TOKEN_HOURS = "stored"
-"""Name of the row, beside the causes, with the sum of reused tokens times the hours for which the provider stored them."""
-_BLOCK = 16
-"""Tokens in a block, if the backend does not report it. Incomplete blocks are not cached."""
-_PROVIDER_BLOCK = 128
-"""OpenAI caches prefixes in multiples of this number of tokens."""
-_ESTIMATE_ERROR = 0.125
-"""Assumed maximum error of an estimated prefix length, as a fraction of the length."""
+"""Name of the ledger's row with reused tokens times the hours for which the provider stored them."""
+_BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
+_PROVIDER_BLOCK = 128  # OpenAI caches prefixes in multiples of this number of tokens.
+_ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +27,14 @@ class EarlierPrefix:
     """The longest common prefix of a prompt with an earlier prompt, and facts that explain why it was not reused.
 
     Attributes:
-        tokens: length of the prefix in tokens.
-        is_exact: `tokens` is measured, not estimated.
-        answer: tokens of the engine's answer to that prefix, if the prompt continues with it; always 0 for a provider.
-        answer_changed: the client sent the answer back with changes.
+        tokens: length of the prefix, which is measured if `is_exact`, and otherwise estimated.
+        answer: tokens of the engine's answer that follows the prefix in the new prompt; 0 for a provider.
+        answer_changed: the client sent this answer back with changes.
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
-        moved: the prefix was sent to another upstream.
+        moved: the earlier prompt was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
         diverges: the prompt changed before the earlier prompt's next `cache_control` breakpoint.
-        minimum: length in tokens of the shortest prefix that the provider stores; 0 for an engine.
+        minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
         block: tokens in a block of the engine; 0 if unknown.
     """
@@ -57,7 +53,7 @@ class EarlierPrefix:
 
 
 def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
-    """Return the number of prompt tokens that were not reused, by cause (see `CAUSES`)."""
+    """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
     known = min(earlier.tokens, prompt_tokens)
     if reused_tokens is None:
         return _add_changed_and_new({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)

@@ -95,9 +95,9 @@ class Session:
 
     Attributes:
         id: number of its first record.
-        parent: for a session of a sub-agent, number of the turn that started it; None otherwise.
+        parent: number of the turn that started a sub-agent's session; None for other sessions.
         first, last: arrival of the first and of the last request, in seconds since the epoch.
-        longest_pause: longest time between two turns, in seconds.
+        longest_pause: seconds.
         cost: None if no model has a price.
     """
 
@@ -124,7 +124,7 @@ class LedgerRow:
 
     Attributes:
         share: fraction of all prompt tokens.
-        cost: price that reuse of these tokens would have saved, 0 for reused tokens and for new text; None without a price.
+        cost: money that reuse of these tokens would have saved; 0 for `reused` and `new`, None without a price.
     """
 
     result: str
@@ -135,7 +135,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Rows whose tokens add up to `prompt_tokens`, and `storage`, the price of storing reused tokens in the provider's cache."""
+    """All prompt tokens by result. `storage` is the price of storing reused tokens in the provider's cache."""
 
     prompt_tokens: int
     written_5m: int
@@ -151,9 +151,9 @@ class SessionReader:
         self._prices = prices
 
     def sessions(self, limit: int, since: float | None = None, min_turns: int = 1) -> list[Session]:
-        """Return the sessions with the latest requests, newest first. Sessions that only warmed a cache are omitted.
+        """Return the sessions with the latest requests, newest first, without sessions that only warmed a cache.
 
-        `since` also omits sessions without a request after this time (seconds since the epoch).
+        With `since`, return only sessions with a request after this time (seconds since the epoch).
         """
         first = 0 if since is None else self._reader.first_number_since(since)
         sql = (
@@ -171,7 +171,7 @@ class SessionReader:
     def turns(self, name: str) -> list[Turn]:
         """Return the turns of a session and of its sub-agents, in order of arrival. Raises NotFound.
 
-        `name` is the id of the session or of one of its requests, or the client's name for the session.
+        `name` is the session's id, the client's name for it, or the id of one of its requests.
         """
         sql = "select session from turns where name = (select number from names where name = ?)"
         values: list[object] = [name]
@@ -189,10 +189,9 @@ class SessionReader:
         return self._turns("?", [True])
 
     def pauses(self, now: float) -> list[tuple[float, str, float]]:
-        """Return the latest pauses between two requests of a session to the Anthropic API.
+        """Return the latest pauses in sessions with the Anthropic API, as length in seconds, tenant, and start time.
 
-        An item is: length in seconds, tenant, and start in seconds since the epoch. A session without a request for an hour ends
-        with an infinite pause.
+        A session without a request for an hour ends with an infinite pause. Times are seconds since the epoch.
         """
         rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
@@ -208,14 +207,9 @@ class SessionReader:
         return ledger_of(models, self._prices, currency)
 
     def provider_writes(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
-        """Return sums of the tokens in a provider's cache by group and model.
+        """Return sums of the tokens in a provider's cache, from the UTC day `since` on, grouped by an SQL expression.
 
-        An item is: group, model, tokens written for five minutes, tokens written for one hour, and reused tokens times the hours
-        for which they were stored.
-
-        Args:
-            by: SQL expression for the group.
-            since: first day (UTC), such as `2026-11-26`; None counts all days.
+        An item has the group, the model, tokens written for five minutes and for one hour, and `STORED_TOKEN_HOURS`.
         """
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
@@ -234,11 +228,7 @@ class SessionReader:
 
 
 def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
-    """Order turns as a tree.
-
-    If several turns continue the same turn, the branch with the latest turn comes last, and is not indented. The other branches
-    are one level deeper.
-    """
+    """Order turns as a tree. Of several branches, the one with the latest turn comes last, and is not indented."""
     numbers = {turn.number for turn in turns}
     children: dict[int | None, list[Turn]] = {}
     for turn in turns:
@@ -262,10 +252,9 @@ def turn_tree(turns: Sequence[Turn]) -> list[TreeRow]:
 def ledger_of(
     models: Mapping[str, Mapping[str, int]], prices: Mapping[str, PriceSettings], currency: str
 ) -> LedgerReport:
-    """Return a ledger from the number of tokens by model and by result.
+    """Return a ledger from numbers of tokens by model and by result.
 
-    The results `reused` and `CAUSES` add up to all prompt tokens. More results are `written_5m` and `written_1h`, the tokens
-    written to a provider's cache, and `STORED_TOKEN_HOURS`.
+    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, or `STORED_TOKEN_HOURS`.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()

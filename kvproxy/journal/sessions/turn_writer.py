@@ -54,21 +54,13 @@ _LATEST = (
 
 @dataclass(frozen=True, slots=True)
 class _PromptChange:
-    """The first difference between a prompt and an earlier prompt.
-
-    Attributes:
-        region: name of the first changed region; None if one prompt continues the other.
-        place: index of the first different character in the region; None if unknown.
-        repeated: tokens after the difference whose text is also in the earlier prompt.
-    """
-
-    region: str | None = None
-    place: int | None = None
-    repeated: int = 0
+    region: str | None = None  # The first changed region; None if one prompt continues the other.
+    place: int | None = None  # Index of its first different character; None if unknown.
+    repeated: int = 0  # Tokens after the difference whose text is also in the earlier prompt.
 
 
 class TurnWriter:
-    """Assigns requests to sessions within the caller's transaction. Methods may raise JournalFailed."""
+    """Assigns requests to sessions in the caller's transaction."""
 
     def __init__(
         self,

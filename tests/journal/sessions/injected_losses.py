@@ -25,7 +25,7 @@ import httpx
 
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
-from kvproxy.journal.journal import FileJournal
+from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 from kvproxy.settings import load_settings
@@ -106,7 +106,7 @@ class Proxy:
         self.client = httpx.Client(base_url=url, timeout=600, event_hooks={"response": [self._remember]})
         self.services = services
         journal = services.answerer.journal
-        assert isinstance(journal, FileJournal)
+        assert isinstance(journal, StoredJournal)
         self.journal = journal
 
     def _remember(self, response: httpx.Response) -> None:

@@ -8,10 +8,10 @@ from kvproxy.apis.message_parts import part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
-from tests.journal.places import open_stored
 from tests.requests import api_request
 
 START = 1_790_000_000.0
@@ -72,7 +72,7 @@ class Sessions:
         self.prices = prices
         self.place = place
         self._readers: list[JournalReader] = []
-        self.journal = open_stored(place, JournalSettings(prices=prices), clock=time.time)
+        self.journal = open_stored_journal(place, JournalSettings(prices=prices), clock=time.time)
 
     def add(self, *exchanges: Exchange) -> None:
         for exchange in exchanges:
@@ -81,7 +81,7 @@ class Sessions:
 
     def restart(self) -> None:
         self.journal.close()
-        self.journal = open_stored(self.place, JournalSettings(prices=self.prices))
+        self.journal = open_stored_journal(self.place, JournalSettings(prices=self.prices))
 
     def close(self) -> None:
         for reader in self._readers:

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -7,7 +8,6 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_charts, print_text
-from kvproxy.commands.sessions.ledger_table import ledger_rows
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
 from kvproxy.units import plural, tenant_name
 
@@ -173,3 +173,17 @@ def _print_notes(report: "SavingsReport") -> None:
         print_text(
             f"Wrong semantic hits: {percent(report.wrong.least)} to {percent(report.wrong.most)} ({report.wrong.source})."
         )
+
+
+def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
+    from kvproxy.journal.sessions.ledger import CAUSES
+
+    has_price = any(row.cost is not None for row in report.rows)
+    for row in report.rows:
+        yield {
+            text_column("Result"): row.result,
+            "Tokens#": row.tokens,
+            "Share#": percent(row.share),
+            **({f"Lost {report.currency}#": money(row.cost)} if has_price else {}),
+            text_column("Meaning"): CAUSES.get(row.result, "The backend had them."),
+        }

@@ -1,8 +1,238 @@
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
 import typer
 
-from kvproxy.commands.log import requests, top
+from kvproxy.commands.command import command
+from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
+from kvproxy.commands.options import JournalOptions, Limit, LimitOrAll, duration_option
+from kvproxy.commands.output import Output, print_charts, print_facts, print_note
+from kvproxy.commands.tables import (
+    Column,
+    Layout,
+    Row,
+    digest_column,
+    print_lines,
+    print_table,
+    table_output,
+    text_column,
+)
+from kvproxy.units import tenant_name
+
+if TYPE_CHECKING:
+    from kvproxy.journal.reader import Query
+    from kvproxy.journal.record import Record, RecordWithQuestions
+    from kvproxy.proxy_client.journal import JournalClient
+
+EMPTY = "no request matches"
+TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
+_POLL_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    since: Annotated[
+        float | None, duration_option(help="Only requests within this duration, such as 90s, 5m, 2h or 7d.")
+    ] = None
+    layer: Annotated[str | None, typer.Option(help="Only requests answered by this layer.")] = None
+    reason: Annotated[str | None, typer.Option(help="Only this reason, or reasons that begin so, such as miss.")] = None
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant, or the client with this name.")] = None
+    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None
+    where: Annotated[
+        str | None, typer.Option(help='Only this SQL condition, such as "total_ms > 500 and status = 200".')
+    ] = None
+
+    def query(self, limit: int | None = None) -> "Query":
+        from kvproxy.proxy_client.journal import journal_query
+
+        return journal_query(**asdict(self), limit=limit)
+
 
 app = typer.Typer(help="List requests, and how each was answered.", no_args_is_help=False)
-app.callback(invoke_without_command=True)(requests.log)
-app.command("show")(requests.show)
-app.command("top")(top.top)
+
+
+@app.callback(invoke_without_command=True)
+@command
+def log(
+    *,
+    selection: QueryOptions,
+    limit: LimitOrAll = 20,
+    layout: Layout,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot all requests over time, at the terminal (-) or into a .png or .svg file.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
+    source: JournalOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List the last requests, and how each was answered.
+
+    It reads the journal's file or database, so the proxy need not run. --columns accepts each field of a record.
+
+    Example: kvproxy log --since 5m --reason miss
+
+    Example: kvproxy log -f --where "total_ms > 1000"
+
+    Example: kvproxy log --plot - --since 1h
+    """
+    query, journal = selection.query(limit or None), source.open()
+    if plot is not None:
+        if as_json or follow:
+            raise typer.BadParameter("--plot excludes --json and --follow")
+        _plot(journal, replace(query, limit=None), plot)
+        return
+    rows = journal.records(query)[::-1]
+    if as_json:
+        _print_objects(rows)
+    else:
+        has_stored = any(_matched_question(row) for row in rows)
+        print_table((_row(row, has_stored=has_stored, layout=layout) for row in rows), empty=EMPTY, layout=layout)
+    if follow:
+        _follow(journal, query, rows, None if as_json else layout)
+
+
+def _plot(journal: "JournalClient", query: "Query", file: Path) -> None:
+    from kvproxy.charts import Chart, ChartLine
+    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+    from kvproxy.journal.record import Layer
+    from kvproxy.units import format_seconds
+
+    is_file = str(file) != "-"
+    check_writable(file if is_file else None, PLOT_SUFFIXES)
+    found = journal.layer_counts(query)
+    lines = [
+        ChartLine(layer, [found.start + place * found.step for place in range(len(counts))], counts)
+        for layer in get_args(Layer)
+        if (counts := found.counts.get(layer))
+    ]
+    span = format_seconds(found.step)
+    charts = [Chart("", f"requests by layer in each {span}", lines, time_step=found.step)] if lines else []
+    if not charts:
+        print_note(EMPTY)
+    elif is_file:
+        save_charts(charts, file)
+    print_charts(charts, always=not is_file)
+
+
+@app.command()
+@command
+def show(
+    request: Annotated[str, typer.Argument(help="Id of a request, its first digits, or its number.")],
+    source: JournalOptions,
+) -> Output:
+    """Show the record of a request.
+
+    `decode_ms` is the time from the start of the backend's response to its end.
+
+    Example: kvproxy log show 3f2a
+    """
+    from kvproxy.journal.reasons import meaning_of
+
+    record = source.open().record(request)
+    document = asdict(record) | {"decode_ms": _decode_ms(record)}
+    fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
+    facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of(record.reason))]
+    return Output(document, lambda: print_facts(facts))
+
+
+def _decode_ms(record: "Record") -> float | None:
+    if record.backend_ms is None or record.total_ms is None:
+        return None
+    before = (record.exact_ms or 0.0) + (record.semantic_ms or 0.0) + record.backend_ms
+    return round(max(0.0, record.total_ms - before), 3)
+
+
+def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", layout: Layout | None) -> None:
+    latest = rows[::-1] or journal.records(replace(query, limit=1))
+    last = latest[0].record.number if latest else 0
+    while True:
+        time.sleep(_POLL_SECONDS)
+        rows = journal.records(replace(query, after=last, limit=None))[::-1]
+        if not rows:
+            continue
+        last = rows[-1].record.number
+        if layout is None:
+            _print_objects(rows)
+        else:
+            print_lines((_row(row, layout=layout) for row in rows), layout)
+
+
+def _print_objects(rows: "list[RecordWithQuestions]") -> None:
+    for row in rows:
+        typer.echo(
+            json.dumps({**asdict(row.record), "question": row.question, "stored_question": _matched_question(row)})
+        )
+
+
+def _matched_question(row: "RecordWithQuestions") -> str | None:
+    is_match = row.record.layer == "semantic" or row.record.reason == "shadow"
+    return row.stored_question if is_match else None
+
+
+def _row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: Layout = Layout()) -> Row:
+    record = row.record
+    shown: Row = {
+        "Time": table_time(record.time),
+        "Layer": record.layer,
+        "Reason": record.reason,
+        "Model?": record.model,
+        digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),
+        "Tokens#?": None if record.prompt_tokens is None else record.prompt_tokens + (record.completion_tokens or 0),
+        "Reused#?": record.reused_tokens,
+        "ms#": milliseconds(record.total_ms),
+        digest_column("Request", 8): record.request_id,
+        text_column("Question"): row.question,
+        **({text_column("Stored question"): _matched_question(row)} if has_stored else {}),
+    }
+    return shown if layout.columns is None else {**_record_fields(record), **shown}
+
+
+def _record_fields(record: "Record") -> Row:
+    found: dict[Column | str, object] = {}
+    for name, value in asdict(record).items():
+        if name not in ("time", "layer", "reason", "model", "tenant"):
+            is_number = isinstance(value, int | float)
+            found[Column(name, is_number=is_number)] = f"{value:,.3f}" if isinstance(value, float) else value
+    return found
+
+
+@app.command()
+@command
+def top(
+    *,
+    by: Annotated[TopGroup, typer.Option(help="Group requests by this field.")] = "prompt",
+    backend: Annotated[bool, typer.Option("--backend", help="Sort by backend time instead of requests.")] = False,
+    limit: Limit = 10,
+    selection: QueryOptions,
+    layout: Layout,
+    source: JournalOptions,
+) -> Output:
+    """List the most frequent or most expensive requests.
+
+    A question has several rows if its requests differ in other fields; `Differs in` names the fields that differ from the
+    first row.
+
+    Example: kvproxy log top --since 1h
+
+    Example: kvproxy log top --backend --by tenant
+    """
+    query = selection.query()
+    found = source.open().groups(query, by, order="backend" if backend else "requests", limit=limit)
+    has_differences = any(row.differs_in for row in found)
+    rows: list[Row] = [
+        {
+            "Requests#": row.requests,
+            "Cached#": percent(row.cached / max(1, row.requests)),
+            # The column of the order stays in a narrow terminal.
+            f"Computed tokens#{'?' if backend else ''}": row.computed,
+            f"Backend seconds#{'' if backend else '?'}": f"{row.seconds:,.2f}",
+            "Response tokens#?": row.generated,
+            **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
+            text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
+        }
+        for row in found
+    ]
+    return table_output([asdict(row) for row in found], rows, empty=EMPTY, layout=layout)

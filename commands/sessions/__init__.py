@@ -1,7 +1,116 @@
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from kvproxy.commands.sessions import sessions
+from kvproxy.commands.command import command
+from kvproxy.commands.formatting import money, percent, table_time
+from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.output import Output, print_facts
+from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.units import format_seconds, tenant_name
+
+if TYPE_CHECKING:
+    from kvproxy.journal.sessions.session_reader import Session, TreeRow
+
 
 app = typer.Typer(help="List sessions and their reused and lost tokens.", no_args_is_help=False)
-app.callback(invoke_without_command=True)(sessions.sessions)
-app.command("show")(sessions.show)
+
+
+@app.callback(invoke_without_command=True)
+@command
+def sessions(
+    *,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
+    turns: Annotated[int, typer.Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
+    since: Annotated[
+        float | None, duration_option(help="Only sessions with a request within this duration, such as 2h.")
+    ] = None,
+    layout: Layout,
+    source: JournalOptions,
+) -> Output:
+    """List the last sessions: their turns, tokens, and tokens that were not reused.
+
+    A session is a conversation: requests that continue each other, or that name the same session.
+
+    Example: kvproxy sessions --turns 2
+
+    Example: kvproxy sessions --since 2h --json
+    """
+    found = source.open().sessions(limit, since, turns)
+    return table_output(
+        [asdict(each) for each in found], map(_session_row, found), empty="no session yet", layout=layout
+    )
+
+
+@app.command()
+@command
+def show(
+    session: Annotated[str, typer.Argument(help="Id or name of a session, or the id of one of its requests.")],
+    layout: Layout,
+    source: JournalOptions,
+) -> Output:
+    """Show the tree of a session with one row per turn.
+
+    Branches and sub-agents are marked with dots. For tokens that were not reused, the row has the cause, and the first
+    change of the prompt.
+
+    Example: kvproxy sessions show 42
+    """
+    from kvproxy.journal.sessions.session_reader import summarize_session
+
+    rows = source.open().session_tree(session)
+
+    def show() -> None:
+        found = summarize_session([row.turn for row in rows if row.turn.session == rows[0].turn.session])
+        print_facts(
+            [
+                ("session", f"{found.id} {found.name or ''}"),
+                ("tenant", tenant_name(found.tenant)),
+                ("model", ", ".join(found.models)),
+                *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
+                (
+                    "input",
+                    f"{found.prompt_tokens:,} tokens, {percent(found.reused_tokens / found.prompt_tokens)} reused",
+                ),
+                *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
+            ]
+        )
+        print_table(map(_turn_row, rows), layout=layout)
+
+    return Output([asdict(row) for row in rows], show)
+
+
+def _session_row(session: "Session") -> Row:
+    from kvproxy.journal.sessions.ledger import main_cause
+
+    return {
+        "Session": session.id,
+        digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),
+        text_column("Model"): ", ".join(session.models),
+        "Turns#": session.turns,
+        "Input#": session.prompt_tokens,
+        "Reused#": session.reused_tokens,
+        "Share#": percent(session.reused_tokens / max(1, session.prompt_tokens)),
+        "Lost most to?": main_cause(session.lost),
+        "Longest pause#?": format_seconds(round(session.longest_pause)),
+        "Cost#?": money(session.cost),
+        "Last": table_time(session.last),
+        Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,
+    }
+
+
+def _turn_row(row: "TreeRow") -> Row:
+    turn = row.turn
+    place = "" if turn.place is None else f", character {turn.place:,}"
+    return {
+        "Turn": f"{'·' * row.depth}{turn.turn}",
+        "Time": table_time(turn.time),
+        "Pause#": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
+        "Input#": turn.prompt_tokens,
+        "Reused#": turn.reused_tokens,
+        "Lost": ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
+        "Cost#?": money(turn.cost),
+        text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
+        digest_column("Request", 8, optional=True): turn.request_id,
+    }

@@ -122,7 +122,7 @@ def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
     clear, sealed = SqliteStore(tmp_path / "clear.db"), SqliteStore(tmp_path / "sealed.db", cipher=NEW)
     puts = [
         NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
-        for number in range(1200)
+        for number in range(600)
     ]
     clear.put_many(puts)
     sealed.put_many(puts)

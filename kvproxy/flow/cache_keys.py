@@ -160,45 +160,31 @@ def number_call_ids(body: JsonObject) -> JsonObject:
 
     Return the body unchanged if one of its other texts contains an id.
     """
-    lists = {name: body[name] for name in _MESSAGE_LISTS if isinstance(body.get(name), list)}
-    ids = list(dict.fromkeys(_find_call_ids(list(lists.values()))))
-    if not ids:
-        return body
-    # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
-    numbers = {id: f"call{number:05d}" for number, id in enumerate(ids)}
-    found: JsonObject = {name: _replace_ids(value, numbers) for name, value in lists.items()}
-    if any(id in text for text in _strings([*found.values()]) for id in ids):
+    numbers: dict[str, str] = {}
+
+    def replace_ids(value: Json) -> Json:
+        if isinstance(value, list):
+            return [replace_ids(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
+        return {
+            name: numbers.setdefault(str(inner), f"call{len(numbers):05d}")
+            if _is_call_id(value, name)
+            else replace_ids(inner)
+            for name, inner in value.items()
+        }
+
+    found = {name: replace_ids(body[name]) for name in _MESSAGE_LISTS if isinstance(body.get(name), list)}
+    if not numbers or any(id in text for text in _strings([*found.values()]) for id in numbers):
         return body
     return {**body, **found}
-
-
-def _find_call_ids(value: Json) -> Iterator[str]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _find_call_ids(item)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            if _is_call_id(value, name):
-                yield str(inner)
-            elif isinstance(inner, list | dict):
-                yield from _find_call_ids(inner)
 
 
 def _is_call_id(holder: JsonObject, name: str) -> bool:
     return isinstance(holder[name], str) and (
         name in _CALL_REFERENCES or (name == "id" and holder.get("type") in _CALL_TYPES)
     )
-
-
-def _replace_ids(value: Json, numbers: dict[str, str]) -> Json:
-    if isinstance(value, list):
-        return [_replace_ids(item, numbers) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: numbers[str(inner)] if _is_call_id(value, name) else _replace_ids(inner, numbers)
-        for name, inner in value.items()
-    }
 
 
 def _strings(value: Json) -> Iterator[str]:

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import Json, as_object, loads
+from kvproxy.apis.json import Json, as_object, dumps, loads
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
@@ -108,21 +110,12 @@ def _differences(own: Mapping[str, Json], stored: Mapping[str, Json]) -> list[di
         {"part": name, "stored": stored.get(name), "request": own.get(name)} for name in names
     ]
     asked, known = ([item for item in each.items() if "[" in item[0]] for each in (own, stored))
-    while asked and known and asked[0][1] == known[0][1]:
-        del asked[0], known[0]
-    # The questions are equal, so messages are aligned from the end.
-    last: list[dict[str, Json]] = []
-    while asked or known:
-        if asked and known and asked[-1][0].partition(" ")[2] == known[-1][0].partition(" ")[2]:
-            (name, text), (_, other) = asked.pop(), known.pop()
-            last += [{"part": name, "stored": other, "request": text}] if text != other else []
-        elif len(asked) > len(known):
-            name, text = asked.pop()
-            last.append({"part": name, "stored": None, "request": text})
-        else:
-            name, text = known.pop()
-            last.append({"part": name, "stored": text, "request": None})
-    return changes + last[::-1]
+    before, after = ([dumps(text) for _, text in each] for each in (known, asked))
+    for kind, start, end, own_start, own_end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        pairs = zip_longest(known[start:end], asked[own_start:own_end], fillvalue=("", None))
+        if kind != "equal":
+            changes += [{"part": name or old, "stored": text, "request": now} for (old, text), (name, now) in pairs]
+    return changes
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, same_prompts: Sequence[Entry]) -> bool:

@@ -13,7 +13,6 @@ Chat = Callable[[list[list[dict[str, str]]]], list[str]]
 
 @pytest.fixture(scope="session")
 def loaded() -> tuple[object, object]:
-    """The model and its tokenizer, as transformers reads them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
@@ -22,7 +21,6 @@ def loaded() -> tuple[object, object]:
 
 @pytest.fixture(scope="module")
 def chat(loaded: tuple[object, object]) -> Iterator[Chat]:
-    """Conversations to the model's greedy replies, several at a time."""
     threads = torch.get_num_threads()
     # So small a model gains nothing from a second thread, and loses much where another test needs the core.
     torch.set_num_threads(1)
@@ -31,5 +29,4 @@ def chat(loaded: tuple[object, object]) -> Iterator[Chat]:
 
 
 def say(role: str, content: str) -> dict[str, str]:
-    """One message."""
     return {"role": role, "content": content}

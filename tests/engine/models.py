@@ -82,8 +82,6 @@ def _without_head_dim(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 class LetterTokenizer:
-    """Ids to letters; enough of a Hugging Face tokenizer for the engine."""
-
     eos_token_id = None
     chat_template = None
     is_fast = False
@@ -96,7 +94,6 @@ class LetterTokenizer:
 
 
 def random_model(architecture: str, seed: int = 0) -> Any:
-    """A model with random weights in float32."""
     torch.manual_seed(seed)
     model = (_MAKERS | _HYBRID_MAKERS)[architecture]().float().eval()
     model.generation_config.eos_token_id = None
@@ -110,14 +107,12 @@ def random_model(architecture: str, seed: int = 0) -> Any:
 
 
 def load(model: Any, device: torch.device = CPU) -> LoadedModel:
-    """A model as the engine loads it."""
     register_attention()
     return prepare_model("tiny", model, LetterTokenizer(), device)
 
 
 @cache
 def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
-    """A random model, packed and loaded."""
     model = random_model(architecture, seed)
     pack_linears(model)
     return load(model)
@@ -125,7 +120,6 @@ def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
 
 @torch.inference_mode()
 def reference(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """What `model.generate` produces greedily, without any of our code."""
     ids = torch.tensor([list(prompt)], device=model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0

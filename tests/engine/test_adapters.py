@@ -28,7 +28,6 @@ CONFIG = {"peft_type": "LORA", "bias": "none", "lora_alpha": 24, "r": 4}
 
 
 def make_adapter(folder: Path, model: Any, seed: int, config: dict[str, Any] = CONFIG) -> Any:
-    """An adapter in a folder; and a copy of the model that has it in its weights."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
     merged, tensors = copy.deepcopy(model), {}

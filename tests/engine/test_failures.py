@@ -33,7 +33,6 @@ def good_tokens() -> list[int]:
 
 
 def run(driven: Driven) -> int:
-    """Until nothing is left to do; how many steps failed."""
     failed = 0
     for _ in range(100):
         if not driven.engine.has_work:
@@ -46,7 +45,6 @@ def run(driven: Driven) -> int:
 
 
 def cached(driven: Driven, prompt: tuple[int, ...]) -> int:
-    """Tokens of a prompt that the pool holds."""
     return driven.engine.manager.get_computed_blocks(CacheRequest("probe", prompt)).num_tokens
 
 
@@ -58,7 +56,6 @@ def raising(message: str = "out of luck") -> Callable[..., Any]:
 
 
 def sample_without_7(logits: Any, params: Any, *more: Any) -> Any:
-    """Fail for rows of one kind, after a draw that must not be lost for the others."""
     drawn = sample(logits, params, *more)
     return raising()() if any(each.top_k == 7 for each in params) else drawn
 
@@ -125,7 +122,6 @@ def test_a_failed_forward_costs_its_own_requests_and_leaves_what_was_cached(monk
 def test_whoever_shares_blocks_that_were_not_written_fails_with_them(
     tiered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a tier, the first blocks are computed by another request's step, and only the rest is loaded."""
     driven = Driven(tiers={"host": "64MiB"} if tiered else {})
     prompt = tuple(range(50, 100))
     if tiered:

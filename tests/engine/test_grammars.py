@@ -47,7 +47,6 @@ def text_of(driven: Driven, id: str, index: int = 0) -> str:
 
 
 def test_answers_validate(driven: Driven) -> None:
-    """Each kind of value in an object, with a name that JSON escapes, and in every second one an optional field."""
     node = {"type": "object", "properties": {"größe": {"enum": [1, 2]}}, "additionalProperties": False}
     schemas = [
         {

@@ -32,8 +32,6 @@ def test_sizes_waste_little(most: int) -> None:
 
 
 class Recorder:
-    """A capture that notes what was captured and what was replayed."""
-
     def __init__(self) -> None:
         self.captured: list[int] = []
         self.replayed: list[int] = []
@@ -50,7 +48,6 @@ class Recorder:
 
 
 def inputs_of(most: int = 5, width: int = 6) -> tuple[CapturedSteps, Recorder]:
-    """Graphs of a "model" whose logits are its inputs: token, position, slot, length and the table."""
     pool = KVPool(KVShape(1, 1, 4), 20, 4, torch.float32, CPU)
     recorder = Recorder()
     seen: dict[str, torch.Tensor] = {}
@@ -131,7 +128,6 @@ def test_padding_touches_no_block_but_the_first() -> None:
 
 
 def count_eager(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The tokens of each span of the steps that were not replayed."""
     eager: list[list[int]] = []
     compute = ModelRunner.run_eager
 

@@ -12,31 +12,14 @@ from kvproxy.engine.attention.selector import SDPA
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker import memory_profiling as memory
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.engine.worker.memory_profiling import determine_num_blocks, max_pool_bytes, profile_peak_memory
+from kvproxy.engine.worker.memory_profiling import determine_num_blocks, profile_peak_memory
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import SettingsError
 from kvproxy.settings import EngineSettings
 from tests.engine.models import CPU, tiny
 
-GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    ("free", "share", "step", "expected"),
-    [
-        (100 * GIB, 0.5, 10 * GIB, 50 * GIB),
-        # Nine tenths would leave the step too little: it, a tenth more and 0.75 GiB stay free.
-        (20 * GIB, 0.9, 5 * GIB, 20 * GIB - 5.5 * GIB - 0.75 * GIB),
-        (4 * GIB, 0.9, 5 * GIB, 4 * GIB - 5.5 * GIB - 0.75 * GIB),
-    ],
-)
-def test_the_pool_leaves_a_step_its_room(free: int, share: float, step: int, expected: float) -> None:
-    assert max_pool_bytes(free, share, step) == pytest.approx(expected)
-
 
 class Meter:
-    """Notes what happens while it measures."""
-
     def __init__(self) -> None:
         self.log: list[Any] = []
 
@@ -100,7 +83,6 @@ def test_blocks_follow_the_memory_allowed() -> None:
     ("given", "name"), [({"num_blocks": 2**40}, "num_blocks"), ({"kv_memory": 2.0**60}, "kv_memory")]
 )
 def test_a_pool_that_the_host_has_no_memory_for_is_refused_at_the_start(given: dict[str, Any], name: str) -> None:
-    """The system gives a pool its memory when it is written to, so it ended the process in the middle of an answer."""
     with pytest.raises(SettingsError, match=f"of memory are free: lower engine.{name}"):
         determine_num_blocks(tiny(), SDPA, EngineSettings(**given))
 

@@ -11,7 +11,6 @@ TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "</th", "ink>", " 
 
 
 def parse(pieces: Sequence[str], begins_in_prompt: bool = False) -> tuple[str, str]:
-    """Return the reasoning and the text of a completion in pieces."""
     parser = ReasoningParser(FORMAT, begins_in_prompt)
     parsed = [
         parser.parse(Delta(0, piece, (), (), "stop" if place == len(pieces) - 1 else None, Usage(1, 1, 0)))
@@ -21,7 +20,6 @@ def parse(pieces: Sequence[str], begins_in_prompt: bool = False) -> tuple[str, s
 
 
 def split(text: str, begins_in_prompt: bool) -> tuple[str, str]:
-    """The same of the whole text."""
     if not begins_in_prompt:
         if not text.lstrip().startswith(FORMAT.begin):
             return "", text

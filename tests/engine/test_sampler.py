@@ -14,7 +14,6 @@ from kvproxy.generation import SamplingParams
 
 
 def plain(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Probabilities after temperature, top_k and top_p, the long way."""
     order = sorted(range(len(logits)), key=lambda token: -float(logits[token]))
     kept = order[: params.top_k] if params.top_k else order
     weights = {token: float(torch.exp(logits[token] / params.temperature)) for token in kept}
@@ -71,7 +70,6 @@ def test_no_token_without_a_probability_is_drawn() -> None:
 
 
 def walk(logits: torch.Tensor, params: SamplingParams, point: float) -> tuple[int, float]:
-    """The token that a random number points at, found by walking over all; and how near a border it is."""
     probabilities = plain(logits, params).double()
     vocabulary = range(len(logits))
     filters = params.top_p < 1 or 0 < params.top_k < len(logits)
@@ -86,7 +84,6 @@ def walk(logits: torch.Tensor, params: SamplingParams, point: float) -> tuple[in
 
 
 def test_every_row_is_drawn_as_a_walk_over_the_tokens_would() -> None:
-    """Rows of all kinds in one batch, so that one kind's filter or order cannot be taken for another's."""
     kinds = [
         SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
         for temperature in (0.7, 1.5)
@@ -106,8 +103,6 @@ def test_every_row_is_drawn_as_a_walk_over_the_tokens_would() -> None:
 
 
 class Waits(TorchFunctionMode):
-    """Counts what would make the host wait for a device: reading a tensor's values."""
-
     READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "numpy", "cpu", "nonzero")
 
     def __init__(self) -> None:
@@ -178,8 +173,3 @@ def test_who_draws_with_a_seed_draws_the_same_in_every_version() -> None:
         expected = [torch.rand((), generator=generator, dtype=torch.float64).item() for _ in range(3)]
         assert UniformStream(SamplingParams(seed=seed), index).peek(3) == expected
     assert UniformStream(SamplingParams(), 0).peek(1) != UniformStream(SamplingParams(), 0).peek(1)
-
-
-def test_almost_no_temperature_is_none() -> None:
-    assert SamplingParams(temperature=9e-6).is_greedy
-    assert not SamplingParams(temperature=1e-5).is_greedy

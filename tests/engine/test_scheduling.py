@@ -1,12 +1,14 @@
-"""Who is served first: priorities, equal shares between tenants, and who gives way when blocks run out."""
+"""Scheduling: priorities, equal shares between tenants, preemption, and reported times."""
 
 import random
 import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from kvproxy.engine.scheduler.scheduler import RequestQueue
-from kvproxy.generation import GenerationRequest, SamplingParams
+from kvproxy.generation import GenerationRequest, SamplingParams, Timing
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference
 
@@ -23,17 +25,6 @@ def test_what_is_more_urgent_is_answered_first() -> None:
         driven.submit(f"{priority}.{number}", prompt(20), 4, queue_priority=priority)
     driven.run()
     assert driven.done == ["-1.2", "0.1", "0.4", "5.0", "5.3"]
-
-
-def test_a_rank_among_ones_own_requests_starves_no_other_tenant() -> None:
-    driven = Driven(max_num_seqs=1)
-    for number in range(12):
-        driven.submit(f"pushy.{number}", prompt(20), 4, tenant="pushy", tenant_priority=-number)
-    driven.submit("calm", prompt(20), 4, tenant="calm")
-    driven.run()
-    assert driven.done.index("calm") <= 2
-    pushy = [id for id in driven.done if id != "calm"]
-    assert pushy[1:] == sorted(pushy[1:], key=lambda id: -int(id.split(".")[1]))
 
 
 def test_tenants_get_equal_shares_of_tokens_whatever_the_size_of_their_requests() -> None:
@@ -125,7 +116,6 @@ def test_a_line_forgets_who_left() -> None:
 
 
 def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0) -> Any:
-    """The part of a sequence that the queue reads."""
     request = GenerationRequest(id, (), SamplingParams(), tenant=tenant, queue_priority=rank, tenant_priority=own)
     return SimpleNamespace(request=request, arrival_time=time.perf_counter(), num_output_tokens=0)
 
@@ -163,3 +153,45 @@ def test_whose_turn_it_is() -> None:
     for each in (urgent, own, first, third):
         line.remove(each)
     assert order(line) == ["2"]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("kvproxy.engine.scheduler.sequence.now", clock)
+    return clock
+
+
+def step_at(driven: Driven, clock: Clock, *moments: float) -> None:
+    for clock.now in moments:
+        driven.step()
+
+
+def test_times_are_counted_from_the_request_on(clock: Clock) -> None:
+    driven = Driven(max_num_batched_tokens=8)
+    driven.submit("a", range(1, 21), 3, n=2)
+    # The prompt takes three steps of 8, 8 and 4 tokens; the third gives both answers their first token.
+    step_at(driven, clock, 105.0, 110.0, 120.0)
+    assert [(piece.index, piece.timing) for piece in driven.pieces["a"]] == [(0, None), (1, None)]
+    step_at(driven, clock, 130.0, 150.0)
+    ended = {piece.index: piece.timing for piece in driven.pieces["a"] if piece.finish_reason}
+    assert ended == dict.fromkeys((0, 1), Timing(queue=5.0, first_token=20.0, total=50.0))
+
+
+def test_who_waits_for_a_place_is_queued_so_long_and_a_preemption_changes_nothing(clock: Clock) -> None:
+    driven = Driven(max_num_seqs=1)
+    for id in ("a", "b"):
+        driven.submit(id, range(1, 21), 2)
+    step_at(driven, clock, 101.0, 102.0, 107.0)
+    (running,) = driven.engine._scheduler.running
+    driven.engine._scheduler._preempt(running)
+    step_at(driven, clock, 111.0, 113.0)
+    assert driven.pieces["a"][-1].timing == Timing(1.0, 1.0, 2.0)
+    assert driven.pieces["b"][-1].timing == Timing(7.0, 7.0, 11.0)

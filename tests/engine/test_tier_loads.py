@@ -43,7 +43,6 @@ def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> No
 
 
 def gated(prompts: list[list[int]], **tiers: float) -> tuple[Driven, DictStore, threading.Event]:
-    """An engine whose tier has these prompts, but returns no chunk until the event is set."""
     driven = Driven(tiers={"host": "64MiB"} | tiers)
     gate, store = threading.Event(), DictStore()
     driven.replace_store(store)

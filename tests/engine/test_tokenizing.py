@@ -56,8 +56,6 @@ async def test_half_a_character_is_refused_by_name(demo_tokenizer: Any) -> None:
 
 
 class Slow:
-    """A tokenizer in Python that notes how many calls it is in at once."""
-
     eos_token_id = None
     chat_template = None
     is_fast = False
@@ -95,7 +93,6 @@ def test_a_slow_tokenizer_encodes_one_text_at_a_time() -> None:
 
 
 def test_a_tokenizer_that_cuts_texts_is_safe_for_several_threads(demo_tokenizer: Any) -> None:
-    """A tokenizer.json may say that texts are cut; the first call takes that back, which others must not meet."""
     backend = Tokenizer.from_str(demo_tokenizer.backend_tokenizer.to_str())
     backend.enable_truncation(5)
     backend.enable_padding(length=9)
@@ -111,8 +108,6 @@ def test_a_tokenizer_that_cuts_texts_is_safe_for_several_threads(demo_tokenizer:
 
 
 def shouting(demo: Any) -> Any:
-    """A tokenizer that decodes in a way of its own."""
-
     class Shouting(transformers.PreTrainedTokenizerFast):
         def _decode(self, *args: Any, **options: Any) -> str:
             return str(super()._decode(*args, **options)).upper()
@@ -121,7 +116,6 @@ def shouting(demo: Any) -> Any:
 
 
 def cleaning(_: Any) -> Any:
-    """A tokenizer that removes blanks before punctuation, as the WordPiece kind does."""
     words = {word: number for number, word in enumerate(["[UNK]", "hello", ".", "world"])}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece(cleanup=False)

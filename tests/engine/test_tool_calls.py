@@ -144,8 +144,6 @@ def test_other_text_passes_as_it_is(text: str, cuts: list[int]) -> None:
 
 
 class Characters:
-    """A tokenizer whose ids are characters."""
-
     eos_ids = frozenset[int]()
     tool_call_format = form_of(HERMES)
 

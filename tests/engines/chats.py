@@ -15,8 +15,6 @@ Chat = list[dict[str, str]]
 
 
 class Chats:
-    """Conversations with common prefixes that continue, branch, and end above `max_words`."""
-
     def __init__(self, seed: int, max_words: int) -> None:
         self._chance = random.Random(seed)
         self._max_words = max_words
@@ -27,7 +25,6 @@ class Chats:
         return " ".join(self._chance.choice(_WORDS) for _ in range(words))
 
     def next(self) -> Chat:
-        """Return a new chat, the next turn of a chat, or a chat with half of its last message."""
         roll = self._chance.random()
         if self._chats and roll < 0.5:
             chat = self._chats.pop(self._chance.randrange(len(self._chats)))
@@ -46,12 +43,6 @@ class Chats:
 
 
 class ReplayClient:
-    """Client of an engine's replay port.
-
-    vLLM passes a step's events to its publisher before the responses. The publisher replies to one request, then publishes one
-    batch. So no batch is pending if two consecutive requests after a response get the same reply.
-    """
-
     def __init__(self, replay: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -74,8 +65,6 @@ class ReplayClient:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of predictions; `wrong` has the chat's number, the prediction, and the report."""
-
     chats: int = 0
     reused: int = 0
     prompt_tokens: int = 0
@@ -97,8 +86,6 @@ class Tally:
 
 
 class PredictionClient:
-    """Client of a proxy in front of engines."""
-
     def __init__(self, url: str, model: str, *engines: Vllm) -> None:
         self.url = url
         self._model = model
@@ -115,7 +102,6 @@ class PredictionClient:
         return dict(reply.json()["prefix"])
 
     def ask(self, chat: Chat, **options: Any) -> dict[str, Any]:
-        """Send a chat; return the reported usage."""
         body = self._body(chat) | {"max_tokens": 1 + len(chat) % 7, "temperature": 0, "ignore_eos": True} | options
         return dict(self._client.post("/v1/chat/completions", json=body).raise_for_status().json()["usage"])
 
@@ -126,7 +112,6 @@ class PredictionClient:
         return list(self._client.get("/admin/upstreams").raise_for_status().json())
 
     def wait_for_mirrors(self) -> None:
-        """Wait until every mirror has all events of the responses so far."""
         until(lambda: all(map(self._is_current, self.upstreams())), 120)
 
     def _is_current(self, upstream: dict[str, Any]) -> bool:
@@ -140,7 +125,6 @@ class PredictionClient:
         return upstream["cached_blocks"] == 0 and replay.batches_since(0) == []
 
     def run(self, chats: Chats, count: int, tally: Tally) -> None:
-        """Send chats one after another, and compare the predictions with the reports."""
         for _ in range(count):
             self.wait_for_mirrors()
             chat = chats.next()

@@ -22,20 +22,16 @@ def engines() -> Path:
 
 @pytest.fixture(scope="session")
 def chats() -> int:
-    """Number of random chats of a test."""
     return int(os.environ.get("KVPROXY_CHATS", "1000"))
 
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """Offset of the seeds of random chats."""
     return int(os.environ.get("KVPROXY_SEED", "0"))
 
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """Return a function that adds a row to the table at the end of the run."""
-
     def add(name: str, figure: object) -> None:
         request.config.stash.setdefault(_ROWS, []).append((name, str(figure)))
 

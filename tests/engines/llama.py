@@ -15,8 +15,6 @@ MODEL = "gemma-3-270m-q4_k_m.gguf"
 
 
 class LlamaServer:
-    """A `llama-server` that saves slots to `folder`, and can be killed and started again at the same port."""
-
     def __init__(self, engines: Path, folder: Path, slots: int = 2, *more: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -45,7 +43,6 @@ class LlamaServer:
 
 @contextlib.contextmanager
 def llama_server(engines: Path, folder: Path, slots: int = 2, *more: str) -> Iterator[LlamaServer]:
-    """Start a server, and kill it at the end."""
     server = LlamaServer(engines, folder, slots, *more)
     try:
         server.start()
@@ -56,7 +53,6 @@ def llama_server(engines: Path, folder: Path, slots: int = 2, *more: str) -> Ite
 
 @contextlib.contextmanager
 def hearth(command: Path, upstream: str, folder: Path) -> Iterator[str]:
-    """Run hearth-llm in front of a llama-server with one slot that saves to the same folder; return its URL."""
     port = free_port()
     arguments = [str(command), "serve", "--upstream", upstream, "--port", str(port), "--cache-dir", str(folder)]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

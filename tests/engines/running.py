@@ -22,8 +22,6 @@ START_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model with a small pool. `folder` is None for the demo model; `flags` are of `vllm serve`."""
-
     name: str
     folder: str | None
     flags: tuple[str, ...]
@@ -37,8 +35,6 @@ HYBRID = Model("gemma", "gemma", ("--max-model-len", "2048", "--num-gpu-blocks-o
 
 
 def await_health(url: str, process: "subprocess.Popen[bytes]", log: Path | None = None) -> None:
-    """Wait until `/health` of a server answers."""
-
     def is_healthy() -> bool:
         assert process.poll() is None, log.read_text()[-4000:] if log else "the server ended"
         with contextlib.suppress(httpx.TransportError):
@@ -49,8 +45,6 @@ def await_health(url: str, process: "subprocess.Popen[bytes]", log: Path | None 
 
 
 class Vllm:
-    """A `vllm serve` that can be killed and started again at the same ports. The last flag of a name wins."""
-
     def __init__(self, engines: Path, model: Model, log: Path, *more: str) -> None:
         for needed in (engines / "vllm" / "bin" / "vllm", model.path(engines) / "config.json"):
             if not needed.exists():
@@ -107,7 +101,6 @@ class Vllm:
 
 @contextlib.contextmanager
 def running(*engines: Vllm) -> Iterator[None]:
-    """Start engines, and kill them at the end."""
     try:
         for engine in engines:
             engine.start()

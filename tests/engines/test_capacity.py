@@ -22,7 +22,6 @@ WORDS = "block cache prefix token turn agent tool file test error queue pool cha
 
 
 def chats(system: str, contexts: list[str], generator: random.Random) -> Iterator[list[str]]:
-    """Yield a shared system prompt, two of the contexts, and a new question."""
     for _ in range(REQUESTS):
         chosen = sorted(generator.sample(contexts, 2), key=contexts.index)
         yield [system, *chosen, " ".join(generator.choices(WORDS, k=generator.randint(2, 30)))]
@@ -30,8 +29,6 @@ def chats(system: str, contexts: list[str], generator: random.Random) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Tokens of vLLM's prefix cache."""
-
     hits: float
     queries: float
 

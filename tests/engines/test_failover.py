@@ -22,8 +22,6 @@ CLIENTS = 4
 
 
 class Load:
-    """Clients that send requests without a pause; half of them are streams."""
-
     def __init__(self, url: str) -> None:
         self._url = url
         self._stopping = threading.Event()
@@ -119,7 +117,6 @@ def test_an_engine_is_killed_under_load(engines: Path, tmp_path: Path, table: Ta
 
 
 def is_cached(client: PredictionClient, engine: str, chat: list[dict[str, str]]) -> bool:
-    """Send a chat; return whether the engine caches it then."""
     client.ask(chat)
     found: int = client.explain(chat)["engines"].get(engine, 0)
     return found > 0

@@ -33,15 +33,6 @@ FLAGS = (
 
 @dataclass(slots=True)
 class Reuse:
-    """Tokens of earlier turns at their next turn.
-
-    Attributes:
-        earlier: prompts and answers of the earlier turns.
-        recomputed: tokens of them that were not reused.
-        lost: the same without the last partial block.
-        turns, losing: all next turns, and those that lost a block.
-    """
-
     earlier: int = 0
     recomputed: int = 0
     lost: int = 0
@@ -67,7 +58,6 @@ class Reuse:
 
 
 def converse(client: Any, draw: random.Random, turns: int, words: int, reuse: Reuse, **options: Any) -> None:
-    """Continue a chat as a client that drops all reasoning at the last turn. Half of the turns are streams."""
     messages: list[Any] = []
     before = None
     for number in range(turns):

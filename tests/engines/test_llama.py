@@ -18,13 +18,10 @@ _CHATS = 40
 
 
 class Client:
-    """Client of a proxy in front of llama-server."""
-
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url, timeout=600)
 
     def ask(self, messages: list[dict[str, str]]) -> tuple[str, int]:
-        """Return the response and the reused tokens."""
         body = {"model": "gemma", "messages": messages, "max_tokens": 6, "temperature": 0}
         answer = self._client.post("/v1/chat/completions", json=body).raise_for_status().json()
         until(lambda: all(block["state"] != "used" for block in self.get("/admin/blocks")))
@@ -62,7 +59,6 @@ def long(topic: str, sentences: int = 12) -> list[dict[str, str]]:
 
 
 def test_predictions_equal_reports(engines: Path, tmp_path: Path, table: Table) -> None:
-    """Chats with common prefixes over two slots, with restarts of the server and removed turns."""
     choose = random.Random(14)
     equal = restored = 0
     with llama_server(engines, tmp_path / "slots") as server, run_client(server, tmp_path, save_after=0.2) as client:

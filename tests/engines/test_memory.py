@@ -17,7 +17,6 @@ BLOCKS, TOKENS, LONGEST = 700, 3000, 4096
 
 
 def used_blocks(url: str, model: str, prompt: list[int], used: Callable[[], int]) -> list[int]:
-    """Sample the blocks in use while a request runs."""
     seen: list[int] = []
     over = threading.Event()
 

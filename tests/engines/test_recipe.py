@@ -37,8 +37,6 @@ _COUNTED = [
 
 
 class Recipe:
-    """The recipe, with free ports."""
-
     def __init__(self, engines: Path) -> None:
         self.text = RECIPE.read_text()
         self._ports = {port: str(free_port()) for port in PORTS}
@@ -81,7 +79,6 @@ class Recipe:
         return "".join(lines)
 
     def _settled(self) -> None:
-        """Wait until events and metrics are up to date."""
         before: Any = None
         since, end = time.monotonic(), time.monotonic() + 60
         while time.monotonic() - since < 0.7 and time.monotonic() < end:
@@ -136,7 +133,6 @@ class Recipe:
 
 
 def same(text: str) -> str:
-    """Remove the parts that differ between runs."""
     for pattern, replacement in _COUNTED:
         text = pattern.sub(replacement, text)
     return normal(text)

@@ -22,8 +22,6 @@ class Reply:
 
 
 class Traffic:
-    """Random requests, some of which continue earlier ones, up to `max_characters`."""
-
     def __init__(self, seed: int, max_characters: int) -> None:
         self.chance = random.Random(seed)
         self._max_characters = max_characters
@@ -35,7 +33,6 @@ class Traffic:
         return " ".join(self.chance.choice(_WORDS) for _ in range(words))
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of an API, and a request."""
         roll = self.chance.random()
         options: dict[str, Any] = {"max_tokens": self.chance.choice(_ANSWERS), "temperature": 0, "ignore_eos": True}
         if self.chance.random() < 0.4:
@@ -56,7 +53,6 @@ class Traffic:
         return "chat", body | options
 
     def add_reply(self, api: str, body: dict[str, Any], text: str) -> None:
-        """Continue a response in later requests."""
         if api == "completions":
             self._texts.append(body["prompt"] + text)
             return

@@ -23,7 +23,6 @@ NO_GPU = 3
 
 
 def main() -> int:
-    """Run what was asked for and print the table."""
     arguments = _arguments()
     on_cpu = arguments.interpret or arguments.rehearse
     if on_cpu:
@@ -62,7 +61,6 @@ def _chosen(arguments: argparse.Namespace) -> list[Check]:
 
 
 def failed(results: Sequence[Result], *, require_all: bool) -> list[str]:
-    """Names of the checks that failed; with `require_all`, of those that were not run too."""
     bad = ("failed", "not run") if require_all else ("failed",)
     return [result.name for result in results if result.status in bad]
 

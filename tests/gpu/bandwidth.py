@@ -14,7 +14,6 @@ GOAL = 0.6
 
 
 def limits(device: torch.device) -> Figures:
-    """The floors."""
     return {
         "copy": f"{copy_bandwidth(device) / 1e9:.0f} GB/s read and written",
         "bfloat16 matmul": f"{matmul_rate(device) / 1e12:.2f} TFLOP/s",
@@ -22,7 +21,6 @@ def limits(device: torch.device) -> Figures:
 
 
 def decode_bandwidth(device: torch.device) -> Figures:
-    """Bytes of keys and values that the decode kernels read in a second, against a copy."""
     from kvproxy.engine.attention.triton_decode import TritonDecode
 
     scale, floor = scale_of(device), copy_bandwidth(device)
@@ -39,7 +37,6 @@ def decode_bandwidth(device: torch.device) -> Figures:
 
 
 def _cases(rows: tuple[int, ...], context: int) -> list[tuple[int, int, bool]]:
-    """Rows, tokens of each, and whether the goal holds for them: what one or few short sequences read is soon over."""
     return [(1, 4 * context, False), *((count, context, count > 1) for count in rows), (rows[-1], context // 4, False)]
 
 

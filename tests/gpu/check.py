@@ -13,17 +13,10 @@ Status = Literal["passed", "failed", "not run"]
 
 
 class NotHere(Exception):
-    """What a check needs is not on this machine."""
+    pass
 
 
 class Missed(Exception):
-    """A check ran to its end, and its figures are not what they should be.
-
-    Args:
-        reason: what is wrong.
-        figures: what was found.
-    """
-
     def __init__(self, reason: str, figures: Figures) -> None:
         super().__init__(reason, figures)
         self.reason = reason
@@ -32,27 +25,15 @@ class Missed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something to be tried on a device.
-
-    Attributes:
-        name: what the table says.
-        seconds: after which it counts as hung.
-        run: gives its figures; raises Missed, NotHere or anything else.
-        interpreted: whether Triton's interpreter can do it on a CPU.
-        rehearsed: whether it also runs on a CPU, with tiny sizes and no goals.
-    """
-
     name: str
-    seconds: float
-    run: Callable[[Any], Figures]
-    interpreted: bool = False
-    rehearsed: bool = False
+    seconds: float  # after which it counts as hung
+    run: Callable[[Any], Figures]  # returns figures; raises Missed, NotHere, or any other error
+    interpreted: bool = False  # whether Triton's interpreter can run it on a CPU
+    rehearsed: bool = False  # whether it also runs on a CPU, with tiny sizes and no goals
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a check went."""
-
     name: str
     status: Status
     seconds: float
@@ -61,10 +42,6 @@ class Result:
 
 
 def run_all(checks: Sequence[Check], device: str, limit: float, begin: Callable[[str], None]) -> Iterator[Result]:
-    """Results in order, all within `limit` seconds; `begin` is told the name of each check before it runs.
-
-    Checks share a process until one of them fails: what an error leaves behind on a GPU would fail the rest too.
-    """
     # Its server imports torch once, and does nothing with it: each process begins from there.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
@@ -103,7 +80,6 @@ def _receive(check: Check, process: Any, pipe: Connection, seconds: float) -> Re
 
 
 def _work(checks: Sequence[Check], device: str, pipe: Connection) -> None:
-    """Run checks one after the other until one fails."""
     import torch
 
     torch.set_grad_enabled(False)
@@ -115,7 +91,6 @@ def _work(checks: Sequence[Check], device: str, pipe: Connection) -> None:
 
 
 def run_one(check: Check, device: Any) -> Result:
-    """Run a check here and now."""
     began = time.monotonic()
     status: Status = "passed"
     figures: Figures = {}

@@ -32,7 +32,6 @@ _ALIGNED = ("query_row", "query_head", "pool_block", "pool_slot", "pool_head")
 def facts(
     kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], options: dict[str, int]
 ) -> dict[str, int]:
-    """Registers of a thread, bytes of its stack, bytes of shared memory of a program, and buffers of its tiles of values."""
     names = kernel.arg_names
     kinds = {"scale": "fp32", "softcap": "fp32"} | pointers | dict.fromkeys(constants, "constexpr")
     source = ASTSource(
@@ -64,7 +63,6 @@ def facts(
 
 
 def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL_ATTENTION) -> dict[str, int]:
-    """Facts of the first kernel for so many query heads a key head."""
     product, size = _TYPES[dtype]
     padded = max(16, 1 << (group - 1).bit_length())
     shape = {
@@ -80,7 +78,6 @@ def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind =
 
 
 def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]:
-    """Facts of the second kernel."""
     options = {"num_warps": 4, "num_stages": 2}
     limits = (
         {"KIND": "sliding_window", "WINDOW": 128, "HAS_SINKS": True}

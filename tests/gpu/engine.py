@@ -10,7 +10,6 @@ _FAMILIES = ("llama", "qwen3", "mistral", "gpt-neox", "phi")
 
 
 def tokens_equal_generate(device: torch.device) -> Figures:
-    """Float32: every family, cold, warm and under eviction, with the device's kernels and graphs."""
     figures: Figures = {}
     for family in _FAMILIES:
         figures[family] = _answers_of(family, device)
@@ -41,7 +40,6 @@ def _answers_of(family: str, device: torch.device) -> str:
 
 
 def bfloat16_logits(device: torch.device) -> Figures:
-    """A prompt in three chunks and a decoded token, against float32's logits of the whole."""
     from kvproxy.engine.attention.paged_attention import build_input_batch
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.scheduler.scheduler_output import TokenSpan
@@ -73,7 +71,6 @@ def bfloat16_logits(device: torch.device) -> Figures:
 
 
 def draws_equal_the_cpus(device: torch.device) -> Figures:
-    """Tokens drawn on the device from float32 logits, against those drawn on the CPU with the same seeds."""
     from kvproxy.engine.sampler import UniformStream, sample
     from kvproxy.generation import SamplingParams
 
@@ -97,7 +94,6 @@ def draws_equal_the_cpus(device: torch.device) -> Figures:
 
 
 def tiers_round_trip(device: torch.device) -> Figures:
-    """Chunks out of the pool into host memory and a disk, and back, with equal answers."""
     from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model, reference
 

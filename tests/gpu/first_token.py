@@ -13,7 +13,6 @@ GOAL = 1.3
 
 
 def first_token(device: torch.device) -> Figures:
-    """Cold, warm and alone, in turns."""
     scale = scale_of(device)
     shared = seven.random_tokens(device, scale.context)
     engine = seven.engine(device, 12 * scale.context)

@@ -12,7 +12,6 @@ _CALLS = 20
 
 
 def seconds(work: Callable[[], object], repeat: int = 10, calls: int = _CALLS) -> float:
-    """Median time of work on the device alone: several calls captured in a graph, replayed, divided."""
     if not torch.cuda.is_available():
         return launched(work, 1, warm=0)
     stream = torch.cuda.Stream()
@@ -29,7 +28,6 @@ def seconds(work: Callable[[], object], repeat: int = 10, calls: int = _CALLS) -
 
 
 def launched(work: Callable[[], object], repeat: int = 15, warm: int = 3) -> float:
-    """Median time of work that Python launches, up to its end on the device."""
     for _ in range(warm):
         work()
     times: list[float] = []
@@ -43,14 +41,12 @@ def launched(work: Callable[[], object], repeat: int = 15, warm: int = 3) -> flo
 
 
 def wait() -> None:
-    """Until the device has done all that it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 @cache
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read and written."""
     size = 1 << 24
     if device.type == "cuda":
         size = min(2 << 30, torch.cuda.mem_get_info(device)[0] // 4)
@@ -61,7 +57,6 @@ def copy_bandwidth(device: torch.device) -> float:
 
 @cache
 def matmul_rate(device: torch.device) -> float:
-    """Operations a second of a large bfloat16 product of random matrices."""
     side = 8192 if device.type == "cuda" else 64
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     return 2.0 * float(side) ** 3 / seconds(lambda: left @ right, calls=3)

@@ -11,7 +11,6 @@ from tests.gpu.check import Check, Figures, Missed, NotHere
 
 
 def replay_equals_eager(device: torch.device) -> Figures:
-    """The same padded steps, captured and not, in bfloat16; and nothing in them waits for the device."""
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.scheduler.scheduler_output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CapturedSteps, CudaCapture, no_capture
@@ -55,7 +54,6 @@ def replay_equals_eager(device: torch.device) -> Figures:
 
 
 def strict_bfloat16(device: torch.device) -> Figures:
-    """Strict answers in bfloat16: the same cold, warm, in company, replayed and eager."""
     from kvproxy.engine.worker.cuda_graphs import no_capture
     from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model
@@ -76,7 +74,6 @@ def strict_bfloat16(device: torch.device) -> Figures:
 
 
 def capture_beside_a_thread(device: torch.device) -> Figures:
-    """Steps are captured while another thread allocates and frees on the device, as FAISS does while it builds."""
     from tests.engine.driven import Driven, prompts_of
     from tests.engine.models import load, random_model
 

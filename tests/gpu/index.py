@@ -13,7 +13,6 @@ DIM = 384
 
 
 def neighbours(device: torch.device) -> Figures:
-    """A large index is built, grows and is asked by several threads; its neighbours are those of a plain comparison."""
     try:
         import faiss
     except ModuleNotFoundError:

@@ -20,7 +20,6 @@ _SMALL = 4
 
 
 def sdpa(device: torch.device) -> Figures:
-    """The fallback, in both types and both roles."""
     worst: Figures = {}
     for dtype in (torch.float32, torch.bfloat16):
         for role, found in (

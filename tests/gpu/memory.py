@@ -10,7 +10,6 @@ from tests.gpu.scale import scale_of
 
 
 def large_pool(device: torch.device) -> Figures:
-    """Blocks beyond 2^31 elements of a layer's keys: written, read, copied and attended to like the first ones."""
     from kvproxy.engine.attention.interface import ScoreOptions
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.worker.kv_pool import KVPool, KVShape
@@ -51,7 +50,6 @@ def large_pool(device: torch.device) -> Figures:
 
 
 def peak_memory(device: torch.device) -> Figures:
-    """A pool of nine tenths of the memory leaves the largest step its room; what was measured is what it takes."""
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.core import EngineCore
     from kvproxy.engine.worker.memory_profiling import CudaMemoryMeter, profile_peak_memory
@@ -80,7 +78,6 @@ def peak_memory(device: torch.device) -> Figures:
 
 
 def large_chunks(device: torch.device) -> Figures:
-    """A cold prompt leaves every one of its chunks, 32 MiB each, in host memory; a reload finds them and says the same."""
     scale = scale_of(device)
     chunks = scale.context // scale.chunk
     tiers = {"host": 16 << 30, "chunk_tokens": scale.chunk}
@@ -114,7 +111,6 @@ def large_chunks(device: torch.device) -> Figures:
 
 
 def overlapping_copies(device: torch.device) -> Figures:
-    """Steps of a prompt while its chunks are copied to the host, against the same steps without tiers."""
     scale = scale_of(device)
     took: dict[str, float] = {}
     for name, tiers in (("without", None), ("with", {"host": 16 << 30, "chunk_tokens": scale.chunk})):

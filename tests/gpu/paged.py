@@ -18,8 +18,6 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How wide attention is."""
-
     heads: int
     kv_heads: int
     head_dim: int
@@ -28,7 +26,6 @@ class Heads:
 def poisoned_pool(
     heads: Heads, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> KVPool:
-    """One layer of random content, in which every token that `fill` does not write is NaN."""
     torch.manual_seed(seed)
     pool = KVPool(KVShape(1, heads.kv_heads, heads.head_dim), blocks, block_size, dtype, device)
     pool.data.fill_(float("nan"))
@@ -36,7 +33,6 @@ def poisoned_pool(
 
 
 def fill(pool: KVPool, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
-    """Random keys and values for the tokens that the tables hold."""
     for table, length in zip(tables, lengths, strict=True):
         for at, block in enumerate(table):
             used = min(pool.block_size, length - at * pool.block_size)
@@ -48,7 +44,6 @@ def fill(pool: KVPool, tables: Sequence[Sequence[int]], lengths: Sequence[int]) 
 def random_tables(
     lengths: Sequence[int], block_size: int, blocks: int, shared: int = 0, seed: int = 0
 ) -> list[list[int]]:
-    """Tables of sequences whose first `shared` blocks are the same; no other block is used twice, and block 0 never."""
     order = (torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1).tolist()
     common, rest = order[:shared], iter(order[shared:])
     return [[common[at] if at < shared else next(rest) for at in range(-(-length // block_size))] for length in lengths]
@@ -61,7 +56,6 @@ def expected_rows(
     scores: ScoreOptions = ScoreOptions(),
     group: LayerGroup = FULL_ATTENTION,
 ) -> torch.Tensor:
-    """Attention of the spans' rows in float64, one sequence after the other, `[rows, heads, head_dim]`."""
     outputs, begin = [], 0
     scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     for span in spans:
@@ -87,7 +81,6 @@ def expected_rows(
 
 
 def _seen(at: torch.Tensor, key: torch.Tensor, group: LayerGroup) -> torch.Tensor:
-    """Whether the token at a place sees a key, by transformers' rules."""
     if group.kind == "sliding_window":
         return (key <= at) & (key > at - group.window)
     if group.kind == "chunked_local":
@@ -96,7 +89,6 @@ def _seen(at: torch.Tensor, key: torch.Tensor, group: LayerGroup) -> torch.Tenso
 
 
 def error(output: torch.Tensor, exact: torch.Tensor) -> float:
-    """|output - exact| / |exact|; NaN where the output has any."""
     return float((output.double() - exact).norm() / exact.norm())
 
 
@@ -112,7 +104,6 @@ def decode_error(
     scores: ScoreOptions = ScoreOptions(),
     group: LayerGroup = FULL_ATTENTION,
 ) -> float:
-    """Error of a step that decodes one token of sequences with these lengths."""
     tables, pool = _paged(heads, lengths, block_size, dtype, device, shared)
     if not backend.supports_capture:
         pool.data.nan_to_num_()
@@ -141,7 +132,6 @@ def prefill_error(
     scores: ScoreOptions = ScoreOptions(),
     group: LayerGroup = FULL_ATTENTION,
 ) -> float:
-    """Error of a step that computes prompts of (past, new) tokens."""
     lengths = [past + count for past, count in shape]
     tables, pool = _paged(heads, lengths, block_size, dtype, device, shared)
     spans = [TokenSpan([0] * count, past, [table]) for (past, count), table in zip(shape, tables, strict=True)]
@@ -165,7 +155,6 @@ def _paged(
 
 
 def _forget_out_of_reach(spans: Sequence[TokenSpan], block_size: int, group: LayerGroup) -> None:
-    """Set block 0 for blocks outside the window of all rows, as the engine does."""
     for span in spans:
         (table,) = span.block_tables
         out_of_reach = group.first_visible_key(span.start) // block_size

@@ -7,8 +7,6 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a Llama model."""
-
     vocabulary: int
     hidden: int
     intermediate: int
@@ -23,20 +21,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes of the checks.
-
-    Attributes:
-        shape: of the model.
-        longest: tokens of the longest sequence; graphs are captured for it.
-        context: tokens of a shared prefix, and of sequences that decode.
-        rows: sequences that decode together.
-        suffixes: tokens behind a shared prefix.
-        chunk: tokens of a chunk in a tier.
-        vectors: in the index of questions.
-        repeat: measurements of each figure.
-        judged: whether goals count.
-    """
-
     shape: Shape
     longest: int
     context: int
@@ -55,5 +39,4 @@ REHEARSAL = Scale(Shape(300, 64, 96, 2, 4, 2), 256, 96, (1, 3), (5, 20), 32, 30_
 
 
 def scale_of(device: torch.device) -> Scale:
-    """Sizes for a device."""
     return FULL if device.type == "cuda" else REHEARSAL

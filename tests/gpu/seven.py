@@ -16,7 +16,6 @@ _numbers = itertools.count()
 
 @cache
 def model(device: torch.device) -> Any:
-    """The random model, made on the device, as the engine loads one."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tests.engine.models import load
@@ -49,14 +48,12 @@ def model(device: torch.device) -> Any:
 
 
 def free() -> None:
-    """Give back the memory of the engine before, which is a ring of references with gigabytes behind it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def check_memory(device: torch.device, tokens: int) -> None:
-    """Raise NotHere where a pool for so many tokens does not fit."""
     loaded = model(device)
     if (
         device.type == "cuda"
@@ -66,7 +63,6 @@ def check_memory(device: torch.device, tokens: int) -> None:
 
 
 def engine(device: torch.device, tokens: int, tiers: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """An engine with a pool for so many tokens."""
     from kvproxy.engine.core import EngineCore
     from kvproxy.settings import EngineSettings, TierSettings
 
@@ -77,7 +73,6 @@ def engine(device: torch.device, tokens: int, tiers: dict[str, Any] | None = Non
 
 
 def submit(engine: Any, prompt: list[int], count: int) -> list[int]:
-    """Queue a greedy request; the list fills with its tokens."""
     from kvproxy.generation import GenerationRequest, SamplingParams
 
     tokens: list[int] = []
@@ -89,7 +84,6 @@ def submit(engine: Any, prompt: list[int], count: int) -> list[int]:
 
 
 def answer(engine: Any, prompt: list[int], count: int = 1) -> tuple[list[int], float]:
-    """The tokens of one answer, and the seconds it took."""
     began = time.perf_counter()
     tokens = submit(engine, prompt, count)
     while engine.has_work:
@@ -105,7 +99,6 @@ def random_tokens(device: torch.device, count: int) -> list[int]:
 
 
 def runner(device: torch.device, rows: int, context: int, *, graphs: bool) -> tuple[Any, list[Any]]:
-    """A runner over a pool of random content, and a decoding span of each of its sequences; no two share a block."""
     from kvproxy.engine.attention.selector import select_backends
     from kvproxy.engine.scheduler.scheduler_output import TokenSpan
     from kvproxy.engine.worker.cuda_graphs import CudaCapture, no_capture

@@ -15,7 +15,6 @@ PREFILL_GOAL = 0.6
 
 @torch.inference_mode()
 def decode_steps(device: torch.device) -> Figures:
-    """Milliseconds of a decode step over long contexts, captured for the longest, against eager and against memory's floor."""
     scale = scale_of(device)
     loaded = seven.model(device)
     figures: Figures = {}
@@ -45,7 +44,6 @@ def decode_steps(device: torch.device) -> Figures:
 
 
 def prefill_rate(device: torch.device) -> Figures:
-    """Operations a second of a long prompt, against a large product."""
     scale, shape, count = scale_of(device), scale_of(device).shape, scale_of(device).context
     engine = seven.engine(device, 7 * count)
     took = statistics.median(

@@ -7,8 +7,6 @@ from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 
 class DictStore:
-    """A dictionary that counts its calls."""
-
     def __init__(self, name: str = "dict", *, remote: bool = False) -> None:
         self.name = name
         self.remote = remote

@@ -71,7 +71,6 @@ GIB = 2**30
 
 
 def machine(root: Path, **files: str) -> Path:
-    """Write files of `proc` and `sys/fs/cgroup`."""
     for name, text in {
         "meminfo": f"MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable: {8 * GIB // 1024} kB\n",
         **files,

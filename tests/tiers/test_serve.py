@@ -27,8 +27,6 @@ def cached(response: httpx.Response) -> int:
 
 
 def wait_for_chunks(url: str, more_than: int = 0) -> int:
-    """Wait until chunks were written; return their number on the disk."""
-
     def count() -> int:
         return int(httpx.get(f"{url}/admin/blocks/tiers").json()[1]["chunks"])
 
@@ -40,7 +38,6 @@ def wait_for_chunks(url: str, more_than: int = 0) -> int:
 
 
 def fill_the_disk(url: str) -> dict[str, str]:
-    """Send requests to a new engine until a chunk is on disk; return the response."""
     assert "tiers=" not in ask(url, "What is a block?").headers["cache-status"]
     said: dict[str, str] = ask(url, "What is a block?").json()["choices"][0]["message"]
     wait_for_chunks(url)
@@ -49,7 +46,6 @@ def fill_the_disk(url: str) -> dict[str, str]:
 
 
 def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
-    """Check that a restarted engine reuses the chunks on disk, and that all views show it."""
     prompts = folder / "prompts.txt"
     prompts.write_text("What is a block?\n")
     entries = result("cache", "stats", url=url)["entries"]

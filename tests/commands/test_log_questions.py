@@ -76,10 +76,9 @@ def test_equal_questions_of_different_requests_are_told_apart(tmp_path: Path) ->
         chosen = kvproxy("log", "--columns", "reason,status,total_ms", "-n", 1, url=url).stdout.splitlines()
         assert chosen[0].split("\t") == ["Reason", "status", "total_ms"]
         assert re.fullmatch(r"prefix-\d+%\t200\t[\d.]+", chosen[1]), chosen
-        for order, column in (("--limit=10", "Computed tokens"), ("--backend", "Backend seconds")):
-            narrow = kvproxy("log", "top", order, url=url, columns=80)
-            lines = re.sub(r"\x1b\[[\d;]*m", "", narrow.stdout).splitlines()
-            assert (max(map(len, lines)) <= 80, column in lines[0]) == (True, True), lines
+        narrow = kvproxy("log", "top", "--backend", url=url, columns=80)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", narrow.stdout).splitlines()
+        assert (max(map(len, lines)) <= 80, "Backend seconds" in lines[0]) == (True, True), lines
         rows = [(row["requests"], row["name"], row["differs_in"]) for row in result("log", "top", url=url)]
         assert rows[0] == (2, "What is a block?", [])
         assert (1, "What is a block?", ["temperature"]) in rows
@@ -96,9 +95,8 @@ def test_the_times_of_a_record_add_up(tmp_path: Path) -> None:
         client.post("/v1/chat/completions", json=said("a"), headers={"x-request-id": "one"}).raise_for_status()
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 1)
         shown = result("log", "show", "one", url=url)
-        assert shown["exact_ms"] + shown["backend_ms"] + shown["decode_ms"] == pytest.approx(
-            shown["total_ms"], abs=0.01
-        )
+        steps = [shown[name] for name in ("exact_ms", "backend_ms", "decode_ms")]
+        assert sum(steps) == pytest.approx(shown["total_ms"], abs=0.01)
         assert re.search(r"^decode_ms +\d", kvproxy("log", "show", "one", url=url).stdout, re.M)
 
 
@@ -140,7 +138,7 @@ def test_an_unreachable_store_is_one_line(tmp_path: Path) -> None:
     shared = kvproxy("savings", "--data", tmp_path)
     assert (shared.returncode, shared.stderr.count("\n")) == (1, 1), shared
     file.write_text('store = "postgresql://127.0.0.1:9/x"\njournal.store = "file"\n')
-    for arguments in (("savings",), ("cache", "stats"), ("cache", "ls"), ("keys", "ls"), ("keys", "add", "ann")):
+    for arguments in (("savings",), ("cache", "ls"), ("keys", "add", "ann")):
         done = kvproxy(*arguments, "--data", tmp_path)
         assert (done.returncode, done.stdout) == (1, ""), arguments
         assert done.stderr.startswith("kvproxy: cannot reach the store postgresql://127.0.0.1:9/x"), done.stderr

@@ -1,6 +1,5 @@
 """Output files of commands are checked before the work."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,30 +8,21 @@ from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_
 from kvproxy.errors import InvalidRequest, KvproxyError
 from tests.commands.run import kvproxy
 
-TRACE = Path(__file__).resolve().parents[1] / "simulate/data/mooncake-300.jsonl"
-LOG = json.dumps({"model": "m", "messages": [{"role": "user", "content": "What is a block?"}]}) + "\n"
-PAIRS = json.dumps({"a": "one", "b": "two", "same": True}) + "\n"
-
 
 @pytest.mark.parametrize(
-    ("arguments", "content", "option"),
+    ("arguments", "option"),
     [
-        (["simulate"], None, "--plot"),
-        (["calibrate"], PAIRS, "--plot"),
-        (["calibrate", "--stream"], PAIRS, "--plot"),
-        (["estimate"], LOG, "--plot"),
-        (["lint"], LOG, "--edits"),
+        (["simulate"], "--plot"),
+        (["calibrate"], "--plot"),
+        (["calibrate", "--stream"], "--plot"),
+        (["estimate"], "--plot"),
+        (["lint"], "--edits"),
     ],
 )
-def test_a_missing_folder_is_reported_before_the_work(
-    arguments: list[str], content: str | None, option: str, tmp_path: Path
-) -> None:
-    given = TRACE
-    if content is not None:
-        given = tmp_path / "given.jsonl"
-        given.write_text(content)
+def test_a_missing_folder_is_reported_before_the_work(arguments: list[str], option: str, tmp_path: Path) -> None:
+    (file := tmp_path / "given.jsonl").write_text("{}\n")
     missing = tmp_path / "missing" / "result.svg"
-    done = kvproxy(*arguments, given, option, missing)
+    done = kvproxy(*arguments, file, option, missing)
     assert done.returncode == 2
     assert done.stderr == f"kvproxy: cannot write {missing}: create the folder {missing.parent} first\n"
     assert done.stdout == ""

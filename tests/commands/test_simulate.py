@@ -55,29 +55,40 @@ def test_memory_sets_the_pools_of_a_fleet() -> None:
 
 
 @pytest.mark.parametrize("fleet", [("--engines", 2), ("--ttft", 60)])
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--tier", "host=1"),
-        ("--hour-price", 2),
-        ("--policies", "lru,s3fifo,belady"),
-        ("--exact",),
-        ("--plot", "plot.svg"),
-        ("--report", "report.md"),
-        ("--bytes-per-token", 1024),
-        ("--model", "model"),
-    ],
-)
-def test_an_option_without_effect_on_a_fleet_is_an_error(
-    fleet: tuple[object, ...], option: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_options_without_effect_on_a_fleet_are_an_error(
+    fleet: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = kvproxy("simulate", DATA / "mooncake-300.jsonl", *fleet, *option)
+    options = (
+        "--policies",
+        "lru",
+        "--exact",
+        "--plot",
+        "a.svg",
+        "--report",
+        "a.md",
+        "--tier",
+        "host=1",
+        "--hour-price",
+        2,
+    )
+    done = kvproxy("simulate", DATA / "mooncake-300.jsonl", *fleet, *options, "--model", "m", "--bytes-per-token", 9)
     assert done.returncode == 2
-    assert f"{option[0]} cannot be used with --engines or --ttft" in done.stderr
+    for name in (
+        "--policies",
+        "--exact",
+        "--plot",
+        "--report",
+        "--tier",
+        "--hour-price",
+        "--model",
+        "--bytes-per-token",
+    ):
+        assert name in done.stderr
+    assert "cannot be used with --engines or --ttft" in done.stderr
 
 
-def test_other_options_that_exclude_each_other() -> None:
+def test_options_that_exclude_each_other() -> None:
     trace = DATA / "mooncake-300.jsonl"
     for options, message in (
         (("--engines", 2, "--ttft", 60), "--engines cannot be used with --ttft"),
@@ -98,7 +109,6 @@ def test_a_target_that_no_fleet_reaches(tmp_path: Path) -> None:
     shown = kvproxy("simulate", trace, "--ttft", 0.05).stdout
     assert f"not reached with up to {MAX_ENGINES} engines: a p99 of 0.05 s (round-robin, " in shown
     assert [line.split("\t")[1] for line in shown.splitlines()[1:6]] == ["not reached"] * 5
-    assert "0.10 s" not in shown
     found = result("simulate", trace, "--ttft", 0.05)
     assert (found["ttft"], found["max_engines"]) == (0.05, MAX_ENGINES)
     assert {each["engines"] for each in found["results"]} == {each["wait_p99"] for each in found["results"]} == {None}

@@ -45,9 +45,8 @@ def test_a_pipe_receives_complete_cells(rows: list[tuple[object, ...]]) -> None:
         lines, note = printed(COLUMNS, rows)
     assert note == ""
     assert lines[0].split("\t") == ["id", "age", "name", "prompt"]
-    assert [line.split("\t") for line in lines[1:]] == [
-        [id, f"{age:,}", name, prompt] for id, age, name, prompt in rows
-    ]
+    expected = [[id, f"{age:,}", name, prompt] for id, age, name, prompt in rows]
+    assert [line.split("\t") for line in lines[1:]] == expected
 
 
 @given(ROWS, st.integers(20, 200))
@@ -78,15 +77,8 @@ def test_an_empty_table_prints_a_note_on_stderr() -> None:
     assert printed(COLUMNS, [], empty="there is none") == ([], "there is none\n")
 
 
-WIDE = (
-    "time",
-    "layer",
-    "model?",
-    digest_column("tenant", 16, optional=True),
-    "tokens#?",
-    "ms#",
-    text_column("question"),
-)
+TENANT = digest_column("tenant", 16, optional=True)
+WIDE = ("time", "layer", "model?", TENANT, "tokens#?", "ms#", text_column("question"))
 ROW = ("12:00:00", "semantic", "a-model/with-a-long-name", "t" * 32, 1_234, "12.5", "What is a block? " * 9)
 
 
@@ -100,10 +92,8 @@ def test_optional_columns_are_left_out_until_the_table_fits() -> None:
     assert header(200) == (everything, "")
     for width in range(50, 140):
         shown, note = header(width)
-        left_out = [name for name in everything if name not in shown]
-        assert " ".join(note.split()) == (
-            f"not shown: {', '.join(left_out)} (--wide shows all columns)" if left_out else ""
-        )
+        hidden = ", ".join(name for name in everything if name not in shown)
+        assert " ".join(note.split()) == (f"not shown: {hidden} (--wide shows all columns)" if hidden else "")
     assert header(80)[0] == ["time", "layer", "model", "ms", "question"]
     assert header(60)[0] == ["time", "layer", "ms", "question"]
     assert header(60, Layout(wide=True)) == (everything, "")

@@ -15,9 +15,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.commands.run import NOWHERE, ROOT, ask, command, kvproxy, result, variables
+from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream
 from tests.polling import until
 from tests.servers import run_proxy, run_upstream
@@ -73,25 +72,17 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
 
 
 def test_the_list_shows_whole_urls(two: Two) -> None:
-    for target in two.targets:
-        terminal = kvproxy("upstreams", url=two.url, FORCE_COLOR="1", COLUMNS="80").stdout
-        assert target in terminal
-        assert target in kvproxy("upstreams", url=two.url).stdout.splitlines()[1:][two.targets.index(target)].split(
-            "\t"
-        )
+    terminal = kvproxy("upstreams", url=two.url, FORCE_COLOR="1", COLUMNS="80").stdout
+    piped = kvproxy("upstreams", url=two.url).stdout.splitlines()[1:]
+    assert [line.split("\t")[0] for line in piped] == two.targets
+    assert all(target in terminal for target in two.targets)
     assert max(map(len, terminal.splitlines()[1:])) <= 80
-    assert "…" not in terminal
 
 
 @pytest.mark.parametrize(
     ("done", "code", "says"),
     [
         ({"reset": True, "pinned": 0, "used": 0, "engines": []}, 0, ["the prefix cache is empty"]),
-        (
-            {"reset": False, "pinned": 3, "used": 0, "engines": []},
-            1,
-            ["refused: 3 pinned blocks; list pins with blocks pins, remove one with blocks unpin"],
-        ),
         (
             {"reset": False, "pinned": 0, "used": 2, "engines": []},
             1,
@@ -125,10 +116,10 @@ def test_a_reset_reports_the_result_of_each_engine(done: dict[str, Any], code: i
         assert (raw.returncode, json.loads(raw.stdout)) == (code, done)
 
 
-@pytest.mark.parametrize("id", ["stats", "queue", "chains"])
-def test_a_block_id_never_selects_another_route(demo: tuple[str, Services], id: str) -> None:
-    done = kvproxy("blocks", "show", id, url=demo[0])
-    assert (done.returncode, done.stdout) == (3, "")
+def test_a_block_id_never_selects_another_route(demo: Demo) -> None:
+    for id in ("stats", "queue", "chains"):
+        done = kvproxy("blocks", "show", id, url=demo[0])
+        assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_a_server_that_is_not_a_kvproxy_is_reported() -> None:
@@ -155,7 +146,7 @@ async def guarded_models(request: Request) -> Response:
 
 
 def doctor(*upstreams: str, **environment: str) -> tuple[int, list[tuple[bool, str]], str]:
-    """Exit code, what is said of each upstream, and everything printed."""
+    """Return the exit code, the result and the detail of each upstream's check, and the output."""
     flags = [flag for upstream in upstreams for flag in ("--upstream", upstream)]
     done = kvproxy("doctor", "--json", *flags, **environment)
     checks = [check for check in json.loads(done.stdout) if check["check"] == "upstream"]
@@ -195,14 +186,13 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert f"\ncannot reach the upstream {NOWHERE}" in listed
 
 
-def test_serve_reads_the_settings_of_its_data_folder(demo: tuple[str, Services], tmp_path: Path) -> None:
+def test_serve_reads_the_settings_of_its_data_folder(demo: Demo, tmp_path: Path) -> None:
     port = demo[0].rsplit(":", 1)[1]
     (tmp_path / "kvproxy.toml").write_text(f"port = {port}")
-    for arguments, environment in ((("--data", tmp_path), {}), ((), {"KVPROXY_DATA": str(tmp_path)})):
-        done = kvproxy("serve", *arguments, **environment)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
-        assert "choose another with --port" in done.stderr
+    done = kvproxy("serve", KVPROXY_DATA=str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "choose another with --port" in done.stderr
 
 
 def test_serve_prints_its_url_as_json_without_secrets(tmp_path: Path) -> None:

@@ -55,17 +55,14 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str)
     for number in range(100):
         context = min(generator.sample(contexts, 2), key=contexts.index)
         turns = [{"role": "user", "content": context}, {"role": "assistant", "content": "Yes."}]
-        body = {
-            "model": "demo",
-            "messages": [system, *turns, {"role": "user", "content": f"{number}?"}],
-            "max_tokens": 1,
-        }
+        messages = [system, *turns, {"role": "user", "content": f"{number}?"}]
+        body = {"model": "demo", "messages": messages, "max_tokens": 1}
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
     stats = httpx.get(f"{url}/admin/blocks/stats").json()
     until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 100)
     (forecast,) = result("blocks", "what-if", url=url)
     rates = {point["name"]: point["hit_rate"] for point in forecast["points"]}
-    assert (forecast["requests"], forecast["pool_tokens"]) == (100, 16 * POOL)
+    assert forecast["pool_tokens"] == 16 * POOL
     assert abs(rates["current"] - stats["hit_rate"]) < 0.01
     assert rates["half"] <= rates["current"] <= rates["double"] <= rates["unlimited"]
     shown = kvproxy("blocks", "what-if", url=url).stdout

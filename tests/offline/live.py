@@ -19,11 +19,7 @@ from tests.servers import run_app, run_proxy
 
 
 def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None = None) -> Counter[str]:
-    """Requests by who answered them, in front of an upstream that gives the log's answers.
-
-    Args:
-        chance: by which the policy explores; None for its own.
-    """
+    """Send a log through a proxy whose upstream returns the logged responses; `chance` replaces the policy's random numbers."""
     answers = {json.dumps(each["body"]["messages"]): each["response"] for each in lines}
 
     async def answer(request: Request) -> JSONResponse:
@@ -52,7 +48,7 @@ def layers(lines: Sequence[Line], data: Path, chance: Callable[[], float] | None
 
 
 def prefix(logs: Sequence[Sequence[Line]], data: Path, num_blocks: int) -> Iterator[tuple[int, int]]:
-    """Yield the prompt tokens that the engine reused, and all of them, for each log; each begins with an empty pool."""
+    """Yield the reused and all prompt tokens of each log; each begins with an empty pool."""
     settings = load_settings(data=data, engine={"num_blocks": num_blocks}, cache={"enabled": False})
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         for lines in logs:

@@ -14,23 +14,18 @@ MODEL = "demo"
 
 
 def words(seed: object, count: int) -> str:
-    """Words that one seed always gives."""
+    """Return the random words of a seed."""
     chance = random.Random(f"{seed}")
     return " ".join(chance.choice(_WORDS) for _ in range(count))
 
 
 def line(messages: list[Line], answer: str | None = None, **fields: Any) -> Line:
-    """A line of a log."""
     body = {"model": MODEL, "messages": messages, "max_tokens": 1, "temperature": 0, **fields}
     return {"path": "/v1/chat/completions", "body": body} | ({} if answer is None else {"response": answer})
 
 
 def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> list[Line]:
-    """Conversations of agents under one system prompt, their turns mixed, now and then one asked again.
-
-    Args:
-        head: what the system prompt begins with; `{n}` in it is another number in each request.
-    """
+    """Return mixed turns of conversations under one system prompt, some twice; `{n}` in `head` is a random number."""
     chance = random.Random(seed)
     system = words("system", 120)
     histories: list[list[Line]] = [[] for _ in range(conversations)]
@@ -49,6 +44,5 @@ def agents(conversations: int, turns: int, seed: int = 0, head: str = "") -> lis
 
 
 def write(path: Path, lines: list[Line]) -> Path:
-    """A file of JSON lines."""
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     return path

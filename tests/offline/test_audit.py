@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -10,46 +11,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from kvproxy.http.services import Services
 from kvproxy.offline.audit import AuditedPair, AuditedResponse
 from kvproxy.settings import load_settings
-from tests.commands.run import kvproxy
+from tests.commands.run import Demo, kvproxy, result
 from tests.servers import run_app, run_proxy
 
 
-def test_the_strict_embedded_engine_has_no_different_responses(tmp_path_factory: pytest.TempPathFactory) -> None:
-    settings = load_settings(
-        data=tmp_path_factory.mktemp("strict"),
-        engine={"num_blocks": 256, "max_num_batched_tokens": 64, "batch_invariant": True},
-        cache={"semantic": False},
-    )
-    with run_proxy(settings) as (url, _):
-        done = kvproxy("audit", url, "--requests", 2, "--max-tokens", 4, "--json")
-    told = json.loads(done.stdout)
-    assert (told["pairs"], told["proven"], told["flips"], done.returncode) == (2, 2, 0, 0)
-
-
 @pytest.mark.parametrize("repairs", [True, False])
-def test_repaired_histories_have_the_answers_of_the_original(
-    repairs: bool, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_audits_of_the_embedded_engine(repairs: bool, tmp_path: Path) -> None:
     settings = load_settings(
-        data=tmp_path_factory.mktemp("history"),
+        data=tmp_path,
         engine={"num_blocks": 256, "max_num_batched_tokens": 64, "batch_invariant": True},
         cache={"semantic": False},
         rules=({"name": "agents", "repair_history": repairs},),
     )
     with run_proxy(settings) as (url, _):
-        done = kvproxy("audit", url, "--history", "--requests", 2, "--max-tokens", 8, "--json")
-        shown = kvproxy("audit", url, "--history", "--requests", 1, "--max-tokens", 4).stdout
-    told = json.loads(done.stdout)
-    assert told["proven"] == 2
-    assert (told["flips"] == 0) is repairs
-    assert "1 changed responses differ from the original response" in shown
+        told = result("audit", url, "--requests", 2, "--max-tokens", 4)
+        history = kvproxy("audit", url, "--history", "--requests", 2, "--max-tokens", 8).stdout
+    assert (told["pairs"], told["proven"], told["flips"]) == (2, 2, 0)
+    assert history.startswith("0 of 2 changed responses differ from the original response") is repairs
 
 
-def test_requests_of_a_file_are_sent(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> None:
-    file = tmp_path_factory.mktemp("audit") / "prompts.txt"
+def test_requests_of_a_file_are_sent(demo: Demo, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
     file.write_text("".join(f"{number} What is a block, and how is it named by its hash?\n" for number in range(2)))
     done = kvproxy("audit", demo[0], "--file", file, "--max-tokens", 4)
     assert (done.returncode, done.stdout.split(" warm")[0]) == (0, "0 of 2")

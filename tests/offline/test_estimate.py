@@ -45,11 +45,9 @@ def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reworded() -> list[logs.Line]:
-    """Questions and their rewordings, each twice, so that the policy learns and explores."""
+    """Questions and then their rewordings, so that the policy learns and explores."""
     rows = [json.loads(text) for text in REWORDINGS.read_text().splitlines()[:16]]
-    pairs = [(row["a"], f"The answer to: {row['a']}") for row in rows] + [
-        (row["b"], f"The answer to: {row['a']}") for row in rows
-    ]
+    pairs = [(row[name], f"The answer to: {row['a']}") for name in "ab" for row in rows]
     return [logs.line([{"role": "user", "content": asked}], answer) for asked, answer in pairs]
 
 
@@ -65,9 +63,7 @@ def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: l
     few = reworded[:4] + reworded[16:20]
     requests, settings = logged(few), load_settings(data=tmp_path)
     replays = [asyncio.run(replay(requests, settings, random_number=Random(draw).random)) for draw in range(2)]
-    hits = sorted(
-        sum(each.exchange is not None and each.exchange.layer == "semantic" for each in one) for one in replays
-    )
+    hits = sorted(sum(each.layer == "semantic" for each in one) for one in replays)
     found = estimated(few, tmp_path / "all", [64], draws=2)
     assert (found.semantic_range, found.semantic) == ((hits[0], hits[1]), hits[1])
 
@@ -112,6 +108,7 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert "no price of cached tokens is known" in bound
     assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
     assert "--price takes two or three numbers" in kvproxy(*given, "--price", "2").stderr
+    assert "--blocks takes integers" in kvproxy(*given, "--blocks", "many").stderr
 
 
 def test_prefix_reuse_saves_money_too(tmp_path: Path) -> None:
@@ -120,7 +117,7 @@ def test_prefix_reuse_saves_money_too(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress("".join(json.dumps(each) + "\n" for each in lines).encode()))
     given = ("estimate", file, "--data", tmp_path, "--blocks", "200", "--price", "2,20,0.5")
     (point,) = json.loads(kvproxy(*given, "--json").stdout)["prefix"]["points"]
-    assert point["reused"] > 0
+    assert (point["blocks"], point["reused"] > 0) == (200, True)
     assert point["money"] == pytest.approx(point["reused"] * 1.5 / 1e6)
     shown = kvproxy(*given).stdout
     assert f"\t{point['money']:.4f}\t" in shown
@@ -136,24 +133,12 @@ def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
     assert (found.requests, found.prompt_tokens, found.response_tokens, found.cached_tokens) == (2, 2000, 400, 1792)
 
 
-def test_a_log_without_responses_has_no_error_interval(tmp_path: Path) -> None:
-    file = logs.write(tmp_path / "log.jsonl", [{**each, "response": None} for each in logs.agents(2, 2)])
-    result = kvproxy("estimate", file, "--data", str(tmp_path), "--blocks", "20,200", "--json")
-    told = json.loads(result.stdout)
-    assert told["requests"] == told["exact"] + told["semantic"] + told["forwarded"]
-    assert [point["blocks"] for point in told["prefix"]["points"]] == [20, 200]
-    assert told["wrong"]["interval"] is None
-    refused = kvproxy("estimate", file, "--blocks", "many")
-    assert refused.returncode == 2
-    assert "--blocks takes integers" in refused.stderr
-
-
 def test_equal_requests_are_hits_if_the_log_has_only_the_usage_of_responses(tmp_path: Path) -> None:
     request = {"model": "m", "messages": [{"role": "user", "content": "What are your hours?"}]}
     response = {"usage": {"prompt_tokens": 20, "completion_tokens": 100}}
-    file = logs.write(tmp_path / "log.jsonl", [{"request": request, "response": response}] * 3)
-    told = json.loads(kvproxy("estimate", file, "--data", str(tmp_path), "--json").stdout)
-    assert (told["exact"], told["forwarded"]) == (2, 1)
+    found = estimated([{"request": request, "response": response}] * 3, tmp_path, [20])
+    assert (found.exact, found.semantic, found.forwarded) == (2, 0, 1)
+    assert found.wrong.interval is None
 
 
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
@@ -163,18 +148,9 @@ def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
     )
 
     def exact_hits(model: str) -> int:
-        lines: list[logs.Line] = [
-            {
-                "request": {
-                    "model": model,
-                    "messages": [
-                        {"role": "system", "content": f"Session {number} You help."},
-                        {"role": "user", "content": "What are your hours?"},
-                    ],
-                }
-            }
-            for number in range(3)
-        ]
+        question = {"role": "user", "content": "What are your hours?"}
+        systems = [{"role": "system", "content": f"Session {number} You help."} for number in range(3)]
+        lines = [logs.line([system, question], model=model) for system in systems]
         return estimated(lines, tmp_path, [20]).exact
 
     assert (exact_hits("m"), exact_hits("tools")) == (2, 0)

@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from tests.offline import live, logs
 TAIL = logs.words("the rest of the system prompt", 60)
 
 
+def edited(body: dict[str, Any], edits: Sequence[EditSettings]) -> Any:
+    return apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), edits).body
+
+
 def after(edit: EditSettings, form: Conversation) -> Any:
-    body: Any = {"model": "m", "messages": list(form.messages), "tools": list(form.tools)}
-    return apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), [edit]).body["messages"]
+    return edited({"model": "m", "messages": list(form.messages), "tools": list(form.tools)}, [edit])["messages"]
 
 
 def conversation(system: str, *said: str) -> Conversation:
@@ -87,9 +90,8 @@ def test_tools_in_another_order_are_sorted() -> None:
     span = find_changed_span(one, other)
     assert span is not None
     assert span.kind == "order of tools"
-    body: Any = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
-    ordered = apply_edits(ApiRequest(APIS["chat"], body, b"", {}, "public", "1"), strip_edits(span))
-    assert ordered.body["tools"] == list(one.tools)
+    body = {"model": "m", "messages": list(other.messages), "tools": list(other.tools)}
+    assert edited(body, strip_edits(span))["tools"] == list(one.tools)
 
 
 def found(file: Path, *more: object) -> dict[str, Any]:
@@ -131,10 +133,9 @@ def test_suggested_edits_are_valid_settings(tmp_path: Path) -> None:
     (edit,) = load_settings(data=tmp_path).edits
     assert (edit.action, edit.role, edit.model) == ("move", "system", "demo")
     system = {"role": "system", "content": 'Request 17 of "today". Go on.'}
-    asked: Any = {"model": "demo", "messages": [system, {"role": "user", "content": "Hello"}]}
-    changed: Any = apply_edits(ApiRequest(APIS["chat"], asked, b"", {}, "public", "1"), [edit]).body["messages"]
-    assert changed[0]["content"] == 'Request  of "today". Go on.'
-    assert changed[1]["content"] == "Hello\n\nRequest 17"
+    body = {"model": "demo", "messages": [system, {"role": "user", "content": "Hello"}]}
+    contents = [message["content"] for message in edited(body, [edit])["messages"]]
+    assert contents == ['Request  of "today". Go on.', "Hello\n\nRequest 17"]
 
 
 def test_families_are_separated_despite_changing_spans(tmp_path: Path) -> None:
@@ -152,16 +153,11 @@ def test_families_are_separated_despite_changing_spans(tmp_path: Path) -> None:
 
 
 def mixed_log(path: Path, spans: list[str], head: str = "") -> tuple[Path, list[Any]]:
-    """A log whose system prompts have the spans after `head`."""
     system = "You are the help desk. " + logs.words("help", 60)
+    prompts = [(f"{head}{span}{system}", logs.words(number, 20)) for number, span in enumerate(spans)]
     lines = [
-        logs.line(
-            [
-                {"role": "system", "content": f"{head}{span}{system}"},
-                {"role": "user", "content": logs.words(number, 20)},
-            ]
-        )
-        for number, span in enumerate(spans)
+        logs.line([{"role": "system", "content": first}, {"role": "user", "content": question}])
+        for first, question in prompts
     ]
     return logs.write(path / "log.jsonl", lines), lines
 
@@ -178,15 +174,15 @@ def test_edits_keep_prompts_without_the_changing_span(tmp_path: Path, head: str,
     edits = load_settings(data=tmp_path).edits
     assert edits
     for date, each in zip(DATES, lines, strict=True):
-        request = ApiRequest(APIS["chat"], each["body"], b"", {}, "public", "1")
-        changed: Any = apply_edits(request, edits)
+        changed = edited(each["body"], edits)
         if not date:
-            assert changed is request
+            assert changed == each["body"]
         else:
-            assert "2026" not in changed.body["messages"][0]["content"]
-            assert "You are the help desk. " in changed.body["messages"][0]["content"]
-            assert date.split()[-1][:-1] in changed.body["messages"][1]["content"]
-            assert absent or "Today" not in changed.body["messages"][0]["content"]
+            system, question = (message["content"] for message in changed["messages"])
+            assert "2026" not in system
+            assert "You are the help desk. " in system
+            assert date.split()[-1][:-1] in question
+            assert absent or "Today" not in system
 
 
 def test_inserted_text_is_the_whole_span() -> None:

@@ -55,17 +55,14 @@ def test_groups_with_few_pauses_follow_all_pauses() -> None:
         times.add(1_000, client="b", hour=4)
     assert times.survival("b", 4).probability_between(KEEP_WARM_SECONDS, HOUR) > 0.9
     assert times.survival("a", 3).probability_between(KEEP_WARM_SECONDS, HOUR) < 0.5
-    assert PauseTimes().survival("unknown").probability_between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(
-        0.039, abs=0.001
-    )
+    unknown = PauseTimes().survival("unknown").probability_between(KEEP_WARM_SECONDS, HOUR)
+    assert unknown == pytest.approx(0.039, abs=0.001)
 
 
 def _trace(folder: Path, *times: float) -> Path:
     ids = list(range(10))
-    rows = [
-        {"t": t, "api_time": 10, "in": 640 + 64 * n, "hash_ids": [*ids, *range(10, 10 + n)]}
-        for n, t in enumerate(times)
-    ]
+    sizes = [{"in": 640 + 64 * n, "hash_ids": [*ids, *range(10, 10 + n)]} for n in range(len(times))]
+    rows = [{"t": time, "api_time": 10} | size for time, size in zip(times, sizes, strict=True)]
     agent = {"type": "subagent", "requests": [{"t": 0, "in": 64, "hash_ids": [1]}]}
     path = folder / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"block_size": 64, "requests": [*rows, agent]}).encode()))

@@ -26,49 +26,24 @@ def at(seconds: float) -> str:
 
 
 class Claude:
-    """A transcript of Claude Code."""
-
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = [{"type": "summary", "summary": "s", "leafUuid": "u9"}]
-        self._last: str | None = None
+        self.parent: str | None = None
 
     def user(self, seconds: float, content: Any, **more: Any) -> None:
         self._add(seconds, "user", {"role": "user", "content": content}, **more)
 
     def answer(self, seconds: float, new: int, read: int, written: int, *blocks: dict[str, Any], **more: Any) -> None:
         """Each block has a line of its own, with the same id and usage."""
-        usage = {
-            "input_tokens": new,
-            "cache_read_input_tokens": read,
-            "cache_creation_input_tokens": written,
-            "output_tokens": 5,
-        }
+        usage = {"input_tokens": new, "cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+        answer = {"role": "assistant", "id": f"msg{seconds}", "model": "claude-opus", "usage": usage}
         for block in blocks or ({"type": "text", "text": f"answer at {seconds}"},):
-            message = {
-                "role": "assistant",
-                "id": f"msg{seconds}",
-                "model": "claude-opus",
-                "content": [block],
-                "usage": usage,
-            }
-            self._add(seconds, "assistant", message, **more)
+            self._add(seconds, "assistant", answer | {"content": [block]}, **more)
 
     def _add(self, seconds: float, kind: str, message: dict[str, Any], **more: Any) -> None:
-        uuid = f"u{len(self.lines)}"
-        line = {
-            "uuid": uuid,
-            "parentUuid": self._last,
-            "sessionId": "5e55",
-            "timestamp": at(seconds),
-            "type": kind,
-            "message": message,
-        }
-        self.lines.append(line | more)
-        self._last = uuid
-
-    def restart(self) -> None:
-        """The next message has no parent."""
-        self._last = None
+        line = {"uuid": f"u{len(self.lines)}", "parentUuid": self.parent, "sessionId": "5e55", "timestamp": at(seconds)}
+        self.parent = line["uuid"]
+        self.lines.append(line | {"type": kind, "message": message} | more)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,14 +54,8 @@ class Claude:
 def conversation() -> Claude:
     log = Claude()
     log.user(0, "Fix the tests.")
-    log.answer(
-        4,
-        10,
-        0,
-        12_000,
-        {"type": "thinking", "thinking": "hm"},
-        {"type": "tool_use", "id": "t1", "name": "Task", "input": {"prompt": TASK}},
-    )
+    call = {"type": "tool_use", "id": "t1", "name": "Task", "input": {"prompt": TASK}}
+    log.answer(4, 10, 0, 12_000, {"type": "thinking", "thinking": "hm"}, call)
     log.user(20, [{"type": "tool_result", "tool_use_id": "t1", "content": "three files"}])
     log.answer(24, 10, 12_000, 900)
     log.user(1_024, "And now?")
@@ -117,7 +86,7 @@ def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
 
 def test_a_compacted_conversation_stays_in_its_session(tmp_path: Path) -> None:
     log = conversation()
-    log.restart()
+    log.parent = None
     log.user(1_040, "This session continues from an earlier one: " + "we fixed tests. " * 9, isCompactSummary=True)
     log.answer(1_050, 10, 9_000, 700)
     log.write(tmp_path / "5e55.jsonl")
@@ -141,12 +110,8 @@ def test_codex_reports_reused_tokens(tmp_path: Path) -> None:
 
     def tokens(seconds: float, input: int, cached: int, total: int) -> dict[str, Any]:
         usage = {"input_tokens": input, "cached_input_tokens": cached, "output_tokens": 50}
-        return line(
-            seconds,
-            "event_msg",
-            type="token_count",
-            info={"last_token_usage": usage, "total_token_usage": {"input_tokens": total}},
-        )
+        info = {"last_token_usage": usage, "total_token_usage": {"input_tokens": total}}
+        return line(seconds, "event_msg", type="token_count", info=info)
 
     def message(seconds: float, role: str, text: str) -> dict[str, Any]:
         return line(seconds, "response_item", type="message", role=role, content=[{"type": "input_text", "text": text}])
@@ -195,10 +160,8 @@ def test_a_log_with_usage_has_sessions() -> None:
     messages: list[dict[str, str]] = [{"role": "user", "content": "What is a block?"}]
     lines = []
     for turn in range(3):
-        usage = {
-            "prompt_tokens": 2_000 + turn * 200,
-            "prompt_tokens_details": {"cached_tokens": 0 if turn < 2 else 2_176},
-        }
+        cached = {"cached_tokens": 0 if turn < 2 else 2_176}
+        usage = {"prompt_tokens": 2_000 + turn * 200, "prompt_tokens_details": cached}
         body = {"model": "m", "messages": list(messages)}
         lines.append(json.dumps({"body": body, "time": START + 10 * turn, "response": {"usage": usage}}))
         messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"more {turn}"}]

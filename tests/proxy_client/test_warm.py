@@ -94,24 +94,6 @@ def test_an_export_with_unicode_line_separators_is_read(tmp_path: Path) -> None:
     assert questions(reading) == ["a\u2028b\x85c"]
 
 
-def test_the_api_of_a_request_without_a_route_is_detected(tmp_path: Path) -> None:
-    bodies = [
-        said("chat"),
-        said("messages", system="s"),
-        {"prompt": "completions"},
-        {"input": [{"role": "user", "content": "responses"}]},
-        {"input": "embeddings", "encoding_format": "float"},
-    ]
-    reading = read(tmp_path, *map(json.dumps, bodies))
-    assert [each.path.rsplit("/", 1)[1] for each in reading.requests] == [
-        "completions",
-        "messages",
-        "completions",
-        "responses",
-        "embeddings",
-    ]
-
-
 @pytest.mark.parametrize("content", [b"", b"\n# only\n", b"\xff\xfe"])
 def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
@@ -130,11 +112,5 @@ def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> N
     ],
 )
 def test_the_body_is_restored_from_the_regions_of_the_journal(body: dict[str, Json]) -> None:
-    whole: dict[str, Json] = {
-        "endpoint": "chat",
-        "tenant": "t",
-        "backend": "b",
-        "headers": {"openai-beta": "x"},
-        "query": "a=1",
-    }
+    whole: dict[str, Json] = {"endpoint": "chat", "tenant": "t", "headers": {"openai-beta": "x"}, "query": "a=1"}
     assert request_body_of(as_object(loads(regions_as_json(whole | {"body": body})))) == body

@@ -30,12 +30,8 @@ DATA = Path(__file__).parent / "data"
 def chains(paths: list[list[int]]) -> list[ChainRequest]:
     """Requests whose equal beginnings have equal ids."""
     ids: dict[tuple[int, ...], int] = {}
-    return [
-        ChainRequest(
-            tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path))), len(path), False
-        )
-        for path in paths
-    ]
+    blocks = [tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path))) for path in paths]
+    return [ChainRequest(each, len(each), False) for each in blocks]
 
 
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
@@ -47,9 +43,7 @@ def naive_lru(requests: list[ChainRequest], capacity: int) -> int:
     for request in requests:
         if len(request.blocks) > capacity:
             continue
-        known = 0
-        while known < len(request.blocks) and request.blocks[known] in order:
-            known += 1
+        known = sum(1 for _ in itertools.takewhile(order.__contains__, request.blocks))
         hits += min(known, request.reusable)
         for block in request.blocks[:known]:
             del order[block]
@@ -168,7 +162,6 @@ def lines(*requests: Any) -> str:
 
 
 def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
-    """They were read as blocks of 512 tokens, none of which is full."""
     trace = tmp_path / "qwen.jsonl"
     first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.1, "input_length": 85, "output_length": 9}
     first |= {"type": "text", "turn": 1, "hash_ids": [1, 2, 3, 4, 5, 6]}
@@ -221,9 +214,7 @@ logs = st.fixed_dictionaries(
 )
 
 
-@given(
-    st.lists(mooncake, min_size=1, max_size=4) | st.lists(logs, min_size=1, max_size=4) | st.lists(values, max_size=3)
-)
+@given(st.lists(mooncake, min_size=1, max_size=4) | st.lists(logs, max_size=4) | st.lists(values, max_size=3))
 @settings(max_examples=50, deadline=None)
 def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

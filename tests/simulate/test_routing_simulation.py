@@ -53,12 +53,9 @@ def test_following_prefixes_beats_ignoring_them_on_a_real_trace() -> None:
 
 def test_late_and_lost_events_cost_hits() -> None:
     trace = read_trace(DATA / "mooncake-300.jsonl")
-    hits = [
-        simulate_routing(
-            trace.arrivals, FleetShape(4, 2000, trace.block_tokens, 10_000, delay, loss), "prefix and load"
-        ).hit_tokens
-        for delay, loss in ((0.0, 0.0), (1e6, 0.0), (0.0, 1.0))
-    ]
+    events = ((0.0, 0.0), (1e6, 0.0), (0.0, 1.0))
+    shapes = [FleetShape(4, 2000, trace.block_tokens, 10_000, delay, loss) for delay, loss in events]
+    hits = [simulate_routing(trace.arrivals, shape, "prefix and load").hit_tokens for shape in shapes]
     assert hits[0] > hits[1] == hits[2]
 
 
@@ -67,9 +64,8 @@ def test_the_smallest_fleet_for_a_time_to_the_first_token() -> None:
     shape = FleetShape(1, 2000, trace.block_tokens, 10_000)
     found = smallest_fleet(trace.arrivals, shape, "consistent hashing", 20.0)
     assert found is not None
-    one_less = simulate_routing(
-        trace.arrivals, FleetShape(found.engines - 1, 2000, trace.block_tokens, 10_000), "consistent hashing"
-    )
+    smaller = FleetShape(found.engines - 1, 2000, trace.block_tokens, 10_000)
+    one_less = simulate_routing(trace.arrivals, smaller, "consistent hashing")
     assert found.wait_p99 <= 20.0 < one_less.wait_p99
 
 

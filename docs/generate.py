@@ -93,7 +93,7 @@ def commands() -> str:
         *sorted(row for row, count in uses.items() if _is_common(row, count)),
     ]
     for path, command in found:
-        lines += ["", f"## {path}", "", *_help(command, path)]
+        lines += ["", f"## {path}", "", *_help(command)]
         options = _options(command)
         if path == "kvproxy serve":
             flags, options = _settings_flags(options)
@@ -108,12 +108,12 @@ def _is_common(row: str, uses: int) -> bool:
     return uses >= _COMMON and row.startswith("- `--")
 
 
-def _help(command: Any, path: str) -> Iterator[str]:
-    """The first line of a command's help, and its examples but for the bare command."""
+def _help(command: Any) -> Iterator[str]:
+    """The first line of a command's help, and its examples that show an option."""
     first, *lines = (line.strip() for line in (command.help or "").splitlines())
     yield first
-    examples = [line.removeprefix("Example: ") for line in lines if line.startswith("Example: ")]
-    if examples not in ([], [path]):
+    examples = [line.removeprefix("Example: ") for line in lines if line.startswith("Example: ") and " -" in line]
+    if examples:
         yield from ("", "```sh", *examples, "```")
 
 
@@ -151,8 +151,8 @@ def _is_setting(model: Any, place: str) -> bool:
 
 
 def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Commands and groups below a command, with their words."""
-    if path != "kvproxy":
+    """The commands below a command, with their words; groups only if they are commands, too."""
+    if not hasattr(command, "commands") or (command.invoke_without_command and path != "kvproxy"):
         yield path, command
     for name, child in getattr(command, "commands", {}).items():
         yield from _leaves(child, f"{path} {name}")

@@ -6,7 +6,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import local_time
-from kvproxy.commands.options import Data, Store
+from kvproxy.commands.options import Data, Store, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.units import format_bytes
 
@@ -27,11 +27,8 @@ def backup(
 
     The proxy may run: each database is copied in one transaction. The archive contains prompts, and its settings may contain
     secrets. Encryption keys, tiers, and responses in PostgreSQL are not included.
-
-    Example: kvproxy backup kvproxy.tar.gz
     """
     from kvproxy.backup import write_backup
-    from kvproxy.settings import load_settings
 
     settings = load_settings(data=data, store=store)
     found = write_backup(settings, archive, print_note, replace=force)
@@ -56,7 +53,6 @@ def restore(
     Example: kvproxy restore kvproxy.tar.gz --data /var/lib/kvproxy
     """
     from kvproxy.backup import restore_backup
-    from kvproxy.settings import load_settings
 
     return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
 

@@ -10,7 +10,7 @@ import typer
 from kvproxy.commands.command import command
 from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.formatting import format_age, json_text, local_time
-from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option
+from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option, load_settings
 from kvproxy.commands.output import Output, print_facts, print_hidden_rows, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
@@ -99,10 +99,7 @@ def _entry_rows(entries: "Rows") -> list[Row]:
 @app.command("show")
 @command
 def show(id: Id, responses: StoreOptions) -> Output:
-    """Show a stored response with its request.
-
-    Example: kvproxy cache show 3f2a
-    """
+    """Show a stored response with its request."""
     with responses.open() as cache:
         entry = cache.entry(id)
 
@@ -254,8 +251,6 @@ def pin(id: Id, responses: StoreOptions) -> Output:
     """Pin a stored response, so that it is evicted last.
 
     A pinned response expires as before.
-
-    Example: kvproxy cache pin 3f2a
     """
     return _pin(id, responses, pinned=True)
 
@@ -263,10 +258,7 @@ def pin(id: Id, responses: StoreOptions) -> Output:
 @app.command("unpin")
 @command
 def unpin(id: Id, responses: StoreOptions) -> Output:
-    """Remove the pin of a stored response.
-
-    Example: kvproxy cache unpin 3f2a
-    """
+    """Remove the pin of a stored response."""
     return _pin(id, responses, pinned=False)
 
 
@@ -282,8 +274,6 @@ def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Out
     """Stop serving a response for similar questions.
 
     Identical requests still receive it. Undo this with approve.
-
-    Example: kvproxy cache reject 3f2a
     """
     return _judge(id, question, responses, right=False)
 
@@ -316,8 +306,6 @@ def export(
     """Export all stored responses as JSON lines.
 
     A file is replaced atomically. A pipe receives the lines as they arrive.
-
-    Example: kvproxy cache export backup.jsonl
     """
     count = 0
     with responses.open() as cache:
@@ -340,10 +328,7 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="File written by export; - is stdin.")], responses: StoreOptions
 ) -> Output:
-    """Import exported responses, and skip those already stored.
-
-    Example: kvproxy cache import backup.jsonl
-    """
+    """Import exported responses, and skip those already stored."""
     lines = read_bytes(file)
     with responses.open(create=True) as cache:
         done = cache.import_(lines)
@@ -356,11 +341,8 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
     """Encrypt stored responses with the current key.
 
     It encrypts plain responses, and those under older keys, which can then be removed from the settings. The proxy may run.
-
-    Example: kvproxy cache encrypt
     """
     from kvproxy.checks.configured_store import open_configured_store, store_exists
-    from kvproxy.settings import load_settings
 
     settings = load_settings(store=store, data=data)
     if not settings.encryption.enabled:

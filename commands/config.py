@@ -1,7 +1,7 @@
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.options import Data, ProxyOptions
+from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, text_output
 from kvproxy.errors import InvalidRequest
 from kvproxy.units import plural
@@ -16,11 +16,8 @@ def check(data: Data = None) -> Output:
 
     The data folder and the keys of encryption are checked too. Each error is one line, with the flag, variable, or line of the
     file that sets it.
-
-    Example: kvproxy config check
     """
     from kvproxy.checks.all_checks import check_files
-    from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
     check_files(settings)
@@ -30,11 +27,7 @@ def check(data: Data = None) -> Output:
 
 @command
 def init(data: Data = None) -> Output:
-    """Write a commented kvproxy.toml with all settings.
-
-    Example: kvproxy init
-    """
-    from kvproxy.settings import load_settings
+    """Write a commented kvproxy.toml with all settings."""
     from kvproxy.settings.template import template
 
     file = load_settings(data=data).data / "kvproxy.toml"
@@ -54,8 +47,6 @@ def reload(proxy: ProxyOptions) -> Output:
     """Reload the rules of a running proxy.
 
     SIGHUP does the same. If the file has an error, the old rules stay.
-
-    Example: kvproxy reload
     """
     done = proxy.client().post("/admin/reload", {})
     restart = f"\nrestart the proxy for the changed settings: {', '.join(done['restart'])}" if done["restart"] else ""

@@ -3,7 +3,7 @@ from typing import Annotated
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.options import ProxyOptions, Store, TierOptions
+from kvproxy.commands.options import ProxyOptions, Store, TierOptions, load_settings
 from kvproxy.commands.output import Output, print_text
 
 
@@ -22,13 +22,10 @@ def doctor(
     It also checks the data folder, stored responses, tiers, and a running proxy. Each failure names its fix. The exit code is
     1 if a check fails; warnings are recommendations.
 
-    Example: kvproxy doctor
-
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
     from kvproxy.checks.all_checks import all_checks
     from kvproxy.checks.servers import CheckWarning
-    from kvproxy.settings import load_settings
 
     settings = load_settings(
         data=proxy.data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
 _SHOWN = 40
+_LIMITS = {
+    "min_similarity": "similarity at least",
+    "min_probability": "probability at least",
+    "max_error": "error at most",
+}
 
 
 @command
@@ -72,15 +77,8 @@ def explain(
 def _print_miss(found: "ExplanationReport") -> None:
     print_text("\n".join(map(escape_controls, found.sentences)))
     record = found.record
-    print_facts(
-        [
-            ("request", record.request_id),
-            ("time", local_time(record.time)),
-            ("reason", record.reason),
-            ("tenant", tenant_name(record.tenant)),
-            ("model", record.model),
-        ]
-    )
+    facts = {"request": record.request_id, "time": local_time(record.time), "reason": record.reason}
+    print_facts([*facts.items(), ("tenant", tenant_name(record.tenant)), ("model", record.model)])
 
 
 def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
@@ -157,12 +155,7 @@ def _format_field(value: Any) -> str:
 
 
 def _policy_with_limits(semantic: dict[str, Any]) -> str:
-    names = {
-        "min_similarity": "similarity at least",
-        "min_probability": "probability at least",
-        "max_error": "error at most",
-    }
-    limits = ", ".join(f"{text} {semantic[name]}" for name, text in names.items() if semantic.get(name))
+    limits = ", ".join(f"{text} {semantic[name]}" for name, text in _LIMITS.items() if semantic.get(name))
     return f"{semantic['policy']} ({limits})" if limits else str(semantic["policy"])
 
 
@@ -176,12 +169,9 @@ def learned_policy_lines(status: dict[str, Any]) -> list[str]:
 
 
 def _neighbour_row(neighbour: dict[str, Any]) -> Row:
-    numbers = {name: neighbour[name] for name in ("similarity", "score", "error")}
+    columns = {"Similarity#": "similarity", "Score#?": "score", "Error#?": "error"}
     return {
-        **{
-            f"{name.capitalize()}#{'' if name == 'similarity' else '?'}": value and f"{value:.3f}"
-            for name, value in numbers.items()
-        },
+        **{column: neighbour[name] and f"{neighbour[name]:.3f}" for column, name in columns.items()},
         "Verdict?": neighbour["verdict"],
         text_column("Why"): neighbour["why"],
         digest_column("Id", 8): neighbour["id"],
@@ -209,12 +199,10 @@ def _print_prefix(prefix: dict[str, Any]) -> None:
         print_text(f"engine     {prefix['engine']}{rank}{'' if prefix['complete'] else ' (incomplete mirror)'}")
     if prefix.get("reason"):
         print_text(f"           {prefix['reason']}")
-    divergence = prefix["divergence"]
-    if divergence:
+    if divergence := prefix["divergence"]:
         print_text(f"diverges   at token {divergence['position']:,}")
-        print_text(f"  after    {divergence['context']!r}")
-        print_text(f"  cached   {divergence['cached']!r}")
-        print_text(f"  prompt   {divergence['prompt']!r}")
+        for name in ("context", "cached", "prompt"):
+            print_text(f"  {'after' if name == 'context' else name:<8} {divergence[name]!r}")
 
 
 def _block_names(blocks: list[int] | list[str]) -> str:

@@ -6,7 +6,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import format_age, local_time, table_time
-from kvproxy.commands.options import Data, Limit, duration_option, size_option
+from kvproxy.commands.options import Data, Limit, duration_option, load_settings, size_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Layout, Row, table_output, text_column
 from kvproxy.units import format_bytes
@@ -43,7 +43,6 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     Example: kvproxy keys add search-team --requests-per-minute 600
     """
     from kvproxy.client_keys import add_client, all_clients
-    from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
     key = add_client(settings, name, **asdict(limits))
@@ -58,11 +57,8 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     """List clients with their limits and last use.
 
     The last use is the last request in the journal.
-
-    Example: kvproxy keys ls
     """
     from kvproxy.client_keys import all_clients
-    from kvproxy.settings import load_settings
 
     settings = load_settings(data=data)
     clients, used = all_clients(settings), _last_uses(settings.journal_location)
@@ -90,11 +86,8 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     """List changes of clients, responses, and pins, newest first.
 
     Changes are recorded only if the store is in PostgreSQL.
-
-    Example: kvproxy keys history
     """
     from kvproxy.client_keys import operator_changes
-    from kvproxy.settings import load_settings
 
     found = operator_changes(load_settings(data=data), limit)
     rows: list[Row] = [
@@ -136,7 +129,6 @@ def rotate(
     Example: kvproxy keys rotate search-team --grace 7d
     """
     from kvproxy.client_keys import rotate_key
-    from kvproxy.settings import load_settings
 
     key = rotate_key(load_settings(data=data), name, grace)
     return text_output({"name": name, "key": key, "grace": grace}, key)
@@ -152,7 +144,6 @@ def rm(name: Name, data: Data = None) -> Output:
     Example: kvproxy keys rm search-team
     """
     from kvproxy.client_keys import remove_client
-    from kvproxy.settings import load_settings
 
     remove_client(load_settings(data=data), name)
     return text_output({"removed": name}, f"removed {name}")

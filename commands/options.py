@@ -15,6 +15,7 @@ from kvproxy.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.journal import JournalClient
+    from kvproxy.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8484"
 
@@ -78,6 +79,13 @@ Plot = Annotated[
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
 LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]
+
+
+def load_settings(**values: Any) -> "Settings":
+    """Load the settings, with values of options (see `kvproxy.settings`, which is slow to import). Raises SettingsError."""
+    from kvproxy import settings
+
+    return settings.load_settings(**values)
 
 
 def settings_section(**values: Any) -> dict[str, Any] | None:

@@ -69,39 +69,29 @@ def savings(
 def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
     from kvproxy.charts import Chart
 
-    def tokens(row: "Saving") -> int:
-        return row.prompt_tokens + row.completion_tokens + row.reused_tokens
-
     def name(row: "Saving") -> str:
         return tenant_name(row.name) if by == "tenant" else row.name
 
-    rows = [row for row in report.rows if tokens(row)][: None if by == "day" else _MAX_BARS]
-    if not rows:
-        return []
-    has_price = any(row.money is not None for row in rows)
-    if has_price:
-        worth = [(name(row), row.money) for row in rows if row.money is not None]
-    else:
-        worth = [(name(row), row.seconds) for row in rows if _has_seconds(row)]
-    saved = f"saved {report.currency if has_price else 'seconds'} by {by}"
-    return [
-        Chart(f"saved tokens by {by}", "", bars=[(name(row), tokens(row)) for row in rows]),
-        *([Chart(saved, "", bars=worth)] if worth else []),
-    ]
+    saved = [(row, row.prompt_tokens + row.completion_tokens + row.reused_tokens) for row in report.rows]
+    saved = [(row, tokens) for row, tokens in saved if tokens][: None if by == "day" else _MAX_BARS]
+    bars: dict[str, list[tuple[str, float]]] = {"tokens": [(name(row), tokens) for row, tokens in saved]}
+    bars[report.currency] = [(name(row), row.money) for row, _ in saved if row.money is not None]
+    if not bars[report.currency]:
+        bars["seconds"] = [(name(row), row.seconds) for row, _ in saved if _has_seconds(row)]
+    return [Chart(f"saved {unit} by {by}", "", bars=found) for unit, found in bars.items() if found]
 
 
 def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
     print_table(ledger_rows(report), empty="no requests yet", layout=layout)
-    if report.rows:
-        written = (
-            f", {report.written_5m + report.written_1h:,} written to a provider's cache"
-            if report.written_5m or report.written_1h
-            else ""
-        )
-        stored = f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
-        print_text(f"{report.prompt_tokens:,} prompt tokens{written}{stored}")
-        if all(row.cost is None for row in report.rows):
-            print_text(_NO_PRICE)
+    if not report.rows:
+        return
+    written = report.written_5m + report.written_1h
+    sentence = f"{report.prompt_tokens:,} prompt tokens"
+    sentence += f", {written:,} written to a provider's cache" if written else ""
+    sentence += f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
+    print_text(sentence)
+    if all(row.cost is None for row in report.rows):
+        print_text(_NO_PRICE)
 
 
 def _print(report: "SavingsReport", by: str, layout: Layout) -> None:

@@ -8,7 +8,15 @@ import typer
 
 from kvproxy import __version__
 from kvproxy.commands.command import command
-from kvproxy.commands.options import Data, Store, TierOptions, duration_option, settings_section, size_option
+from kvproxy.commands.options import (
+    Data,
+    Store,
+    TierOptions,
+    duration_option,
+    load_settings,
+    settings_section,
+    size_option,
+)
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -92,7 +100,6 @@ def serve(
 
     Example: kvproxy serve --upstream http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
     """
-    from kvproxy.settings import load_settings
 
     embedded = settings_section(**asdict(engine), lora=_parse_adapters(lora or []) or None)
     if upstream and (model is not None or embedded is not None):

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield the label and the formatted value of each statistic, except lists. `group` is `cache` or `blocks`."""
+    """Yield labels and formatted values; lists are omitted. `group` is `cache` or `blocks`."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
@@ -76,41 +76,33 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
 def _format_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    unit: Callable[[float], str] | None = None
-    if name in _SHARES:
-        unit = percent
-    elif name in _DURATIONS:
-        unit = format_seconds
-    elif name.rpartition("_")[2] == "bytes":
-        unit = format_bytes
     if name == "path":
         return one_line(value).replace(f"{Path.home()}/", "~/", 1)
-    if unit is not None and isinstance(value, int | float):
-        return unit(value)
+    if not isinstance(value, int | float):
+        return one_line(value)
+    if name in _SHARES:
+        return percent(value)
+    if name in _DURATIONS:
+        return format_seconds(value)
+    if name.rpartition("_")[2] == "bytes":
+        return format_bytes(value)
     return f"{value:,.2f}" if isinstance(value, float) else one_line(value)
 
 
 def policy_sentences(learned: dict[str, Any]) -> list[str]:
-    """Describe the statistics of the policy `learned` in sentences."""
+    """Describe the statistics of the policy `learned`."""
     compared, served = int(learned["observations"]), int(learned["served"])
-    return [
-        "1 stored response that was not served was compared with a fresh one."
-        if compared == 1
-        else f"{compared:,} stored responses that were not served were compared with fresh ones.",
-        *(
-            [f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions."]
-            if compared
-            else []
-        ),
-        *_served_sentences(served, learned["expected_wrong"], learned["most_wrong"]),
-    ]
-
-
-def _served_sentences(served: int, expected: float, most: float) -> list[str]:
+    sentences = [f"{compared:,} stored responses that were not served were compared with fresh ones."]
+    if compared == 1:
+        sentences = ["1 stored response that was not served was compared with a fresh one."]
+    if compared:
+        sentences.append(f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.")
     if not served:
-        return ["No similar question was answered from the cache yet."]
-    sentence = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
+        return [*sentences, "No similar question was answered from the cache yet."]
+    answered = "1 similar question was" if served == 1 else f"{served:,} similar questions were"
+    expected, most = learned["expected_wrong"], learned["most_wrong"]
     return [
-        f"{sentence} answered from the cache.",
+        *sentences,
+        f"{answered} answered from the cache.",
         f"Wrong: {expected:,.2f} expected, at most {most:,.0f} (90% confidence, not for checked).",
     ]

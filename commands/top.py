@@ -11,7 +11,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time, milliseconds, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
-from kvproxy.commands.tables import Row, build_table, text_column
+from kvproxy.commands.tables import Column, Row, build_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
@@ -41,8 +41,6 @@ def top(
 
     At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once or --json, it prints updates, with
     --json one per line. The dashboard at /ui has more views.
-
-    Example: kvproxy top
 
     Example: kvproxy top --once
     """
@@ -96,7 +94,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Return a page with the requests by layer and both caches. `figures` is a result of `rates_between`."""
+    """Return a page with the requests by layer and with both caches. `figures` is a result of `rates_between`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -115,27 +113,18 @@ def live_page(
     requests: Sequence[Mapping[str, Any]],
     width: int,
 ) -> "Group":
-    """Return `summary_page` with a table of upstreams and a table of the last requests.
-
-    Args:
-        figures: result of `rates_between`.
-        upstreams: rows of `/admin/upstreams`.
-        requests: rows of `/admin/log`, newest first.
-        width: width of the terminal in characters.
-    """
+    """Return `summary_page` with tables of the rows of `/admin/upstreams` and `/admin/log`. `width` is in characters."""
     from rich.console import Group
 
     parts: list[RenderableType] = [summary_page(figures)]
     if upstreams:
-        rows: list[Row] = [
-            {
-                text_column("Upstream"): each["url"],
-                "State": each["state"],
-                "Running#": each["requests"],
-                "Sent#": each["sent"],
-            }
-            for each in upstreams
-        ]
+        columns: dict[Column | str, str] = {
+            text_column("Upstream"): "url",
+            "State": "state",
+            "Running#": "requests",
+            "Sent#": "sent",
+        }
+        rows = ({column: each[name] for column, name in columns.items()} for each in upstreams)
         parts += ["", build_table(rows, width)]
     if requests:
         parts += ["", build_table(map(_request_row, requests), width)]

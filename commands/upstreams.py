@@ -17,10 +17,7 @@ Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number fr
 @app.callback(invoke_without_command=True)
 @command
 def ls(layout: Layout, proxy: ProxyOptions) -> Output:
-    """List upstreams with their state, load and cache.
-
-    Example: kvproxy upstreams
-    """
+    """List upstreams with their state, load and cache."""
     return _upstreams_output(proxy.client().get("/admin/upstreams"), layout)
 
 
@@ -30,8 +27,6 @@ def drain(name: Name, proxy: ProxyOptions) -> Output:
     """Stop sending new requests to an upstream.
 
     Requests in flight are completed.
-
-    Example: kvproxy upstreams drain 2
     """
     return _upstreams_output([proxy.client().post("/admin/upstreams/drain", name=name)])
 
@@ -39,10 +34,7 @@ def drain(name: Name, proxy: ProxyOptions) -> Output:
 @app.command("undrain")
 @command
 def undrain(name: Name, proxy: ProxyOptions) -> Output:
-    """Send requests to a drained upstream again.
-
-    Example: kvproxy upstreams undrain 2
-    """
+    """Send requests to a drained upstream again."""
     return _upstreams_output([proxy.client().post("/admin/upstreams/undrain", name=name)])
 
 

@@ -50,7 +50,7 @@ def audit(
     import asyncio
 
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.audit import CHAT, COMPLETIONS, generate_bodies
+    from kvproxy.offline.audit import CHAT, COMPLETIONS, Auditor, generate_bodies
     from kvproxy.proxy_client.client import ProxyClient, credential_headers
 
     path, headers = COMPLETIONS if completions else CHAT, credential_headers("chat", api_key)
@@ -58,24 +58,13 @@ def audit(
     bodies = _read_bodies(file, model, path)[:requests] if file else generate_bodies(requests, model, path, max_tokens)
     if history and completions:
         raise InvalidRequest("--history compares chats: remove --completions")
-    pairs = asyncio.run(_audit(url, bodies, path, headers, concurrency, flush=flush, histories=history))
+    with progress_bar("auditing") as progress:
+        auditor = Auditor(url, headers, flush=flush, histories=history)
+        pairs = asyncio.run(auditor.run(bodies, path, concurrency, progress))
     proven = [pair for pair in pairs if history or pair.is_proven]
     different = [pair for pair in proven if pair.differs_at is not None]
     document, code = _document(pairs, proven, different), 1 if different or not proven else 0
     return Output(document, lambda: _print(pairs, proven, different, history=history), code)
-
-
-async def _audit(
-    url: str, bodies: "list[JsonObject]", path: str, headers: dict[str, str], concurrency: int, **options: bool
-) -> "list[AuditedPair]":
-    import httpx
-
-    from kvproxy.offline.audit import Auditor
-
-    timeout = httpx.Timeout(600.0, connect=3.0)
-    async with httpx.AsyncClient(base_url=url, timeout=timeout, headers=headers) as client:
-        with progress_bar("auditing") as progress:
-            return await Auditor(client, **options).run(bodies, path, concurrency, progress)
 
 
 def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":

@@ -5,7 +5,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
-from kvproxy.commands.options import Plot
+from kvproxy.commands.options import Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, print_table
 from kvproxy.units import plural
@@ -57,7 +57,6 @@ def calibrate(
     from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts, stdin_or_path
     from kvproxy.errors import SettingsError
     from kvproxy.offline import calibration
-    from kvproxy.settings import load_settings
 
     check_writable(plot, PLOT_SUFFIXES)
     settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)

@@ -10,14 +10,13 @@ from kvproxy.commands.analyse.options import (
     LogModel,
     Tokenizer,
     format_pool_size,
-    load_tokenizer,
     parse_sizes,
     print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
-from kvproxy.commands.options import Data, Plot
+from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import plural
@@ -65,14 +64,14 @@ def estimate(
     from kvproxy.offline.estimate import estimate as run
     from kvproxy.offline.estimate import estimate_charts
     from kvproxy.offline.request_log import read_log
-    from kvproxy.settings import load_settings
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     report = read_session_report(log, sessions, model, data)
     if report is not None:
         return Output(asdict(report), lambda: print_costs(report))
     check_writable(plot, PLOT_SUFFIXES)
     settings = load_settings(data=data, journal=_price_settings(price))
-    loaded, sizes = load_tokenizer(tokenizer), parse_sizes(blocks, 2)
+    loaded, sizes = LocalTokenizer(tokenizer or "demo"), parse_sizes(blocks, 2)
     content = read_log(log, read_text(log), model)
     with progress_bar("estimating") as progress:
         found = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
@@ -114,20 +113,18 @@ def _hit_money(hits: "HitSavings", discount: float | None) -> str | None:
 def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None:
     total = found.requests
     layers = {"Exact hits": found.exact_savings, "Semantic hits": found.semantic_savings, "Engine": None}
-    rows: list[Row] = []
-    for name, hits in layers.items():
-        requests = found.forwarded if hits is None else hits.requests
-        rows.append(
-            {
-                "Answered by": name,
-                "Requests#": requests,
-                "Share#": percent(requests / total),
-                "Saved tokens#": None if hits is None else hits.prompt_tokens + hits.response_tokens,
-                "Cached anyway#": None if hits is None else hits.cached_tokens,
-                "Saved seconds#": None if hits is None else f"{_saved_seconds(hits, rates):,.1f}",
-                f"Saved {currency}#": None if hits is None else _hit_money(hits, found.reuse_discount),
-            }
-        )
+    rows: list[Row] = [
+        {
+            "Answered by": name,
+            "Requests#": hits.requests if hits else found.forwarded,
+            "Share#": percent((hits.requests if hits else found.forwarded) / total),
+            "Saved tokens#": hits and hits.prompt_tokens + hits.response_tokens,
+            "Cached anyway#": hits and hits.cached_tokens,
+            "Saved seconds#": hits and f"{_saved_seconds(hits, rates):,.1f}",
+            f"Saved {currency}#": hits and _hit_money(hits, found.reuse_discount),
+        }
+        for name, hits in layers.items()
+    ]
     print_table(rows, title=plural(total, "request"))
     fewest, most = found.semantic_range
     if fewest < most:
@@ -185,14 +182,10 @@ def _error_sentence(found: "Estimate") -> str:
 
 
 def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
-    interval = found.wrong.interval
     document = asdict(found)
-    document["wrong"]["interval"] = None if interval is None else list(interval)
-    for name, prefix in (("prefix", found.prefix), ("prefix_alone", found.prefix_alone)):
-        document[name]["unlimited_share"] = prefix.share(prefix.unlimited)
-        for point in document[name]["points"]:
-            point["share"] = prefix.share(point["reused"])
-            point["seconds"] = point["reused"] / rates[0]
+    document["wrong"]["interval"] = found.wrong.interval
+    for prefix in (document["prefix"], document["prefix_alone"]):
+        for point in prefix["points"]:
             point["money"] = None if found.reuse_discount is None else point["reused"] * found.reuse_discount
     for name, hits in (("exact_savings", found.exact_savings), ("semantic_savings", found.semantic_savings)):
         document[name]["seconds"] = _saved_seconds(hits, rates)

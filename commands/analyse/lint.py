@@ -11,13 +11,12 @@ from kvproxy.commands.analyse.options import (
     LogModel,
     Tokenizer,
     format_pool_size,
-    load_tokenizer,
     print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
-from kvproxy.commands.options import Data
+from kvproxy.commands.options import Data, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 
 if TYPE_CHECKING:
@@ -55,13 +54,13 @@ def lint(
     from kvproxy.commands.files import check_writable, explain_write_errors, read_text
     from kvproxy.offline.lint import lint as run
     from kvproxy.offline.request_log import read_log
-    from kvproxy.settings import load_settings
+    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
     report = read_session_report(log, sessions, model, data)
     if report is not None:
         return Output(asdict(report), lambda: print_losses(report, top))
     check_writable(edits)
-    settings, loaded = load_settings(data=data), load_tokenizer(tokenizer)
+    settings, loaded = load_settings(data=data), LocalTokenizer(tokenizer or "demo")
     content = read_log(log, read_text(log), model)
     with progress_bar("reading prompts") as progress:
         found = asyncio.run(run(content.requests, settings, loaded, block_size, progress))

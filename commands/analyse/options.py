@@ -8,7 +8,6 @@ from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.request_log import RequestLog
-    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 Log = Annotated[
     Path,
@@ -26,13 +25,6 @@ LogModel = Annotated[str, typer.Option("--model", help="Model of requests withou
 DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give --tokenizer for your model"
 
 
-def load_tokenizer(name: str | None) -> "LocalTokenizer":
-    """Load the tokenizer of a model, given its id or folder. Without a name, load the demo model's tokenizer."""
-    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
-
-    return LocalTokenizer(name or "demo")
-
-
 def print_unread_lines(log: "RequestLog") -> None:
     for error in log.errors[:5]:
         print_note(f"line {error.line}: {error.message}")
@@ -45,7 +37,7 @@ def format_pool_size(blocks: int, block_size: int) -> str:
 
 
 def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
-    """Parse pool sizes in blocks, such as `1000,5000`. Raises BadParameter for a size below `least`."""
+    """Parse sizes such as `1000,5000`. Raises BadParameter for a size below `least`."""
     if blocks is None:
         return None
     try:

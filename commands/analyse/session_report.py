@@ -5,6 +5,7 @@ import typer
 
 from kvproxy.commands.files import read_text
 from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.savings import ledger_rows
 from kvproxy.commands.tables import digest_column, print_table, text_column
@@ -23,15 +24,11 @@ _SHOWN_CHANGES = 5
 
 
 def read_session_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
-    """Read the sessions of transcripts, or of a log if `sessions` is set. Return None for another log.
-
-    Raises a KvproxyError if a file cannot be read, or has no requests.
-    """
+    """Report the sessions of transcripts, or of a log if `sessions` is set; None for another log. Raises KvproxyError."""
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.request_log import read_log
     from kvproxy.offline.session_report import report_sessions
     from kvproxy.offline.transcripts import read_transcripts, transcript_files
-    from kvproxy.settings import load_settings
 
     files = None if str(log) == "-" else transcript_files(log)
     if files is None and not sessions:
@@ -53,10 +50,9 @@ def print_losses(report: "SessionReport", top: int) -> None:
     _print_sums(report)
     print_table(ledger_rows(report.ledger))
     if report.changed:
-        changes = report.changed[:_SHOWN_CHANGES]
         print_table(
             {text_column("First change in"): each.region, "Turns#": each.turns, "Lost tokens#": each.tokens}
-            for each in changes
+            for each in report.changed[:_SHOWN_CHANGES]
         )
     shown = report.sessions[: top or None]
     print_table(

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -16,27 +16,17 @@ from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _NEXT: JsonObject = {"role": "user", "content": "Say this in other words."}
 _UNCACHED = {"cache-control": "no-cache, no-store"}
-_TOPICS = (
-    "how a cache decides what to evict",
-    "why a queue needs a bound",
-    "what a hash chain proves",
-    "when a proxy should reject a request",
-    "how blocks of memory are shared",
-    "what happens when a disk is full",
-)
 _SENTENCES = (
     "Every request is written down before it is answered.",
     "A block is evicted only when no request uses it.",
     "The oldest entry is evicted first, unless a client requested it recently.",
-    "An unproven result is counted separately.",
     "A lock is held for as short a time as possible.",
-    "Two readers may share data that neither of them changes.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedResponse:
-    """Output tokens of a response (its words if the server returns no tokens), and the reported reuse of its prompt."""
+    """Output tokens of a response (or its words, if the server returns no tokens), and the reported reuse of its prompt."""
 
     tokens: tuple[str, ...]
     prompt_tokens: int | None
@@ -45,7 +35,7 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The cold and the warm response to a request; `number` is its place, from 1.
+    """The two responses to a request, which is numbered from 1.
 
     If `Auditor` compares histories, `cold` is the response after the original answer, and `warm` after the changed answer.
     """
@@ -56,7 +46,7 @@ class AuditedPair:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server reported reuse for the warm prompt only. Other pairs do not count."""
+        """Whether the server reported that it reused the warm prompt only. Other pairs do not count."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
@@ -68,34 +58,34 @@ class AuditedPair:
 
 def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[JsonObject]:
     """Return request bodies of a few hundred tokens without a common prefix."""
-    chance = random.Random(0)
-    found: list[JsonObject] = []
+    generator = random.Random(0)
+    bodies: list[JsonObject] = []
     for number in range(count):
-        note = " ".join(chance.choice(_SENTENCES) for _ in range(chance.randrange(8, 40)))
-        text = f"Note {number}: {note}\n\nExplain {chance.choice(_TOPICS)}, in view of the note above."
+        text = f"Note {number}: {' '.join(generator.choices(_SENTENCES, k=generator.randrange(8, 40)))}\n\nExplain the note."
         body: JsonObject = {"model": model, "max_tokens": max_tokens}
-        found.append(body | ({"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}))
-    return found
+        bodies.append(body | ({"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}))
+    return bodies
 
 
 class Auditor:
-    """Sends each request with a cold and with a warm prefix cache, to compare the two responses.
+    """Sends each request with a cold and with a warm prefix cache.
 
     Args:
         flush: empty the prefix cache before each cold request, for servers that ignore `cache_salt`.
-        histories: continue each chat twice, after the original answer, and after the answer without reasoning and with other
-            white space; compare the two responses.
+        histories: instead, continue each chat twice: after the original answer, and after the answer with other white space
+            and without reasoning.
     """
 
-    def __init__(self, client: httpx.AsyncClient, *, flush: bool = False, histories: bool = False) -> None:
-        self._client = client
+    def __init__(self, url: str, headers: Mapping[str, str], *, flush: bool, histories: bool) -> None:
+        timeout = httpx.Timeout(600.0, connect=3.0)
+        self._client = httpx.AsyncClient(base_url=url, timeout=timeout, headers=headers)
         self._flush = flush
         self._histories = histories
 
     async def run(
         self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
     ) -> list[AuditedPair]:
-        """Send each request cold and then warm, and return the pairs of responses. At most `concurrency` pairs are in flight."""
+        """Return the responses to each request, in order. At most `concurrency` pairs of requests are in flight."""
         limit = asyncio.Semaphore(1 if self._flush else concurrency)
         done: list[AuditedPair] = []
 
@@ -104,7 +94,8 @@ class Auditor:
                 done.append(await self._audit_request(number, body, path))
                 progress(len(done) / len(bodies))
 
-        await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies, 1)))
+        async with self._client:
+            await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies, 1)))
         return sorted(done, key=lambda pair: pair.number)
 
     async def _audit_request(self, number: int, body: JsonObject, path: str) -> AuditedPair:

@@ -27,7 +27,7 @@ from kvproxy.settings import LEAST_SIMILARITY, Settings
 def calibrate_pairs(
     file: Path, settings: Settings, target_error: float, progress: Callable[[float], None]
 ) -> Calibration:
-    """Measure each semantic policy on the distinct labelled pairs of a file. Raises NotFound or SettingsError."""
+    """Measure the semantic policies on the distinct labelled pairs of a file. Raises NotFound or SettingsError."""
     cache = settings.cache
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):
@@ -58,11 +58,11 @@ def calibrate_stream(
     orders: int,
     progress: Callable[[float], None],
 ) -> StreamReport:
-    """Replay a file of questions with each semantic policy. Raises NotFound or SettingsError.
+    """Replay a file of questions with the semantic policies. Raises NotFound or SettingsError.
 
     Args:
         max_error: maximum share of wrong hits.
-        judge: compares two answers by `equality` or by `similarity`.
+        judge: `equality` or `similarity`; compares two answers.
         judge_error: fraction of the comparisons to invert, to simulate errors of the judge.
         orders: number of additional replays in random orders.
     """

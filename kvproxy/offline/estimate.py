@@ -1,4 +1,3 @@
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,10 @@ from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 @dataclass(frozen=True, slots=True)
 class WrongHits:
-    """Semantic hits that were compared with logged responses; `expected` is the policy's estimate of the wrong share."""
+    """The number of semantic hits that were compared with logged responses, and of those that were wrong.
+
+    `expected` is the share of wrong hits that the policy expects; None without an estimate.
+    """
 
     compared: int
     wrong: int
@@ -34,20 +36,19 @@ class WrongHits:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval of the share of wrong hits; None without comparisons."""
+        """The 95% confidence interval of the share of wrong hits; None without a comparison."""
         return wilson_interval(self.wrong, self.compared) if self.compared else None
 
 
 @dataclass(frozen=True, slots=True)
 class HitSavings:
-    """The hits of a layer, and their saved tokens and money.
+    """The hits of a layer, and the tokens and the money that they saved.
 
     Attributes:
-        prompt_tokens: as the logged response reports them, or else as the tokenizer counts them.
-        response_tokens: the same for the response. A hit without a logged response adds no tokens.
+        prompt_tokens, response_tokens: as the logged responses report them; otherwise as the tokenizer counts them.
         without_response: number of hits without response tokens in the log.
-        cached_tokens: prompt tokens that the backend would have reused: as the log reports them, or else by a simulated
-            unlimited pool.
+        cached_tokens: prompt tokens that the backend would have reused, as the logged responses report them; otherwise as an
+            unlimited pool would have reused them.
         money: price of prompts and responses, with `cached_tokens` at the price of reuse; None if no model has a price.
     """
 
@@ -67,11 +68,12 @@ class Estimate:
         exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
         semantic_range: the smallest and the largest number of semantic hits of a replay.
         uncacheable: number of forwarded requests whose responses are never cached.
-        learned: the log has responses, so the policy `learned` could learn from them.
-        prefix: prefix reuse in the engine by the forwarded requests.
-        prefix_alone: prefix reuse in the engine by all requests, without a response cache.
+        learned: whether the log has responses, from which the policy `learned` learns.
+        prefix: the engine's prefix reuse for the forwarded requests.
+        prefix_alone: the engine's prefix reuse for all requests, without a response cache.
         untokenized: number of forwarded requests whose prompt cannot be tokenized.
-        reuse_discount: mean price of an input token minus the price of a cached one; None without a price of cached tokens.
+        reuse_discount: mean difference between the prices of an uncached and a cached input token; None without a price of
+            cached tokens.
     """
 
     requests: int
@@ -102,7 +104,7 @@ async def estimate(
     """Replay a log, and count the hits of both caches. Raises SettingsError.
 
     Args:
-        sizes: pool sizes in blocks; by default, eight sizes up to the number of distinct blocks.
+        sizes: pool sizes in blocks; None for eight sizes up to the number of distinct blocks.
         draws: number of replays with different random numbers. A log without responses is replayed once.
     """
     count = draws if has_responses(requests) else 1
@@ -127,22 +129,15 @@ async def estimate(
     reused = iter(reused_blocks(block_chains(every, block_size)))
     shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
     prices = [price_of(each.request.model, settings.journal.prices) for each in replayed]
-    hits = {
-        layer: _sum_savings(
-            [
-                _hit_savings(each, tokens, share, price)
-                for each, tokens, share, price in zip(replayed, tokenized, shares, prices, strict=True)
-                if each.layer == layer
-            ],
-            has_price=any(prices),
-        )
-        for layer in ("exact", "semantic")
-    }
-    layers = Counter(each.layer for each in replayed)
+    savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
+    for each, tokens, share, price in zip(replayed, tokenized, shares, prices, strict=True):
+        if each.layer in savings:
+            savings[each.layer].append(_hit_savings(each, tokens, share, price))
+    exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
     return Estimate(
         requests=len(replayed),
-        exact=layers["exact"],
-        semantic=layers["semantic"],
+        exact=exact.requests,
+        semantic=semantic.requests,
         semantic_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
         forwarded=len(forwarded),
         uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
@@ -151,21 +146,17 @@ async def estimate(
         prefix=prefix,
         prefix_alone=alone,
         untokenized=len(forwarded) - len(readable),
-        exact_savings=hits["exact"],
-        semantic_savings=hits["semantic"],
+        exact_savings=exact,
+        semantic_savings=semantic,
         reuse_discount=_mean_discount(prices, tokenized),
     )
 
 
 def estimate_charts(found: Estimate) -> list[Chart]:
     bars = [("exact hits", found.exact), ("semantic hits", found.semantic), ("engine", found.forwarded)]
-    tokens = found.prefix.block_size
+    sizes = [point.blocks * found.prefix.block_size for point in found.prefix.points]
     lines = [
-        ChartLine(
-            name,
-            [point.blocks * tokens for point in prefix.points],
-            [prefix.share(point.reused) for point in prefix.points],
-        )
+        ChartLine(name, sizes, [prefix.share(point.reused) for point in prefix.points])
         for name, prefix in (("with cached responses", found.prefix), ("without", found.prefix_alone))
     ]
     levels = [("unlimited pool", found.prefix.share(found.prefix.unlimited))]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import random
 from time import time
+from typing import TypeVar
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
@@ -22,6 +23,7 @@ from kvproxy.open_response_cache import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 
+T = TypeVar("T")
 _LOOKUP_TIMEOUT = 60.0
 _OUTPUT_FIELDS = frozenset({"choices", "content", "output", "data", "error"})
 _NO_USAGE = Usage(0, 0, 0)
@@ -32,8 +34,9 @@ class ReplayedRequest:
     """The result of replaying one request.
 
     Attributes:
+        request: the logged request after the configured rules and edits.
         exchange: None if the request is invalid.
-        is_right: a semantic hit has the meaning of the logged response; None without a semantic hit or a logged response.
+        is_right: whether the semantic hit means the same as the logged response; None without either of them.
     """
 
     logged: LoggedRequest
@@ -43,7 +46,7 @@ class ReplayedRequest:
 
     @property
     def layer(self) -> str:
-        """The source of the response (see `exchange.Layer`); `bypass` for an invalid request."""
+        """One of `exchange.Layer`; `bypass` for an invalid request."""
         return "bypass" if self.exchange is None else self.exchange.layer
 
 
@@ -67,10 +70,7 @@ async def replay(
     progress: Callable[[float], None] = lambda share: None,
     random_number: Callable[[], float] = random,
 ) -> list[ReplayedRequest]:
-    """Replay requests in order, with an empty temporary cache. Raises SettingsError.
-
-    Responses expire by the times in the log, and the policy `learned` learns from the logged responses.
-    """
+    """Replay requests in order, with an empty temporary cache and the times of the log. Raises SettingsError."""
     found: list[ReplayedRequest] = []
     with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
         backend = LoggedBackend()
@@ -124,11 +124,7 @@ async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: 
 
 
 class LoggedBackend:
-    """A backend that returns the logged response, or a unique text if the log has no response.
-
-    Attributes:
-        now: time of the current request in the log, in seconds since the epoch.
-    """
+    """A backend that returns the logged response, or a unique text if the log has no response."""
 
     name = "log"
     forwarder: Forwarder | None = None
@@ -155,22 +151,15 @@ class LoggedBackend:
         return {"object": "list", "data": []}
 
     async def send(self, request: ApiRequest) -> Reply:
-        if isinstance(self.response, dict):
-            return _relayed_response(self.response)
-        if request.api.name == "embeddings":
+        response = self.response
+        if request.api.name == "embeddings" and not isinstance(response, dict):
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
-            return _relayed_response({"object": "list", "data": [vector], "model": request.model})
-        delta = Delta(0, self.response or request.request_id, (), (), "stop", _NO_USAGE)
-        return GeneratedResponse(_stream_delta(delta), _NO_USAGE, request.model)
+            response = {"object": "list", "data": [vector], "model": request.model}
+        if isinstance(response, dict):
+            return RelayedResponse(200, [("content-type", "application/json")], _stream(dumps(response)))
+        delta = Delta(0, response or request.request_id, (), (), "stop", _NO_USAGE)
+        return GeneratedResponse(_stream(delta), _NO_USAGE, request.model)
 
 
-def _relayed_response(response: JsonObject) -> RelayedResponse:
-    return RelayedResponse(200, [("content-type", "application/json")], _stream_bytes(dumps(response)))
-
-
-async def _stream_delta(delta: Delta) -> AsyncIterator[Delta]:
-    yield delta
-
-
-async def _stream_bytes(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+async def _stream(item: T) -> AsyncIterator[T]:
+    yield item

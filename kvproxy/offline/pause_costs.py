@@ -1,6 +1,6 @@
-"""Computes the price of an agent session's input, with measures that keep its prefix in the provider's cache.
+"""Computes the price of an agent session's input, if requests and one-hour writes keep its prefix in the provider's cache.
 
-A keep-warm request reads the prefix that the next request shares, and so extends its lifetime in the provider's cache. A
+A keep-warm request reads the prefix of the next request, and so extends its lifetime in the provider's cache. A
 one-hour write is assumed to keep the whole prefix for one hour, at the write price of its new tokens only.
 """
 
@@ -23,8 +23,8 @@ class SessionStep:
     """A request of a session, or its end.
 
     Attributes:
-        tokens: tokens of the prompt; 0 for the end.
-        shared: length of the common prefix with the previous prompt, in tokens.
+        tokens: number of prompt tokens; 0 for the end.
+        shared: number of tokens in the common prefix with the previous prompt.
         pause: seconds since the end of the previous response; None for the first request, infinite for the end.
     """
 
@@ -34,7 +34,7 @@ class SessionStep:
 
     @property
     def required_keep_warm_requests(self) -> float:
-        """The number of keep-warm requests that keep the prefix cached during the whole pause."""
+        """The number of keep-warm requests that keep the prefix cached until the pause ends."""
         return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
 
 
@@ -67,7 +67,7 @@ def session_price(session: Session, requests: KeepWarmCount, long_write: LongWri
 
 
 def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
-    """Return the number of a prompt's tokens that are cached when its request starts.
+    """Return the number of cached prompt tokens at the start of a request.
 
     Args:
         sent: number of keep-warm requests in the pause before the request.
@@ -81,10 +81,7 @@ def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
 
 
 def provider_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
-    """Return `session_price` for the keep-warm requests and the one-hour writes that `provider_cache_policy` chooses.
-
-    `survival` has the probabilities of long pauses.
-    """
+    """Return `session_price` for the keep-warm requests and one-hour writes that `provider_cache_policy` chooses."""
     return session_price(
         session,
         lambda tokens, kept: keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0),

@@ -1,7 +1,5 @@
-"""Reports why sessions of a log lost cached tokens, and what other ways to keep prefixes cached during pauses would cost."""
-
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,15 +31,15 @@ from kvproxy.offline.transcripts import TraceSession
 from kvproxy.provider_cache_policy import CachePrices, PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
 
+# Anthropic's prices as multiples of the input price.
 RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
-"""Anthropic's prices as multiples of the input price, used if a model has no price."""
 _BATCH = 64
 _FIRST_TRACE_NUMBER = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """The number of turns whose first changed region (see `Regions`) is `region`, and the tokens that they lost by the change."""
+    """The number of turns whose prompt changed first in a region (see `Regions`), and the tokens that they lost by the change."""
 
     region: str
     turns: int
@@ -55,13 +53,13 @@ class SessionReport:
     Attributes:
         sessions: the most expensive first.
         changed: changed regions, the most lost tokens first.
-        repeated: median and mean over the sessions of the share of prompt tokens that the previous turn also had.
-        cost: price of all input.
-        uncached: price of all input if the provider cached nothing.
-        pause_costs: cost of the input by method: five-minute writes, one-hour writes, or `provider_policy_price`. The unit is the
-            cost with five-minute writes.
+        repeated: share of prompt tokens that the previous turn also had: the median and the mean of the sessions; None
+            without a second turn.
+        cost, uncached: price of all input, and its price without a provider's cache.
+        pause_costs: for each way to keep prefixes during pauses, the cost of the input as a multiple of the cost with
+            five-minute writes.
         without_usage: number of ignored requests whose response does not report its usage.
-        is_relative: a model has no price, so the unit of all prices is the price of a million input tokens.
+        is_relative: whether a model has no price, so that the unit of all prices is the price of a million input tokens.
     """
 
     sessions: list[Session]
@@ -89,15 +87,15 @@ def report_sessions(
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     for trace in traces:
         turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
-    by_session: dict[int, list[Turn]] = {}
-    tokens: dict[str, Counter[str]] = {}
-    changed: dict[str, list[int]] = {}
+    by_session: defaultdict[int, list[Turn]] = defaultdict(list)
+    tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    changed: defaultdict[str, list[int]] = defaultdict(list)
     for turn in turns:
-        by_session.setdefault(turn.session, []).append(turn)
+        by_session[turn.session].append(turn)
         written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
-        tokens.setdefault(turn.model, Counter()).update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
+        tokens[turn.model].update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
         if turn.region is not None:
-            changed.setdefault(turn.region, []).append(turn.lost.get("changed", 0))
+            changed[turn.region].append(turn.lost.get("changed", 0))
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
     shares = [mean(map(_repeated_share, found[1:])) for found in by_session.values() if len(found) > 1]
     return SessionReport(
@@ -217,21 +215,16 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
     costs = dict.fromkeys([*writes, "pause policy"], 0.0)
     survival = PauseTimes().survival()
     for turns in sessions:
-        found = price_of(turns[0].model, prices)
-        if found is None or not found.input:
+        price = price_of(turns[0].model, prices)
+        if price is None or not price.input:
             continue
-        relative = CachePrices(
-            found.price_of_reuse / found.input,
-            found.price_of_5m_write / found.input,
-            found.price_of_1h_write / found.input,
-        )
-        steps = [
-            SessionStep(turn.prompt_tokens, round(turn.prompt_tokens * _repeated_share(turn)), turn.pause)
-            for turn in turns
-        ]
+        paid = (price.price_of_reuse, price.price_of_5m_write, price.price_of_1h_write)
+        relative = CachePrices(*(each / price.input for each in paid))
+        sizes = [(turn.prompt_tokens, _repeated_share(turn), turn.pause) for turn in turns]
+        steps = [SessionStep(tokens, round(tokens * share), pause) for tokens, share, pause in sizes]
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
-            costs[name] += found.input * session_price(steps, lambda tokens, kept: 0, long_write, relative)
-        costs["pause policy"] += found.input * provider_policy_price(steps, survival, relative)
+            costs[name] += price.input * session_price(steps, lambda tokens, kept: 0, long_write, relative)
+        costs["pause policy"] += price.input * provider_policy_price(steps, survival, relative)
     base = costs["five-minute writes"]
     return {name: cost / base for name, cost in costs.items()} if base else {}

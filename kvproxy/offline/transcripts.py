@@ -1,5 +1,6 @@
-"""Reads transcripts of Claude Code and Codex, the files in which they record sessions, and agent traces of WEKA."""
+"""Reads agent traces of WEKA, and transcripts: the files in which Claude Code and Codex record sessions."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,7 @@ _HEAD_CHARACTERS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class TraceSession:
-    """A session of an agent trace, whose requests have block hashes instead of texts.
-
-    Attributes:
-        requests: objects of the trace, with the fields `t`, `in`, `out`, `model`, and `hash_ids`.
-    """
+    """A session of an agent trace. Its requests are JSON objects with the fields `t`, `in`, `out`, `model`, and `hash_ids`."""
 
     name: str
     block_size: int
@@ -32,11 +29,7 @@ class TraceSession:
 
 
 def transcript_files(path: Path) -> list[Path] | None:
-    """Return all transcripts and agent traces in a folder, or the given transcript or trace; None for another file.
-
-    Raises:
-        NotFound: the folder has no transcripts.
-    """
+    """Return the given transcript or trace, or all in a folder; None for another file. Raises NotFound for an empty folder."""
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
         if not found:
@@ -54,7 +47,7 @@ def _is_transcript(path: Path) -> bool:
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
-    """Return the requests of transcripts (of Claude Code and Codex) in order of time, and the sessions of WEKA traces."""
+    """Return the requests of transcripts in order of time, and the sessions of agent traces."""
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     for file in files:
@@ -70,12 +63,8 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
 
 def _json_lines(text: str) -> Iterator[JsonObject]:
     for line in text.split("\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+        with contextlib.suppress(ValueError):
+            yield as_object(json.loads(line))
 
 
 def _weka_sessions(file: Path, text: str) -> list[TraceSession]:
@@ -106,8 +95,7 @@ def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
         start = min(end, _time(before or parts[0]) or end)
         body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages(before, by_id))}
         response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
-        name = str(parts[-1].get("sessionId", ""))
-        headers = {"x-claude-code-session-id": name}
+        headers = {"x-claude-code-session-id": str(parts[-1].get("sessionId", ""))}
         found.append(LoggedRequest(0, APIS["messages"], body, headers, start, response, end - start))
     return found
 
@@ -166,8 +154,7 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
                 "usage": {**usage, "input_tokens_details": {"cached_tokens": usage.get("cached_input_tokens", 0)}}
             }
             began = min(end, start or end)
-            headers = {"session-id": name}
-            found.append(LoggedRequest(0, APIS["responses"], body, headers, began, response, end - began))
+            found.append(LoggedRequest(0, APIS["responses"], body, {"session-id": name}, began, response, end - began))
             answer = None
     return found
 

@@ -1,7 +1,7 @@
 """Reads the requests of traces, transcripts of agents, journals, and recorded KV events as one workload.
 
-Transcripts and journals have regions of text (see `Regions`) instead of tokens. A prompt is divided into blocks of equal length
-in bytes. Two blocks are equal if the prompts are equal up to the end of the region that contains the block's end.
+Transcripts and journals have regions of text (see `Regions`) instead of tokens. Their prompts are divided into blocks of equal
+length in bytes. Two blocks are equal if their prompts are equal up to the end of the region in which the block ends.
 """
 
 import contextlib
@@ -40,15 +40,11 @@ _EVENTS_NOTE = (
 
 
 def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Workload:
-    """Read a file, or all files of a folder.
+    """Read a file, or all files of a folder. Raises TraceError.
 
     Args:
         block_size: tokens in a block; by default, the size in the trace, or 16.
-        users: number of simulated users, who each replay one file at a time; by default, requests arrive at
-            the recorded times.
-
-    Raises:
-        TraceError: a file is invalid; the message names the line.
+        users: number of simulated users, who each replay one file at a time; None for the recorded times.
     """
     ids = BlockNumbers()
     if not path.is_dir():

@@ -1,13 +1,14 @@
 """kvproxy calibrate, with pairs and with --stream."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from kvproxy.index.evaluation.labelled_pairs import read_pairs
-from tests.commands.run import ROOT, command, kvproxy, result
+from tests.commands.run import ROOT, kvproxy, result
 
 LINES = [
     {"text": f"{opening} {subject}?", "answer": subject}
@@ -66,9 +67,13 @@ def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     shown = kvproxy("calibrate", pairs, "--verifier", "none").stdout
     assert "2 distinct pairs, 1 of them equivalent" in shown
     assert "Hit rate is the served share of the 1 equivalent pair" in shown.splitlines()[-1]
-    with pairs.open() as stdin:
-        piped = subprocess.run(command("calibrate", "-", "--verifier", "none"), stdin=stdin, capture_output=True)
-    assert b"2 distinct pairs" in piped.stdout, piped.stderr
+    with pairs.open() as file:
+        stdin = os.dup(0)
+        os.dup2(file.fileno(), 0)
+        piped = kvproxy("calibrate", "-", "--verifier", "none").stdout
+        os.dup2(stdin, 0)
+        os.close(stdin)
+    assert "2 distinct pairs" in piped
     pairs.write_text("\n")
     done = kvproxy("calibrate", pairs, "--verifier", "none")
     assert (done.returncode, done.stderr) == (2, f"kvproxy: {pairs} contains no pairs\n")

@@ -67,12 +67,6 @@ def test_an_empty_chart_is_drawn() -> None:
     assert "no values" in draw([Chart("requests", "hit rate", [ChartLine("lru", [], [])])], 80, with_colours=False)
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_charts_are_saved(tmp_path: Path, suffix: str) -> None:
-    save(CHARTS, tmp_path / f"charts.{suffix}")
-    assert (tmp_path / f"charts.{suffix}").stat().st_size > 5_000
-
-
 def test_seconds_that_are_not_known_yet_have_no_bar() -> None:
     rows = [Saving("prefix", 2, reused_tokens=90, unmeasured_tokens=90), Saving("exact", 1, 1, 40, 5, seconds=0.5)]
     tokens, seconds = _charts(SavingsReport(rows, None, None, "USD"), "layer")

@@ -134,9 +134,6 @@ def test_a_reader_that_exits_early_causes_no_traceback(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "a.db")
     store.put_many([NewEntry(make_entry(f"question {number} " * 300)) for number in range(50)])
     store.close()
-    for arguments, reader in ((("cache", "ls"), "head -1"), (("cache", "export"), "true")):
-        line = shlex.join([*command(*arguments), "--store", str(tmp_path / "a.db")])
-        done = subprocess.run(
-            ["bash", "-c", f"{line} | {reader}"], capture_output=True, text=True, cwd=ROOT, env=variables("", {})
-        )
-        assert done.stderr == ""
+    line = shlex.join(command("cache", "ls", "--store", tmp_path / "a.db"))
+    shell = ["bash", "-c", f"{line} | head -1"]
+    assert subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, env=variables("", {})).stderr == ""

@@ -19,7 +19,7 @@ from tests.servers import run_proxy, until_stored
 STORED, ASKED = "How do I reset my password?", "How can I reset my password?"
 
 
-@pytest.mark.parametrize(("text", "shadow"), [("hits", False), ("none", False), ("hits", True)])
+@pytest.mark.parametrize(("text", "shadow"), [("none", False), ("hits", True)])
 def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: bool) -> None:
     with run_plain_upstream() as upstream:
         settings = load_settings(

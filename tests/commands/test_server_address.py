@@ -62,7 +62,7 @@ def test_a_reload_names_the_settings_that_need_a_restart(tmp_path: Path) -> None
 def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_path: Path) -> None:
     more: dict[str, Any] = {"admin_token": "s3cret-token", "cache": {"semantic": False}}
     with run_proxy(load_settings(data=tmp_path, upstream=NOWHERE, **more)) as (url, _):
-        for port, code in ((urlsplit(url).port, 0), (9, 1)):
+        for port, code in ((9, 1), (urlsplit(url).port, 0)):
             (tmp_path / "kvproxy.toml").write_text(f'port = {port}\nadmin_token = "s3cret-token"\n')
             assert kvproxy("upstreams", "--data", tmp_path, "--url", url, url="").returncode == code
         assert kvproxy("upstreams", "--data", tmp_path, url="").returncode == 0

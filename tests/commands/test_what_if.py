@@ -31,7 +31,7 @@ def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(url: str, tmp_pat
         return [generator.randrange(10, 250) for _ in range(generator.randint(least, most))]
 
     system, contexts = tokens(64, 64), [tokens(40, 300) for _ in range(12)]
-    prompts = [system + min(generator.sample(contexts, 2), key=contexts.index) + tokens(2, 20) for _ in range(100)]
+    prompts = [system + min(generator.sample(contexts, 2), key=contexts.index) + tokens(2, 20) for _ in range(50)]
     for prompt in prompts:
         body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).is_success
@@ -52,14 +52,14 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str)
 
     system = {"role": "system", "content": text(60, 60)}
     contexts = [text(40, 120) for _ in range(12)]
-    for number in range(100):
+    for number in range(50):
         context = min(generator.sample(contexts, 2), key=contexts.index)
         turns = [{"role": "user", "content": context}, {"role": "assistant", "content": "Yes."}]
         messages = [system, *turns, {"role": "user", "content": f"{number}?"}]
         body = {"model": "demo", "messages": messages, "max_tokens": 1}
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
     stats = httpx.get(f"{url}/admin/blocks/stats").json()
-    until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 100)
+    until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == 50)
     (forecast,) = result("blocks", "what-if", url=url)
     rates = {point["name"]: point["hit_rate"] for point in forecast["points"]}
     assert forecast["pool_tokens"] == 16 * POOL

@@ -26,10 +26,10 @@ def test_audits_of_the_embedded_engine(repairs: bool, tmp_path: Path) -> None:
         rules=({"name": "agents", "repair_history": repairs},),
     )
     with run_proxy(settings) as (url, _):
-        told = result("audit", url, "--requests", 2, "--max-tokens", 4)
-        history = kvproxy("audit", url, "--history", "--requests", 2, "--max-tokens", 8).stdout
-    assert (told["pairs"], told["proven"], told["flips"]) == (2, 2, 0)
-    assert history.startswith("0 of 2 changed responses differ from the original response") is repairs
+        told = result("audit", url, "--requests", 1, "--max-tokens", 4)
+        history = kvproxy("audit", url, "--history", "--requests", 1, "--max-tokens", 8).stdout
+    assert (told["pairs"], told["proven"], told["flips"]) == (1, 1, 0)
+    assert f"{0 if repairs else 1} of 1 changed responses differ from the original response" in history
 
 
 def test_requests_of_a_file_are_sent(demo: Demo, tmp_path: Path) -> None:

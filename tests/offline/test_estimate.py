@@ -15,7 +15,7 @@ from kvproxy.offline.request_log import LoggedRequest, read_log
 from kvproxy.settings import load_settings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.commands.run import kvproxy
-from tests.offline import live, logs
+from tests.offline import logs
 
 REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
 
@@ -36,7 +36,7 @@ def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
         for text in ("How do I reset my password?", "How can I reset my password?", "How do I reset my password?")
     ]
     found = estimated(lines, tmp_path / "one", [64])
-    shown = live.layers(lines, tmp_path / "two")
+    shown = logs.live_layers(lines, tmp_path / "two")
     assert (found.exact, found.semantic, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
     assert found.exact >= 2
     assert found.semantic == 1
@@ -53,7 +53,7 @@ def reworded() -> list[logs.Line]:
 
 def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: Path, reworded: list[logs.Line]) -> None:
     found = estimated(reworded, tmp_path / "one", [64])
-    shown = live.layers(reworded, tmp_path / "two", Random(0).random)
+    shown = logs.live_layers(reworded, tmp_path / "two", Random(0).random)
     assert (found.exact, found.semantic, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
     assert found.semantic_range == (found.semantic, found.semantic)
     assert found.semantic > 0
@@ -72,7 +72,7 @@ def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path) -> None:
     pool = 40
     lines = [each | {"response": None} for each in logs.agents(4, 3)]
     found = estimated(lines, tmp_path, [pool]).prefix_alone
-    ((reused, total),) = live.prefix([lines], tmp_path / "live", pool)
+    ((reused, total),) = logs.live_prefix([lines], tmp_path / "live", pool)
     assert found.prompt_tokens == total
     assert found.share(found.points[0].reused) == pytest.approx(reused / total, abs=0.02)
 

@@ -19,7 +19,7 @@ from kvproxy.offline.changed_spans import find_changed_span, matches_only_change
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import EditSettings
 from tests.commands.run import kvproxy
-from tests.offline import live, logs
+from tests.offline import logs
 
 TAIL = logs.words("the rest of the system prompt", 60)
 
@@ -110,7 +110,7 @@ def test_the_predicted_reuse_equals_the_reuse_of_the_engine(tmp_path: Path) -> N
     for each in stripped:
         system = each["body"]["messages"][0]
         system["content"] = re.sub(r"^Request \d+", "Request ", system["content"])
-    before, after = (reused / total for reused, total in live.prefix([lines, stripped], tmp_path / "data", 512))
+    before, after = (reused / total for reused, total in logs.live_prefix([lines, stripped], tmp_path / "data", 512))
     assert family["share"] == pytest.approx(before, abs=0.02)
     tokens = span["stripped"] + span["stripped_computed"]
     assert tokens < family["prompt_tokens"]

@@ -80,20 +80,14 @@ def test_lengths_are_read_as_published(tmp_path: Path, name: str, tokens: list[t
 def test_many_lengths_are_simulated_without_their_blocks(tmp_path: Path) -> None:
     rows = "".join(f"{second},ChatGPT,900000000,18\n" for second in range(500))
     (tmp_path / "burst.csv").write_text("Timestamp,Model,Request tokens,Response tokens\n4,ChatGPT,3,1\n" + rows)
-    chains = read_workload(tmp_path / "burst.csv").chains
+    workload = read_workload(tmp_path / "burst.csv")
+    chains = workload.chains
+    assert "no reuse can be known" in workload.notes[0]
     sizes = default_sizes(chains, 3)
     found = sweep(chains, 16, sizes, ["lru", "sessions", "belady"])
     assert (found.unlimited, set(found.rates["sessions"])) == (0, {0})
     assert sizes[-1] == 500 * 900_000_000 // 16
     assert simulate(chains, 1_000, "s3fifo").refused == 500
-
-
-def test_traces_with_lengths_only_have_no_reuse(tmp_path: Path) -> None:
-    (tmp_path / "lengths.jsonl").write_text(lines(*({"timestamp": 9, "input_length": 472} for _ in range(2))))
-    trace = read_workload(tmp_path / "lengths.jsonl")
-    assert [arrival.tokens for arrival in trace.arrivals] == [472, 472]
-    assert lru_hits(trace.chains, [None]) == [0]
-    assert "no reuse can be known" in trace.notes[0]
 
 
 def test_ids_of_a_folder_belong_to_their_file(tmp_path: Path) -> None:

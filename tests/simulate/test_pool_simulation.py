@@ -1,10 +1,9 @@
-"""Simulated caches against an obvious one, and against what no cache can beat."""
+"""Simulated caches against the block cache, and against the optimal policy."""
 
 import gzip
 import itertools
 import json
 import tempfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +34,6 @@ def chains(paths: list[list[int]]) -> list[ChainRequest]:
 
 
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
-
-
-def naive_lru(requests: list[ChainRequest], capacity: int) -> int:
-    order: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for request in requests:
-        if len(request.blocks) > capacity:
-            continue
-        known = sum(1 for _ in itertools.takewhile(order.__contains__, request.blocks))
-        hits += min(known, request.reusable)
-        for block in request.blocks[:known]:
-            del order[block]
-        while len(order) + len(request.blocks) > capacity:
-            order.popitem(last=False)
-        for block in reversed(request.blocks):
-            order[block] = None
-    return hits
-
-
-@settings(max_examples=60, deadline=None)
-@given(PATHS, st.integers(6, 15))
-def test_lru_is_the_obvious_one(paths: list[list[int]], capacity: int) -> None:
-    requests = chains(paths)
-    assert simulate(requests, capacity, "lru").hits == naive_lru(requests, capacity)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,13 +69,6 @@ def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: in
         cache.serve(request)
         assert len(cache._parents) <= capacity
         assert all(parent is None or parent in cache._parents for parent in cache._parents.values())
-
-
-def test_frequent_chains_survive_a_scan() -> None:
-    often = [[1, 1], [1, 2]] * 10
-    scan = [[2, number] for number in range(50)]
-    requests = chains([*often, *scan, *often[:2]])
-    assert simulate(requests, 8, "s3fifo").hits > simulate(requests, 8, "lru").hits
 
 
 def test_mooncake_slice_against_the_obvious_cache() -> None:
@@ -146,15 +114,6 @@ def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:
     trace.write_text(text)
     with pytest.raises(TraceError, match=complaint):
         read_chains(trace, 4)
-
-
-def test_logs_of_tokens(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(json.dumps({"tokens": [*range(8), extra]}) + "\n" for extra in (1, 2)))
-    requests, size = read_chains(trace, 4)
-    assert size == 4
-    assert requests[0].blocks == requests[1].blocks
-    assert simulate(requests, None, "lru").hits == 2
 
 
 def lines(*requests: Any) -> str:
@@ -215,7 +174,7 @@ logs = st.fixed_dictionaries(
 
 
 @given(st.lists(mooncake, min_size=1, max_size=4) | st.lists(logs, max_size=4) | st.lists(values, max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"

@@ -1,7 +1,4 @@
-"""Reads traces, whose lines describe a prompt by hash ids of its blocks, by token ids, or only by its length.
-
-A hash id stands for a block of 512 tokens (Mooncake), of 16 tokens (Qwen-Bailian), or of a size that the file states (WEKA).
-"""
+"""Reads traces. A line describes a prompt by hash ids of its blocks, by token ids, or only by its length."""
 
 import csv
 import gzip
@@ -11,7 +8,6 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +18,7 @@ from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 
 T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
-"""Tokens in a block, for traces without blocks."""
+# Blocks have 512 tokens in Mooncake's traces, and 16 in Qwen-Bailian's.
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _LENGTH_COLUMNS = {
@@ -41,7 +37,8 @@ class Workload:
     """The requests of a trace or of several files.
 
     Attributes:
-        arrivals: ordered by time; without times, in the order of the file.
+        arrivals: in order of time; without times, in the order of the file.
+        block_tokens: tokens in a block.
         notes: sentences for the user about information that the format lacks.
     """
 
@@ -54,9 +51,8 @@ class Workload:
         """The prompts in order. `ChainRequest.use` is set if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
-        return [
-            replace(each.chain, use=CacheUse(each.seconds, each.client, each.awaits_user)) for each in self.arrivals
-        ]
+        uses = (CacheUse(each.seconds, each.client, each.awaits_user) for each in self.arrivals)
+        return [replace(each.chain, use=use) for each, use in zip(self.arrivals, uses, strict=True)]
 
     @property
     def has_times(self) -> bool:
@@ -64,7 +60,7 @@ class Workload:
 
 
 class BlockNumbers:
-    """Assigns numbers to blocks. If two prompts have a number in common, their prefixes up to that block are equal."""
+    """Assigns numbers to blocks. Two blocks have the same number if their prompts are equal up to them."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, Hashable], int] = {}
@@ -72,7 +68,7 @@ class BlockNumbers:
         self._num_single = 0
 
     def new_scope(self) -> int:
-        """Return a scope for `chain`. Blocks of different scopes never have equal numbers."""
+        """Return a scope for `chain`. Blocks of different scopes never have the same number."""
         self._num_scopes += 1
         return -self._num_scopes
 
@@ -81,7 +77,7 @@ class BlockNumbers:
         return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
 
     def new_numbers(self, count: int) -> range:
-        """Return new negative numbers for blocks that no other request has."""
+        """Return negative numbers for blocks that no other request has."""
         self._num_single += count
         return range(-self._num_single, count - self._num_single)
 
@@ -93,21 +89,16 @@ class _TraceLine:
 
 
 def read_chains(path: str | Path, block_size: int | None = None) -> tuple[list[ChainRequest], int]:
-    """Return the prompts of a trace file, and the number of tokens in a block; see `read_trace`. Raises TraceError."""
+    """Return the prompts of a trace file, and the number of tokens in a block. Raises TraceError.
+
+    `block_size` is in tokens; by default, it is the size in the trace, or 16.
+    """
     trace = read_trace(Path(path), block_size)
     return trace.chains, trace.block_tokens
 
 
 def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | None = None) -> Workload:
-    """Read a trace file, which may be gzipped.
-
-    Args:
-        block_size: tokens in a block; by default, the size in the trace, or 16.
-        ids: block numbers to share between several files; by default, those of this file alone.
-
-    Raises:
-        TraceError: a line is invalid, or its number of tokens contradicts its number of blocks.
-    """
+    """Read a trace file, which may be gzipped, as `read_chains` does. `ids` are block numbers to share between files."""
     lines = _read_lines(path)
     kind = next((field for field in _PARSERS if field in lines[0].fields), None)
     if kind is None:
@@ -127,16 +118,12 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
 
 
 def read_text(path: Path, characters: int = -1) -> str:
-    """Read a file, or its beginning, as UTF-8; gzip is detected by its content. Raises TraceError."""
+    """Read a UTF-8 file, which may be gzipped, or its first characters. Raises TraceError."""
     try:
         with path.open("rb") as raw:
-            is_zipped = raw.read(2) == b"\x1f\x8b"
-        with (
-            gzip.open(path, "rt", encoding="utf-8", errors="replace")
-            if is_zipped
-            else path.open(encoding="utf-8", errors="replace") as file
-        ):
-            return file.read(characters)
+            opener: Any = gzip.open if raw.read(2) == b"\x1f\x8b" else open
+        with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+            return str(file.read(characters))
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
 
@@ -148,16 +135,15 @@ def _read_lines(path: Path) -> list[_TraceLine]:
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise TraceError(f"{path}, line 1: the file is empty")
-    columns = next(csv.reader(numbered[:1][0][1:]))
-    if columns[0].lstrip("\ufeff") in _LENGTH_COLUMNS:
+    columns = next(csv.reader([numbered[0][1].lstrip("\ufeff")]))
+    if columns[0] in _LENGTH_COLUMNS:
         return _csv_lines(path, columns, numbered[1:])
     return [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
 
 
 def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
-    time = columns[0].lstrip("\ufeff")
+    time = columns[0]
     prompt, output = _LENGTH_COLUMNS[time]
-    columns[0] = time
     lines = []
     for number, line in numbered:
         row = dict(zip(columns, next(csv.reader([line])), strict=False))
@@ -210,20 +196,19 @@ def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> i
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
     sizes = (requested,) if requested is not None else tuple(named) or _HASHED_BLOCK_SIZES
+    counts = [
+        _convert_line(path, line, lambda fields: (int(fields["input_length"]), len(fields["hash_ids"])))
+        for line in lines
+    ]
     for size in sizes:
-        fits = [_convert_line(path, line, partial(_matches_block_size, size)) for line in lines]
-        if all(fits):
+        if all(blocks - tokens // size in (0, 1) for tokens, blocks in counts):
             return size
-    wrong = next(line for line in lines if not _matches_block_size(sizes[0], line.fields))
-    tokens, blocks = wrong.fields["input_length"], len(wrong.fields["hash_ids"])
+    wrong = next(at for at, (tokens, blocks) in enumerate(counts) if blocks - tokens // sizes[0] not in (0, 1))
+    tokens, blocks = counts[wrong]
     raise TraceError(
-        f"{path}, {wrong.position}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens: give --block-size"
+        f"{path}, {lines[wrong].position}: {tokens:,} tokens do not fill {blocks:,} blocks of {sizes[0]:,} tokens:"
+        " give --block-size"
     )
-
-
-def _matches_block_size(size: int, fields: dict[str, Any]) -> bool:
-    full, blocks = int(fields["input_length"]) // size, len(fields["hash_ids"])
-    return blocks in (full, full + 1)
 
 
 def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]], T]) -> T:

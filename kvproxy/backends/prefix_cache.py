@@ -27,8 +27,7 @@ class EngineMetrics:
     Attributes:
         usage: share of the KV cache in use, 0 to 1.
         running, waiting: number of requests.
-        queries, hits: number of prompt tokens looked up in the prefix cache, and of those found, since the engine's
-            start.
+        queries, hits: prompt tokens looked up and found in the prefix cache, since the engine's start.
         age: seconds since the proxy read the metrics.
         engine: URL of the upstream.
     """
@@ -52,10 +51,9 @@ class PrefixCacheStats:
     """Statistics of the embedded engine's prefix cache, or of all upstreams.
 
     Attributes:
-        complete: whether the mirrors received all KV events; None without mirrors.
+        complete: whether the proxy received all KV events of the upstreams; None without events.
         streams: status of each KV event stream.
         engines: URLs of the upstreams.
-        reported: metrics of the engines that report them.
         slots: whether the pool includes slots of llama.cpp.
     """
 
@@ -89,12 +87,12 @@ class PrefixReport:
 
     Attributes:
         matched_tokens: length of the cached prefix in the block pool or slot.
-        blocks: numbers of the prefix's blocks, or their hashes in a mirrored engine.
+        blocks: numbers of the prefix's blocks, or the blocks' hashes in an upstream.
         tiers: number of further cached tokens after this prefix in each tier, by the tier's name.
-        reason: explanation for the reader, such as why values are unknown.
+        reason: explanation, such as why values are unknown.
         engine, rank: URL and data-parallel rank of the engine with the longest prefix.
         engines: reusable tokens of each engine, by URL.
-        complete: whether the mirror received all KV events of the engine.
+        complete: whether the proxy received all KV events of the engine.
         groups: the prefix in each KV cache group; empty if all layers have full attention.
         slots: whether the engine is llama.cpp.
     """

@@ -25,8 +25,8 @@ class GeneratedResponse:
 
     Attributes:
         pieces: the output. The iterator raises a KvproxyError if the engine fails.
-        usage: token counts when the first output is sent, including the number of reused prompt tokens.
-        echo: the prompt, if the response must begin with it (a completion with `echo`).
+        usage: token counts when the first output is sent.
+        echo: the prompt, if the response must begin with it.
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.
     """

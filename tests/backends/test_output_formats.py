@@ -14,7 +14,6 @@ from kvproxy.apis.sse import EventReader
 from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.models.loader import LoadedModel, load_model
-from kvproxy.errors import InvalidRequest
 from kvproxy.settings import EngineSettings
 from tests.engine.templates import HERMES
 
@@ -148,18 +147,3 @@ async def test_one_named_tool_is_called_once(backend: EmbeddedBackend) -> None:
     _, calls, how = said("chat", await answer(backend, "chat", body))
     assert [name for name, _ in calls] == ["forecast"]
     assert how == "tool_calls"
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
-    ],
-)
-async def test_unsupported_formats_are_rejected(backend: EmbeddedBackend, change: Any, param: str) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        await answer(backend, "chat", with_tools("chat", "auto") | change)
-    assert raised.value.param == param

@@ -22,7 +22,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import encode_event
 from tests.commands.run import ROOT
-from tests.http.test_request_heads import PROBES, statuses
+from tests.http.conftest import PROBES
+from tests.http.test_request_heads import statuses
 from tests.nginx_server import needs_nginx, run_nginx
 from tests.polling import until
 from tests.ports import free_port

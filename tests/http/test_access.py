@@ -5,15 +5,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.testclient import TestClient
 
 from kvproxy.http.admin import ROUTES
 from kvproxy.http.app import create_app
 from kvproxy.http.services import build_services
 from kvproxy.settings import Settings, load_settings
-from tests.servers import run_front, run_upstream
+from tests.http.conftest import Recorder
+from tests.servers import run_front
 
 
 def settings(data: Path, **fields: object) -> Settings:
@@ -132,17 +131,11 @@ def test_every_admin_route_lies_behind_the_guard(tmp_path: Path) -> None:
                 assert client.request(method, path).status_code == 401, (method, path)
 
 
-def test_the_admin_token_stays_here(tmp_path: Path) -> None:
+def test_the_admin_token_stays_here(tmp_path: Path, recorder: Recorder) -> None:
     """Our own header must not reach an upstream, on no route."""
-    seen: list[dict[str, str]] = []
-
-    async def answer(request: Request) -> Response:
-        seen.append(dict(request.headers))
-        return JSONResponse({})
-
-    with run_upstream(answer) as url, run_front(tmp_path, url, forward={"chain": True}) as (proxy, _):
+    with run_front(tmp_path, recorder.url, forward={"chain": True}) as (proxy, _):
         headers = {"x-kvproxy-admin-token": "secret", "x-kvproxy-tags": "a"}
         httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
         httpx.get(f"{proxy}/v1/files", headers=headers)
-    assert [headers for headers in seen if "x-kvproxy-tags" in headers]
-    assert not [headers for headers in seen if "x-kvproxy-admin-token" in headers]
+    assert [headers for headers in recorder.headers if "x-kvproxy-tags" in headers]
+    assert not [headers for headers in recorder.headers if "x-kvproxy-admin-token" in headers]

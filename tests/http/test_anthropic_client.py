@@ -75,19 +75,6 @@ def test_errors_of_all_routes_below_messages_have_the_format_of_anthropic(demo: 
     assert other["error"]["code"] == "not_found"
 
 
-def test_a_missing_key_is_an_authentication_error_of_anthropic(tmp_path: Path) -> None:
-    with (
-        run_upstream(_count) as upstream,
-        run_front(tmp_path, upstream, clients=({"name": "ann", "key_sha256": "a" * 64},)) as (url, _),
-    ):
-        with pytest.raises(anthropic.AuthenticationError) as refused:
-            anthropic.Anthropic(base_url=url, api_key="wrong").messages.count_tokens(model="m", messages=HELLO)
-        assert refused.value.body == {
-            "type": "error",
-            "error": {"type": "authentication_error", "message": refused.value.body["error"]["message"]},  # type: ignore[index]
-        }
-
-
 async def _count(request: Request) -> Response:
     if request.url.path != "/v1/messages/count_tokens":
         return JSONResponse({}, 404)

@@ -3,13 +3,10 @@
 import json
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from kvproxy.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
@@ -17,24 +14,12 @@ from kvproxy.http import client_guard
 from kvproxy.http.serve import serve
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
-from tests.plain_upstream import WHOLE
+from tests.http.conftest import Recorder
 from tests.polling import until
-from tests.servers import run_proxy, run_upstream
+from tests.servers import run_proxy
 from tests.statuses import makes_entry
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-def seen() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    headers: list[dict[str, str]] = []
-
-    async def answer(request: Request) -> Response:
-        headers.append(dict(request.headers))
-        return JSONResponse(WHOLE)
-
-    with run_upstream(answer) as url:
-        yield url, headers
 
 
 def settings(data: Path, upstream: str, **fields: object) -> Settings:
@@ -46,8 +31,8 @@ def post(url: str, path: str = "/v1/chat/completions", **headers: str) -> httpx.
     return httpx.post(url + path, json=BODY, headers=named)
 
 
-def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    found = settings(tmp_path, seen[0], admin_token="operators")
+def test_only_clients_are_answered(tmp_path: Path, recorder: Recorder) -> None:
+    found = settings(tmp_path, recorder.url, admin_token="operators")
     one, two = add_client(found, "one"), add_client(found, "two")
     with run_proxy(found) as (url, services):
         for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": key_digest(one)}, {"authorization": one[:-1]}):
@@ -69,15 +54,15 @@ def test_only_clients_are_answered(tmp_path: Path, seen: tuple[str, list[dict[st
         told = post(url, "/admin/explain", authorization=f"Bearer {one}", x_kvproxy_admin_token="operators").json()
         assert (told["tenant"], told["layer"]) == ("client:one", "exact")
         assert post(url, "/admin/explain", authorization=f"Bearer {one}").status_code == 401
-    assert not [headers for headers in seen[1] if one in str(headers) or two in str(headers)]
+    assert not [headers for headers in recorder.headers if one in str(headers) or two in str(headers)]
 
 
-def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    found = settings(tmp_path, seen[0], forward={"api_key": "operators"})
+def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, recorder: Recorder) -> None:
+    found = settings(tmp_path, recorder.url, forward={"api_key": "operators"})
     key = add_client(found, "one")
     with run_proxy(found) as (url, _):
         assert post(url, authorization=f"Bearer {key}", x_api_key="clients-own").status_code == 200
-    (headers,) = [headers for headers in seen[1] if "content-length" in headers]
+    (headers,) = [headers for headers in recorder.headers if "content-length" in headers]
     assert {name: headers.get(name) for name in ("authorization", "x-api-key")} == {
         "authorization": None,
         "x-api-key": "operators",
@@ -85,10 +70,10 @@ def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, seen: tupl
 
 
 def test_a_key_that_was_taken_back_is_noticed(
-    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.2)
-    found = settings(tmp_path, seen[0])
+    found = settings(tmp_path, recorder.url)
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
         assert post(url, x_api_key=one).status_code == 200
@@ -105,11 +90,11 @@ def test_a_key_that_was_taken_back_is_noticed(
 
 @pytest.mark.parametrize("deleted", [True, False])
 def test_a_proxy_whose_last_client_has_gone_stays_closed(
-    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch, deleted: bool
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """It was open to everybody, with the operator's key."""
     monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.0)
-    found = settings(tmp_path, seen[0])
+    found = settings(tmp_path, recorder.url)
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
         assert post(url, x_api_key=one).status_code == 200
@@ -123,8 +108,8 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
         assert post(url).status_code == 401
 
 
-def test_users_of_one_client_share_no_answers(tmp_path: Path, seen: tuple[str, list[dict[str, str]]]) -> None:
-    found = settings(tmp_path, seen[0], admin_token="t")
+def test_users_of_one_client_share_no_answers(tmp_path: Path, recorder: Recorder) -> None:
+    found = settings(tmp_path, recorder.url, admin_token="t")
     one, two = add_client(found, "one"), add_client(found, "two")
     headers = ("x_forwarded_user", "x_auth_request_email", "openai_organization", "cookie", "x_remote_user")
     with run_proxy(found) as (url, services):
@@ -144,10 +129,10 @@ def test_users_of_one_client_share_no_answers(tmp_path: Path, seen: tuple[str, l
 
 
 def test_a_rotated_key_stays_valid_for_the_grace_period(
-    tmp_path: Path, seen: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.0)
-    found = settings(tmp_path, seen[0])
+    found = settings(tmp_path, recorder.url)
     old = add_client(found, "one", requests_per_minute=100)
     with run_proxy(found) as (url, _):
         assert post(url, x_api_key=old).status_code == 200
@@ -155,7 +140,7 @@ def test_a_rotated_key_stays_valid_for_the_grace_period(
         until(lambda: post(url, x_api_key=new).status_code == 200)
         # Neither key reaches the upstream, and both are the same tenant.
         assert post(url, x_api_key=old).headers["cache-status"].startswith("kvproxy; hit")
-        assert not {old, new} & {value for headers in seen[1] for value in headers.values()}
+        assert not {old, new} & {value for headers in recorder.headers for value in headers.values()}
         until(lambda: post(url, x_api_key=old).status_code == 401, interval=0.3)
         assert post(url, x_api_key=new).status_code == 200
         newest = rotate_key(found, "one", grace=0)

@@ -33,11 +33,5 @@ def test_every_parameter_of_a_query_is_in_the_document() -> None:
     assert {name for query in QUERIES.values() for name in query} == read | set(_TEXT_FILTERS)
 
 
-def test_only_the_name_of_a_pin_is_required() -> None:
-    operations = [each for found in WHOLE["paths"].values() for each in found.values()]
-    queries = [each for found in operations for each in found["parameters"] if each["in"] == "query"]
-    assert {each["name"] for each in queries if each["required"]} == {"name"}
-
-
 def test_it_is_served(demo: tuple[str, Services]) -> None:
     assert httpx.get(f"{demo[0]}/openapi.json").json() == WHOLE

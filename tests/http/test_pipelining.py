@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kvproxy.http.client_connection import MAX_PIPELINED
-from tests.http.test_request_heads import HOST, LAST, PROBES, UPGRADES, connected, post, statuses, until_closed
+from tests.http.conftest import PROBES
+from tests.http.test_request_heads import HOST, LAST, UPGRADES, connected, post, statuses, until_closed
 from tests.polling import until
 from tests.servers import run_front, run_upstream
 

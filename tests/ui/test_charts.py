@@ -46,7 +46,6 @@ def calm(page: Page) -> Iterator[None]:
     page.errors()
     yield
     assert page.errors() == []
-    page.driver.get("about:blank")
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +110,7 @@ def test_dragging_and_keys_zoom_in_and_out(page: Page, hour: tuple[str, Services
     page.until(lambda: shown_requests(page) == 3)
     assert "until=" in page.driver.current_url
     shared = page.driver.current_url
-    page.driver.get("about:blank")
+    page.close()
     page.driver.get(shared)
     page.until(lambda: shown_requests(page) == 3)
     # From there to the requests of this time.
@@ -224,7 +223,7 @@ def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: s
     page.until(lambda: page.text("[data-figure=entries]") == "0")
     tiles = "return [...document.querySelectorAll('.tile')].filter(n => !n.hidden).map(n => n.children[1].textContent)"
     page.until(lambda: page.run(tiles) == ["0", "0"])
-    page.driver.get("about:blank")
+    page.close()
     page.open(url)
     page.until(lambda: page.texts("nav a") == ["Overview", "Journal", "Pool", "Matches", "Stored", "Sessions"])
 
@@ -232,19 +231,17 @@ def test_no_tile_without_a_value_and_no_tab_without_content(page: Page, fresh: s
 @pytest.mark.parametrize("width", [1440, 390])
 def test_cards_do_not_touch_and_nothing_overflows(page: Page, url: str, width: int) -> None:
     with page.wide(width):
-        page.open(url)
         for view, ready in READY.items():
-            page.switch(view)
+            page.open(url, view)
             page.until(lambda ready=ready: page.all(ready))
             page.until(lambda: min(page.run(GAPS), default=10) >= 8)
             page.until(lambda: page.run("return document.documentElement.scrollWidth <= innerWidth"))
 
 
 def test_lists_show_the_question_on_a_phone(page: Page, url: str) -> None:
-    page.open(url)
     with page.wide(390):
         for view in ("journal", "stored"):
-            page.switch(view)
+            page.open(url, view)
 
             def is_wholly_in_sight() -> bool:
                 node = next(each for each in page.all(".row[id] .question") if each.text == "What is a block?")

@@ -90,7 +90,7 @@ def test_the_journal_follows_filters_and_tells_a_story(page: Page, url: str) -> 
     assert page.texts(".beside .said") == [wanted[0]["question"], wanted[0]["stored_question"]]
     # The address keeps it: it can be sent to somebody else.
     shared = page.driver.current_url
-    page.driver.get("about:blank")
+    page.close()
     page.driver.get(shared)
     page.until(lambda: "The guard numbers vetoed" in page.text(".beside .sentences"))
     page.until(lambda: page.texts(f"{rows} > :nth-child(3)") == ["veto-numbers"])

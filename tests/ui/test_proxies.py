@@ -59,7 +59,7 @@ def test_it_survives_a_restart_of_the_proxy(page: Page, tmp_path: Path) -> None:
             page.until(lambda: page.texts(ROWS) == ["after", "before"])
             page.open(url, "upstreams")
             page.until(lambda: upstream in page.text("main table"))
-            page.driver.get("about:blank")
+            page.close()
 
 
 def test_an_outage_of_the_upstream_is_on_the_first_page_within_five_seconds(page: Page, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_outage_of_the_upstream_is_on_the_first_page_within_five_seconds(page
             page.until(lambda: "No upstream answers" in page.text("#banner"))
             page.until(lambda: page.text("#connection") == "Degraded")
             page.until(lambda: upstream.url in page.text("#banner"))
-            page.driver.get("about:blank")
+            page.close()
 
 
 def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) -> None:
@@ -96,10 +96,11 @@ def test_a_token_is_asked_for_and_kept_by_the_tab(page: Page, tmp_path: Path) ->
         field.send_keys("secret\ue007")
         page.until(lambda: "0 responses" in page.text(".filters"))
         page.until(lambda: page.text("#connection") == "Connected")
+        page.close()
         page.open(url, "stored")
         page.until(lambda: "0 responses" in page.text(".filters"))
         assert page.run("return localStorage.length") == 0
-        page.driver.get("about:blank")
+        page.close()
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def last_row(page: Page, large: tuple[str, KVCacheManager]) -> Iterator[str]:
 
     page.until(is_current)
     yield last
-    page.driver.get("about:blank")
+    page.close()
 
 
 def test_twenty_thousand_blocks_are_shown(page: Page, large: tuple[str, KVCacheManager]) -> None:
@@ -139,7 +140,7 @@ def test_twenty_thousand_blocks_are_shown(page: Page, large: tuple[str, KVCacheM
         return bool(pixels >= 4 * 20_001 and colours >= 4)
 
     page.until(is_drawn)
-    page.driver.get("about:blank")
+    page.close()
 
 
 def test_a_block_opens_by_the_keyboard(page: Page, last_row: str) -> None:

@@ -26,7 +26,7 @@ PromptInput: TypeAlias = Conversation | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that a response may call: JSON schemas of their parameters, by name. With `required`, it must call one."""
+    """Tools that a response may call: JSON schemas of their parameters, by name. `required`: the response must call a tool."""
 
     schemas: dict[str, JsonObject]
     required: bool
@@ -91,7 +91,7 @@ class CollectedChoice:
 
 
 class CollectedOutput:
-    """All completions of one prompt, by index. `prompt_logprobs` omits the first token, which has none."""
+    """All completions of one prompt, by index. `prompt_logprobs` omits the first token, which has no log-probability."""
 
     def __init__(self) -> None:
         self.choices: dict[int, CollectedChoice] = {}

@@ -65,7 +65,7 @@ def _semantic_stats(app: Services) -> dict[str, object]:
 
 
 async def queue(request: Request) -> Response:
-    """List the responses in eviction order. The header `x-total-count` has the number of all."""
+    """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
     store = services(request).answerer.store
     limit, offset = parse_page(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)

@@ -81,7 +81,7 @@ def _row_fields(row: RecordWithQuestions) -> dict[str, object]:
 
 
 async def log(request: Request) -> Response:
-    """List the records that match the filters, newest first; `before` and `after` limit their numbers."""
+    """List the records that match the filters, newest first; `before` and `after` limit the record numbers."""
     app, query = services(request), _parse_query(request.query_params)
     rows = await _read_journal(app, lambda reader: _add_questions(app, reader.records(query)))
     return reply([_row_fields(row) for row in rows])

@@ -132,7 +132,7 @@ def test_a_client_that_drops_reasoning_recomputes_little(url: str, model: Path) 
     with openai.OpenAI(api_key="k", base_url=f"{url}/v1") as client:
         messages: list[Any] = []
         before: Any = None
-        for _ in range(4):
+        for _ in range(3):
             text = f"{draw.random()} {' '.join(draw.choices(words, k=120))}"
             messages.append({"role": "user", "content": text})
             whole = converse(client, model, messages)

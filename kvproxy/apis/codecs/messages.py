@@ -8,7 +8,6 @@ from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, field, loads, objects, text_of
 from kvproxy.apis.messages import encode_typed_event
-from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -31,16 +30,12 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     prompt, name = decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
     config = body.get("output_config")
     if isinstance(config, dict) and set(config) - {"format"}:
-        raise InvalidRequest(
-            "the embedded engine supports output_config.format only: remove the other fields", param=name
-        )
+        raise fields.unsupported("fields of output_config except format", name, "remove them")
     grammar, tools = fields.read_constraints(
         body, prompt.tools, body.get("output_format") or field(config, "format"), name
     )
     if field(body.get("thinking"), "type") not in (None, "disabled", "adaptive"):
-        raise InvalidRequest(
-            "the embedded engine does not limit thinking: use the type adaptive, or use --upstream", param="thinking"
-        )
+        raise fields.unsupported("a limit of thinking", "thinking", "use the type adaptive")
     numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
     request = fields.base_request(body, prompt, defaults, stop=fields.strings(body, "stop_sequences"), **numbers)
     return replace(request, grammar=grammar, tools=tools)

@@ -45,7 +45,7 @@ _UNSUPPORTED: dict[str, tuple[Json, ...]] = {
 def check_supported(body: JsonMap) -> None:
     for name, disabled in _UNSUPPORTED.items():
         if body.get(name) is not None and body[name] not in disabled:
-            raise _unsupported(name)
+            raise unsupported(name, name)
     check_integer(body, "top_k", least=-1, most=2**31 - 1)
     check_integer(body, "seed", least=-(2**63), most=2**64 - 1)
     check_integer(body, "priority", least=-(2**31), most=2**31 - 1)
@@ -62,11 +62,11 @@ def check_supported(body: JsonMap) -> None:
 def reject_fields(body: JsonMap, names: tuple[str, ...]) -> None:
     for name in names:
         if body.get(name):
-            raise _unsupported(name)
+            raise unsupported(name, name)
 
 
-def _unsupported(name: str) -> InvalidRequest:
-    return InvalidRequest(f"the embedded engine does not support {name}: remove it, or use --upstream", param=name)
+def unsupported(what: str, param: str, fix: str = "remove it") -> InvalidRequest:
+    return InvalidRequest(f"the embedded engine does not support {what}: {fix}, or use --upstream", param=param)
 
 
 def integer(body: JsonMap, name: str) -> int | None:
@@ -118,9 +118,7 @@ def read_constraints(
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:
-        raise InvalidRequest(
-            f"the embedded engine supports {param} or tools, not both: set tool_choice to none", param=param
-        )
+        raise unsupported(f"{param} together with tools", param, "set tool_choice to none")
     return grammar, tool_use
 
 
@@ -131,9 +129,7 @@ def read_json_format(kind: Json, param: str) -> Grammar | None:
     if name == "json_object":
         return Grammar("json_schema", dumps(_ANY_OBJECT).decode())
     if name != "json_schema":
-        raise InvalidRequest(
-            f"{param}.type must be text, json_object or json_schema for the embedded engine", param=param
-        )
+        raise unsupported("this format", param, "use the type text, json_object or json_schema")
     # Chat completions nest the schema.
     inner = field(kind, "json_schema")
     schema = field(kind if inner is None else inner, "schema")
@@ -166,7 +162,5 @@ def _name_and_schema(tool: JsonObject) -> tuple[str, JsonObject]:
     function = field(tool, "function")
     name, schema = field(function, "name"), field(function, "parameters")
     if tool.get("type") != "function" or not isinstance(name, str) or not name:
-        raise InvalidRequest(
-            "the embedded engine supports tools of type function only, each with a name", param="tools"
-        )
+        raise unsupported("tools without a name, or of other types than function", "tools")
     return name, {**_ANY_OBJECT, **schema} if isinstance(schema, dict) else _ANY_OBJECT

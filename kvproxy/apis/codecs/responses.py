@@ -10,7 +10,6 @@ from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequ
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import encode_event
-from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -30,9 +29,7 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.reject_fields(body, _STATEFUL)
     prompt = decode_prompt(body)
     if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
-        raise InvalidRequest(
-            f"the embedded engine does not support {min(unknown)} tools: use --upstream", param="tools"
-        )
+        raise fields.unsupported(f"{min(unknown)} tools", "tools", "remove them")
     grammar, tools = fields.read_constraints(body, prompt.tools, field(body.get("text"), "format"), "text.format")
     request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
     return replace(request, grammar=grammar, tools=tools)
@@ -160,10 +157,7 @@ def _decode_item(item: JsonObject) -> JsonObject:
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case "function_call_output":
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
-    raise InvalidRequest(
-        f"the embedded engine does not support {item.get('type')!r} items: send messages, or use --upstream",
-        param="input",
-    )
+    raise fields.unsupported(f"{item.get('type')!r} items", "input", "send messages")
 
 
 def _text(content: Json) -> str:

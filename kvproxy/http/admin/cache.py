@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from kvproxy.apis.api_request import parse_body
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import parse_duration, parse_page, reply
+from kvproxy.http.admin.replies import parse_choice, parse_duration, parse_page, reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
@@ -16,7 +16,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
 from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
 
-_USAGE_BY: dict[str, UsageKey] = {by: by for by in get_args(UsageKey)}
+_USAGE_KEYS: tuple[UsageKey, ...] = get_args(UsageKey)
 _TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
 
 
@@ -75,10 +75,7 @@ async def queue(request: Request) -> Response:
 
 async def usage(request: Request) -> Response:
     """Sum the stored bytes by tenant, model, endpoint, or tag."""
-    name = request.query_params.get("by", "tenant")
-    by = _USAGE_BY.get(name)
-    if by is None:
-        raise InvalidRequest(f"by is one of {', '.join(_USAGE_BY)}, not {name[:40]!r}", param="by")
+    by = parse_choice(request.query_params, "by", _USAGE_KEYS, "tenant")
     return reply(await asyncio.to_thread(services(request).answerer.store.usage, by))
 
 

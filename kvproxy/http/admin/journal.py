@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest
 from kvproxy.flow.explain import region_loader
-from kvproxy.http.admin.replies import fields_of, parse_duration, parse_number, reply
+from kvproxy.http.admin.replies import fields_of, parse_choice, parse_duration, parse_number, reply
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
@@ -32,13 +32,12 @@ _MAX_SPANS = 1_000
 _POLL_SECONDS = 0.5  # The journal is written twice a second.
 _KEEPALIVE_SECONDS = 10.0
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
+_SAVINGS_GROUPS: tuple[SavingsGroup, ...] = get_args(SavingsGroup)
 T = TypeVar("T")
 
 
 def _parse_query(query: QueryParams) -> Query:
-    layer = query.get("layer") or None
-    if layer is not None and layer not in get_args(Layer):
-        raise InvalidRequest(f"no layer {layer[:40]!r}: there are {', '.join(get_args(Layer))}", param="layer")
+    layer = parse_choice(query, "layer", get_args(Layer), "") if query.get("layer") else None
     check_reason(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
@@ -161,9 +160,7 @@ async def explain(request: Request) -> Response:
 async def report_savings(request: Request) -> Response:
     """Report savings by layer, tenant, model, tag, or day."""
     app, query = services(request), request.query_params
-    by: SavingsGroup | None = next((each for each in get_args(SavingsGroup) if each == query.get("by", "layer")), None)
-    if by is None:
-        raise InvalidRequest(f"by is one of {', '.join(get_args(SavingsGroup))}", param="by")
+    by = parse_choice(query, "by", _SAVINGS_GROUPS, "layer")
     since = query.get("since")
     age = parse_duration(since, "since") if since else None
     counts = await asyncio.to_thread(app.answerer.store.observations.summary)

@@ -1,6 +1,8 @@
 import json
 import math
+from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeVar
 
 import orjson
 from starlette.datastructures import QueryParams
@@ -18,6 +20,7 @@ from kvproxy.units import parse_seconds
 
 Row = BlockRow | ChainRow | BlockLocation | Record
 _MAX = 2.0**31
+T = TypeVar("T", bound=str)
 
 
 def reply(value: object, headers: dict[str, str] | None = None) -> Response:
@@ -44,10 +47,7 @@ def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
 
 async def read_request(request: Request) -> ApiRequest:
     """Read a request in the format of the API that the query parameter `api` names."""
-    name = request.query_params.get("api", "chat")
-    api = APIS.get(name)
-    if api is None:
-        raise InvalidRequest(f"no API {name[:40]!r}: api is one of {', '.join(APIS)}", param="api")
+    api = APIS[parse_choice(request.query_params, "api", APIS, "chat")]
     settings = services(request).settings
     raw = await read_body(request, settings.limits.body_bytes)
     # The query belongs to the admin route.
@@ -62,6 +62,14 @@ def parse_number(text: str, name: str) -> float:
     if not 0 <= value <= _MAX:
         raise InvalidRequest(f"{name} must be a number of at least 0, not {text[:40]!r}", param=name)
     return value
+
+
+def parse_choice(query: QueryParams, name: str, choices: Collection[T], default: T) -> T:
+    text = query.get(name, default)
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise InvalidRequest(f"{name} is one of {', '.join(choices)}, not {text[:40]!r}", param=name)
 
 
 def parse_page(query: QueryParams, default_limit: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import cbor2
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
@@ -32,6 +32,7 @@ def test_published_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BlockHasher().none_hash.hex().endswith("e61c3e")
 
 
+@settings(max_examples=50)
 @given(TOKENS, st.integers(1, 40))
 def test_chain_is_the_recipe(tokens: list[int], size: int) -> None:
     for algorithm, digest in (("sha256_cbor", _sha256), ("xxhash_cbor", xxhash.xxh3_128_digest)):
@@ -43,15 +44,7 @@ def test_chain_is_the_recipe(tokens: list[int], size: int) -> None:
         assert hasher.hash_blocks(tokens, size) == expected
 
 
-@pytest.mark.parametrize("count", [4, 80])
-def test_ids_at_the_borders_of_their_forms(count: int) -> None:
-    hasher = BlockHasher(seed="s")
-    for edge in EDGES:
-        for token in (edge, max(0, edge - 1)):
-            expected = _sha256(cbor2.dumps((hasher.none_hash, (token,) * count, None), canonical=True))
-            assert hasher.hash_blocks([token] * count, count) == [expected]
-
-
+@settings(max_examples=40)
 @given(TOKENS, TOKENS, st.integers(1, 20))
 def test_incremental_equals_whole(head: list[int], tail: list[int], size: int) -> None:
     hasher = BlockHasher(seed="s")

@@ -1,8 +1,10 @@
-"""Rules of the block cache as examples."""
+"""Rules of the block cache as examples, and forks with random operations."""
 
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.manager import KVCacheManager
@@ -62,6 +64,58 @@ def test_a_child_inherits_what_names_its_parents_blocks() -> None:
     decode(manager, child, (8, 9, 10))
     assert hit_tokens(manager, [0, 1, 8, 9, 10]) == 0
     assert hit_tokens(manager, [0, 1, 8, 9, 10], **keys) == 4
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo", "sessions"])
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_each_block_table_has_the_tokens_of_its_request(policy: str, data: st.DataObject) -> None:
+    """Also after hits, evictions, forks, and copies."""
+    manager = KVCacheManager(14, 3, policy=policy)
+    memory: dict[int, dict[int, int]] = {block: {} for block in range(14)}
+    live: list[CacheRequest] = []
+
+    def allocate(request: CacheRequest, count: int, **options: Any) -> None:
+        if manager.allocate_slots(request, count, **options) is None:
+            manager.free(request)
+            return
+        start = request.num_computed_tokens = request.num_tokens - count
+        copies = [(destination, dict(memory[source])) for source, destination in manager.take_copies()]
+        memory.update(copies)
+        for position in range(start, start + count):
+            memory[manager.get_block_ids(request.id)[0][position // 3]][position % 3] = request.tokens[position]
+        request.num_computed_tokens += count
+        live.append(request)
+
+    for number in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["start", "start", "decode", "decode", "fork", "end", "reset"]))
+        if action == "reset":
+            assert manager.reset_prefix_cache() == (not live)
+        elif action == "start" or not live:
+            request = CacheRequest(str(number), data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=12)))
+            computed = manager.get_computed_blocks(request)
+            allocate(request, request.num_tokens - computed.num_tokens, computed=computed)
+        elif action == "fork":
+            live.append(fork(manager, data.draw(st.sampled_from(live)), str(number)))
+        else:
+            request = live.pop(data.draw(st.integers(0, len(live) - 1)))
+            if action == "end":
+                manager.free(request)
+            else:
+                request.append(data.draw(st.integers(0, 1)))
+                allocate(request, 1)
+        order = list(manager.pool.free_queue)
+        check_integrity(manager)
+        is_cached = [block.hash is not None for block in manager.pool.free_queue]
+        assert list(manager.pool.free_queue) == order, "looking at the queue changed it"
+        assert is_cached == sorted(is_cached), "a cached block goes before an empty one"
+        hashes = {block.hash for block in manager.pool.blocks}
+        if policy != "lru":
+            assert all(block.parent is None or block.parent in hashes for block in manager.pool.blocks)
+        for each in live:
+            (table,) = manager.get_block_ids(each.id)
+            stored = [memory[table[position // 3]][position % 3] for position in range(each.num_computed_tokens)]
+            assert stored == each.tokens
 
 
 def test_all_sources_can_be_read_before_the_first_copy() -> None:

@@ -95,16 +95,6 @@ def test_the_divergence_is_from_the_closest_block(prompt: list[int], held: list[
         assert found == Divergence(at, tuple(closest[most:]), tuple(rest[most:]), before)
 
 
-def test_a_divergence_shows_twelve_tokens_of_context() -> None:
-    prompt = list(range(40))
-    found = find_divergence(prompt, 32, 8, [[32, 33, 99, 35, 36, 37, 38, 39]])
-    assert found is not None
-    assert (found.position, found.before) == (34, tuple(range(22, 34)))
-    early = find_divergence(prompt, 0, 8, [[0, 9, 9, 9, 9, 9, 9, 9]])
-    assert early is not None
-    assert early.before == (0,)
-
-
 FOREST = st.lists(st.integers(-1, 30), max_size=30).map(
     lambda parents: [(number, min(parent, number - 1)) for number, parent in enumerate(parents)]
 )

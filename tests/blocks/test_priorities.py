@@ -39,7 +39,7 @@ def test_the_highest_priority_is_evicted_last() -> None:
     assert hit_tokens(manager, [1, 1, 2, 2, 3]) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=30), st.integers(6, 14))
 def test_equal_priorities_are_plain_lru(prompts: list[list[int]], num_blocks: int) -> None:
     plain, prioritised = make(num_blocks, priorities=False), make(num_blocks)
@@ -49,7 +49,7 @@ def test_equal_priorities_are_plain_lru(prompts: list[list[int]], num_blocks: in
         assert [block.id for block in plain.pool.free_queue] == [block.id for block in prioritised.pool.free_queue]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(0, 2)), max_size=30))
 def test_the_queue_is_in_order_of_priority(prompts: list[tuple[list[int], int]]) -> None:
     manager = make(14)

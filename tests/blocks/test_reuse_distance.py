@@ -29,7 +29,7 @@ def chains(prompts: list[tuple[list[int], int, bool]]) -> list[ChainRequest]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PROMPTS)
 def test_every_size_equals_its_simulation(prompts: list[tuple[list[int], int, bool]]) -> None:
     requests = chains(prompts)
@@ -37,7 +37,7 @@ def test_every_size_equals_its_simulation(prompts: list[tuple[list[int], int, bo
     assert lru_hits(requests, [*sizes, None]) == [simulate(requests, size, "lru").hits for size in [*sizes, None]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(PROMPTS)
 def test_every_size_equals_the_block_cache(prompts: list[tuple[list[int], int, bool]]) -> None:
     # One token more than whole blocks: a prompt that ends with its block computes this block twice.

@@ -97,12 +97,6 @@ class Sockets:
         with self._lock:
             self._pub.send_multipart(frames)
 
-    def repeat(self, number: int) -> None:
-        """Publish an old batch again."""
-        with self._lock:
-            payload = dict(self.model.buffer)[number]
-            self._pub.send_multipart([self.topic, number.to_bytes(8, "big"), payload])
-
     def _serve(self) -> None:
         while not self._ending.is_set():
             if self._router.poll(20):

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy, result
 from tests.polling import until
 from tests.servers import run_proxy
 
@@ -66,9 +67,12 @@ def test_the_mirrors_chains_equal_the_engines(pair: tuple[str, str]) -> None:
     rows = get(mirror, "/admin/blocks")
     assert {row["hash"] for row in rows} == cached
     assert all(row["id"] is None and row["ref_count"] is None for row in rows)
-    shown = get(mirror, f"/admin/blocks/{rows[0]['hash'][:10]}")
+    shown = result("blocks", "show", rows[0]["hash"][:10], url=mirror)
     assert len(shown["tokens"]) == 16
     assert shown["text"]
+    assert "from KV events" in kvproxy("blocks", url=mirror).stdout
+    assert "Medium" in kvproxy("blocks", "ls", url=mirror).stdout
+    assert kvproxy("blocks", "queue", url=mirror).returncode == 1
 
 
 def test_explain_predicts_the_reused_tokens(pair: tuple[str, str]) -> None:
@@ -84,6 +88,8 @@ def test_explain_predicts_the_reused_tokens(pair: tuple[str, str]) -> None:
     before = told(mirror)
     assert before["divergence"] == told(engine)["divergence"]
     assert before["reason"] is None, "the hashes of the engine do not match"
+    shown = kvproxy("explain", "--system", SYSTEM, "What is evidence?", url=mirror).stdout
+    assert f"prefix     {before['matched_tokens']:,} of " in shown
     usage = ask(mirror, "What is evidence?").json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == before["matched_tokens"]
     assert usage["prompt_tokens"] == before["prompt_tokens"]

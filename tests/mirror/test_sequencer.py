@@ -261,19 +261,6 @@ def test_a_malformed_batch_is_replayed_once_and_then_skipped(payload: bytes) -> 
     assert follower.sequencer.complete
 
 
-@pytest.mark.parametrize("replayable", [True, False])
-def test_an_idle_stream_requests_a_valid_number(replayable: bool) -> None:
-    follower = Follower(Model(), replayable)
-    for complete in (True, False):
-        follower.sequencer.complete = complete
-        follower.sequencer.on_idle()
-        assert follower.sequencer.replay_from == (0 if replayable else None)
-        follower.settle()
-    follower.sequencer.discard_state()
-    follower.sequencer.on_idle()
-    assert follower.sequencer.replay_from in (0, None)
-
-
 def test_without_replay_a_new_connection_clears_the_mirror() -> None:
     model = Model()
     follower = Follower(model, replayable=False)

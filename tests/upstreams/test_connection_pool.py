@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from kvproxy.backends.protocol import Body
 from kvproxy.errors import KvproxyError, UpstreamError
 from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
-from tests.servers import run_app, run_connections
+from tests.servers import run_connections
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 STALE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstale"
@@ -201,22 +198,6 @@ def test_hop_by_hop_headers_do_not_cross() -> None:
         ("Content-Type", "text/plain"),
     ]
     assert end_to_end_headers(given) == [("content-length", "5"), ("content-type", "text/plain")]
-
-
-def test_private_attributes_of_aiohttp_exist() -> None:
-    async def look(url: str) -> None:
-        async with aiohttp.ClientSession() as session, session.get(url) as answer:
-            assert hasattr(answer.content._buffer, "popleft")
-            assert answer.content.exception() is None
-            assert answer.connection is not None
-            protocol = answer.connection.protocol
-            assert protocol is not None
-            assert asyncio.isfuture(protocol.closed)
-            await answer.read()
-
-    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("x" * 2**18))])
-    with run_app(app) as url:
-        asyncio.run(look(url))
 
 
 async def _after(steps: int, transport: asyncio.BaseTransport) -> None:

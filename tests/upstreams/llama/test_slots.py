@@ -64,8 +64,8 @@ def test_the_server_places_requests_for_several_slots(tmp_path: Path) -> None:
 
 
 def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
-    """For ten conversations over two slots, the server computes less than half of the tokens."""
-    topics = [f"{number} is the topic" for number in range(10)]
+    """For six conversations over two slots, the server computes less than half of the tokens."""
+    topics = [f"{number} is the topic" for number in range(6)]
 
     def talk(ask: "object") -> None:
         chats = {topic: conversation(topic) for topic in topics}
@@ -76,7 +76,7 @@ def test_a_displaced_prefix_is_saved_and_restored(tmp_path: Path) -> None:
     with llama(tmp_path) as (server, running):
         talk(running.turn)
         status = running.status()["slots"]
-        assert (status["restores"], status["confirmed"]) == (30, 30)
+        assert (status["restores"], status["confirmed"]) == (18, 18)
         assert server.errors == []
         through = server.computed
 
@@ -307,7 +307,7 @@ def test_predictions_equal_reports(tmp_path: Path, seed: int) -> None:
         running,
     ):
         chats = [conversation(choose.choice("abc") + str(number), choose.choice([1, 3, 5])) for number in range(6)]
-        for step in range(30):
+        for step in range(20):
             chat = choose.choice(chats)
             match choose.randrange(12):
                 case 0:

@@ -51,9 +51,9 @@ def main() -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Check]:
-    from tests.gpu import bandwidth, engine, first_token, graphs, index, kernels, memory, steps
+    from tests.gpu import bandwidth, engine, graphs, index, kernels, memory, steps
 
-    parts = (kernels, engine, graphs, bandwidth, first_token, steps, memory, index)
+    parts = (kernels, engine, graphs, bandwidth, steps, memory, index)
     checks = [check for part in parts for check in part.CHECKS if arguments.only in check.name]
     if arguments.rehearse:
         return [check for check in checks if check.rehearsed]

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from tests.gpu.check import Check, Figures, Missed
-from tests.gpu.floors import copy_bandwidth, matmul_rate, seconds
-from tests.gpu.scale import scale_of
+from tests.gpu.scale import copy_bandwidth, matmul_rate, scale_of, seconds
 
 GOAL = 0.6
 """Least share of a copy's bandwidth."""

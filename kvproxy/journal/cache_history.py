@@ -7,8 +7,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.index.store import RemovalReason
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.schema import short_key
-from kvproxy.journal.string_ids import StringIds
+from kvproxy.journal.schema import StringIds, short_key
 
 _MAX_COMPARED = 50
 _MAX_CHANGES = 2  # Requests that differ in more regions belong to different conversations.

@@ -13,7 +13,7 @@ from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.string_ids import StringIds
+from kvproxy.journal.schema import StringIds
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]

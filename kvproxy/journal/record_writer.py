@@ -1,26 +1,28 @@
 """Writes events to the journal's database in batches, on the journal's thread."""
 
+import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
-from kvproxy.index.entry_redaction import Redactor
+from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.journal.cache_history import CacheHistory, Event, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.reasons import reason_of_unexplained_miss
 from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
-from kvproxy.journal.request_regions import Regions, regions_of
-from kvproxy.journal.schema import record_row, short_key
+from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
+from kvproxy.journal.schema import StringIds, record_row, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter
-from kvproxy.journal.stored_texts import RecentQuestions, stored_text
-from kvproxy.journal.string_ids import StringIds
 from kvproxy.settings.journal import JournalSettings
 
 _MAX_CACHED_PROMPTS = 20_000
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
+_MAX_BEGINNING = 200
+_MAX_QUESTIONS = 1_000
+_MAX_QUESTION = 2_000
 _ADD_TO_TOTALS = (
     "insert into totals (day, tenant, model, layer, tag, requests, prompt_tokens, completion_tokens, reused_tokens,"
     " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set "
@@ -39,6 +41,27 @@ class _StoredResponse:
     earlier_removal: tuple[str, float | None] | None
 
 
+class _RecentQuestions:
+    def __init__(self, redact: Redactor | None) -> None:
+        self._redact = redact
+        self._texts: OrderedDict[int, str] = OrderedDict()
+
+    def add(self, exchange: Exchange, record: Record) -> None:
+        """Remember the question if it was compared with a stored question."""
+        if record.near is None or exchange.request is None:
+            return
+        text = exchange.request.api.display_text(exchange.request.body)
+        try:
+            self._texts[record.number] = (text if self._redact is None else self._redact(text))[:_MAX_QUESTION]
+        except RedactionFailed:
+            return
+        if len(self._texts) > _MAX_QUESTIONS:
+            self._texts.popitem(last=False)
+
+    def get(self, number: int) -> str | None:
+        return self._texts.get(number)
+
+
 class RecordWriter:
     """Writes records. If a method raises JournalFailed, its transaction is rolled back."""
 
@@ -51,7 +74,7 @@ class RecordWriter:
         proxy: str | None = None,
     ) -> None:
         self._redact = redact
-        self.questions = RecentQuestions(redact)
+        self.questions = _RecentQuestions(redact)
         self._database = database
         self._proxy = proxy
         self._version: int | None = None
@@ -153,7 +176,7 @@ class RecordWriter:
         if record.reason == "miss-new":
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         if prompt is None:
-            text, whole = stored_text(exchange, self._settings.text, self._redact)
+            text, whole = _stored_text(exchange, self._settings.text, self._redact)
             number = self._history.add(short, regions, text, whole)
             prompt = PromptRecord(number)
             if key in self._stored_responses:
@@ -240,3 +263,25 @@ class RecordWriter:
         if count:
             self._prompts.clear()
         return count
+
+
+def _stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
+    """Return the beginning of the question, and the compressed JSON of all regions; None if it must not be stored.
+
+    `default_mode` is the setting `journal.text`, which a rule may override.
+    """
+    request, key = exchange.request, exchange.key
+    if request is None or key is None or (mode := request.control.rule.journal_text or default_mode) == "none":
+        return None, None
+    if mode == "hits" and exchange.layer != "semantic":
+        return None, None
+    shown = request.api.display_text(request.body)
+    whole = regions_as_json(key.parts) if mode == "all" else None
+    if redact is not None:
+        try:
+            shown = redact(shown)
+            whole = None if whole is None else redact_json(whole, redact)
+        except RedactionFailed:
+            return None, None
+    beginning = shown[:_MAX_BEGINNING].encode("utf-8", "replace").decode()
+    return beginning, None if whole is None else zlib.compress(whole)

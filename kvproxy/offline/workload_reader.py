@@ -16,7 +16,7 @@ import msgpack
 
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import regions_of
-from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
+from kvproxy.journal.sessions.session_matching import PromptChain, chain_of
 from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 from kvproxy.offline.simulate.trace_reader import (

@@ -12,7 +12,7 @@ from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.journal.pool_forecast import forecast
 from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.savings import MIN_REQUESTS, PrefillCost, mean_cost, prefill_cost
-from kvproxy.journal.sessions.prompt_chain import chain_of
+from kvproxy.journal.sessions.session_matching import chain_of
 from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.workload_reader import read_workload
 from tests.benchmarks.live_curve import LONG, SIZES, TextLengths, replay

@@ -1,18 +1,77 @@
 """Finds the earlier turn that a request continues, and its longest common prefix with an earlier request."""
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, TypeVar
 
-from kvproxy.journal.sessions.prompt_chain import PromptChain
+from kvproxy.journal.request_regions import QUESTIONS, Regions
 
 _MAX_HASHES = 30_000
 _MAX_CONTENT_BYTES = 32 * 2**20
 _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
+# Regions that precede the messages in the chain, because a change of one of them changes the whole prefix.
+_HEAD = ("model", "cache_salt", "tools", "system", "instructions", "tool_choice", "thinking")
+_INSTRUCTIONS = ("system", "developer")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChain:
+    """The regions of a prompt (see `Regions`) in the order of a chat template; equal hashes mean equal prefixes.
+
+    Attributes:
+        sizes: bytes of each region.
+        prefixes: for each region, the hash of the prompt up to its end.
+        conversation: the same without the regions before `first`, for which it is None.
+        first: index of the first message that is not a system message.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    conversation: tuple[int | None, ...]
+    first: int
+
+    def estimate_tokens(self, num_regions: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
+        """Estimate the tokens of the first regions by their bytes. `known` is a number of first regions, and their tokens."""
+        regions, tokens = known
+        before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
+        return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
+
+    def assistant_indexes(self) -> list[int]:
+        return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
+
+
+def chain_of(regions: Regions, scope: str) -> PromptChain:
+    """Return the hash chain of a request's prompt. Chains of different scopes, such as tenants, have no hash in common."""
+    by_name = {name: index for index, name in enumerate(regions.names)}
+    order = [by_name[name] for name in _HEAD if name in by_name]
+    order += [index for index, name in enumerate(regions.names) if name.partition("[")[0] in QUESTIONS]
+    names = tuple(regions.names[index] for index in order)
+    digests = tuple(regions.digests[index] for index in order)
+    sizes = tuple(regions.sizes[index] for index in order) if regions.sizes else (1,) * len(order)
+    messages = (index for index, name in enumerate(names) if name.partition("[")[0] in QUESTIONS)
+    first = next((index for index in messages if _role(names[index]) not in _INSTRUCTIONS), len(names))
+    conversation = (*(None,) * first, *_hashes(digests[first:], f"conversation {scope}"))
+    return PromptChain(names, digests, sizes, tuple(_hashes(digests, scope)), conversation, first)
+
+
+def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
+    start = hashlib.blake2b(scope.encode("utf-8", "replace"), digest_size=8).digest()
+    chained = accumulate(
+        digests, lambda before, each: hashlib.blake2b(before + each, digest_size=8).digest(), initial=start
+    )
+    return [int.from_bytes(digest) for digest in chained][1:]
+
+
+def _role(name: str) -> str:
+    return name.partition(" ")[2]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +85,7 @@ class KnownTurn:
         stored: prompt tokens in the provider's cache after the request; None if unknown.
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
-        end: hash of its whole prompt, which `SessionIndex.add` sets; 0 for an empty prompt.
+        end: hash of its whole prompt, which `SessionIndex.add` sets.
     """
 
     number: int
@@ -50,8 +109,7 @@ class KnownPrefix:
     """The longest common prefix of a prompt with an earlier request.
 
     Attributes:
-        regions: its length in parts of the request, such as `tools` or `messages[3]`; see `Regions`.
-        tokens: its length in tokens, which is measured if `is_exact`, and otherwise estimated.
+        regions, tokens: its length in regions (see `Regions`), and in tokens, estimated unless `is_exact`.
         turn: the last request that sent the prefix.
     """
 
@@ -94,11 +152,7 @@ class SessionIndex:
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues (None for a first turn), and the number of its session (None for a new one).
 
-        The continued turn has the longest equal conversation, or else the longest equal prefix, or else the latest equal answer,
-        or else the same first message.
-
-        Args:
-            name: the client's name for the session; the request continues no turn of another session.
+        `name` is the client's name for the session; the request continues no turn of another session.
         """
         named = None if name is None else self._names.get(f"{tenant} {name}")
         found = self._continued_turn(chain)
@@ -107,6 +161,7 @@ class SessionIndex:
         return None, None if named is None else named.session
 
     def _continued_turn(self, chain: PromptChain) -> KnownTurn | None:
+        # By the longest equal conversation, the longest equal prefix, the latest equal answer, or the first message.
         answers = chain.assistant_indexes()
         if not answers:
             return None
@@ -126,7 +181,6 @@ class SessionIndex:
         return None if first is None else self._latest.get(first)
 
     def latest_session_start(self, tenant: str) -> KnownTurn | None:
-        """Return the first turn of the tenant's latest session or sub-agent."""
         return self._first_turns.get(tenant)
 
     def add(self, turn: KnownTurn, chain: PromptChain, tenant: str, name: str | None) -> None:

@@ -18,10 +18,16 @@ from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
+from kvproxy.journal.schema import StringIds
 from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, EarlierPrefix, lost_tokens
-from kvproxy.journal.sessions.prompt_chain import PromptChain, chain_of
-from kvproxy.journal.sessions.session_matching import KnownPrefix, KnownTurn, RegionContents, SessionIndex
-from kvproxy.journal.string_ids import StringIds
+from kvproxy.journal.sessions.session_matching import (
+    KnownPrefix,
+    KnownTurn,
+    PromptChain,
+    RegionContents,
+    SessionIndex,
+    chain_of,
+)
 from kvproxy.settings.journal import PriceSettings, price_of
 
 KEEP_WARM_TAG = "keep-warm"

@@ -10,12 +10,11 @@ import pytest
 
 from kvproxy.errors import SettingsError
 from kvproxy.journal.journal import open_stored_journal
-from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
-from tests.servers import run_proxy
+from tests.servers import run_front
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -53,11 +52,10 @@ def test_a_damaged_journal_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_a_proxy_starts_with_a_damaged_journal(tmp_path: Path) -> None:
     with run_plain_upstream() as upstream:
-        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
-        with run_proxy(settings) as (url, _):
+        with run_front(tmp_path, upstream) as (url, _):
             assert httpx.post(f"{url}/v1/chat/completions", json=BODY).status_code == 200
         damage(tmp_path / "journal.db", "damaged pages")
-        with run_proxy(settings) as (url, services):
+        with run_front(tmp_path, upstream) as (url, services):
             assert "hit" in httpx.post(f"{url}/v1/chat/completions", json=BODY).headers["cache-status"]
             # A client may have its response a moment before the exchange ends.
             until(lambda: [record.layer for record in services.answerer.journal.latest(5)] == ["exact"])

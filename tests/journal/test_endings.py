@@ -24,7 +24,7 @@ from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
 from tests.polling import until
-from tests.servers import run_app, run_proxy, until_stored, waiting_clients
+from tests.servers import run_app, run_front, until_stored, waiting_clients
 
 USAGE = {"prompt_tokens": 40, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 30}}
 CHAT = "/v1/chat/completions"
@@ -73,18 +73,8 @@ async def _stream(broken: bool, slow: bool, late: bool) -> AsyncIterator[bytes]:
     yield b"data: " + orjson.dumps(answer() | {"choices": [last], "usage": USAGE}) + b"\n\ndata: [DONE]\n\n"
 
 
-@contextlib.contextmanager
-def upstream() -> Iterator[str]:
-    with run_app(Starlette(routes=[Route(CHAT, chat, methods=["POST"])])) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def proxy(data: Path, url: str, **settings: Any) -> Iterator[tuple[str, Services]]:
-    """A proxy that looks for equal requests only, in front of an upstream."""
-    cache = {"semantic": False} | settings.pop("cache", {})
-    with run_proxy(load_settings(data=data, upstream=url, cache=cache, **settings)) as running:
-        yield running
+def upstream() -> contextlib.AbstractContextManager[str]:
+    return run_app(Starlette(routes=[Route(CHAT, chat, methods=["POST"])]))
 
 
 def ask(question: str, **fields: Any) -> dict[str, Any]:
@@ -95,14 +85,13 @@ def records(services: Services) -> list[Record]:
     """All records, the newest first."""
     journal = services.answerer.journal
     assert isinstance(journal, StoredJournal)
-    journal.flush()
     return journal.latest(1000)
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
     limits = {"body_bytes": 5_000}
-    with upstream() as url, proxy(tmp_path_factory.mktemp("journal"), url, limits=limits) as found:
+    with upstream() as url, run_front(tmp_path_factory.mktemp("journal"), url, limits=limits) as found:
         yield found
 
 
@@ -224,7 +213,7 @@ def test_identical_requests_under_way_are_told_apart(running: tuple[str, Service
 
 def test_clients_that_are_turned_away(tmp_path: Path) -> None:
     key = add_client(load_settings(data=tmp_path), "ann", requests_per_minute=1)
-    with upstream() as url, proxy(tmp_path, url) as (address, services):
+    with upstream() as url, run_front(tmp_path, url) as (address, services):
         auth = {"authorization": f"Bearer {key}"}
         assert post(address, "in", ask("cold"), **auth).status_code == 200
         assert post(address, "out", ask("cold"), **auth).status_code == 429

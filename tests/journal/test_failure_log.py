@@ -43,14 +43,14 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
 def test_a_file_that_was_taken_away_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, replaced: bool
 ) -> None:
-    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    path, moved = tmp_path / "journal.db", tmp_path / "moved.db"
+    journal = open_stored_journal(path, JournalSettings())
     journal.add(finished("one", "r1"))
     journal.flush()
-    moved = tmp_path / "moved.db"
-    Path(journal.name).rename(moved)
+    path.rename(moved)
     if replaced:
         open_stored_journal(tmp_path / "other.db", JournalSettings()).close()
-        (tmp_path / "other.db").rename(journal.name)
+        (tmp_path / "other.db").rename(path)
     for number in range(3):
         journal.add(finished("two", f"lost {number}"))
         journal.flush()
@@ -62,7 +62,7 @@ def test_a_file_that_was_taken_away_is_told_once(
     again.close()
     if replaced:
         # The log of the old file still stood there, and SQLite would have written it over the new one.
-        there = open_stored_journal(Path(journal.name), JournalSettings())
+        there = open_stored_journal(path, JournalSettings())
         assert there.latest(10) == []
         there.close()
     journal.close()

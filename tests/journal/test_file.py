@@ -80,11 +80,8 @@ def test_the_oldest_and_old_records_go_and_totals_stay(tmp_path: Path) -> None:
 def rows_of(journal: StoredJournal, by: Any, prices: dict[str, PriceSettings] | None = None) -> dict[str, Any]:
     """Return the savings by name."""
     journal.flush()
-    reader = journal.reader()
-    try:
+    with closing(journal.reader()) as reader:
         return {row.name: row for row in savings(reader, by, prices or {})}
-    finally:
-        reader.close()
 
 
 def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) -> None:

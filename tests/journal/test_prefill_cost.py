@@ -68,8 +68,8 @@ def test_upstreams_count_by_their_reused_tokens() -> None:
 
 
 def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
-    curve, rates = replay(tmp_path, 300, LONG)
-    assert curve.requests == 300
+    curve, rates = replay(tmp_path, 150, LONG)
+    assert curve.requests == 150
     assert max(live for live, _ in rates.values()) > 0.8
     # A smaller pool refuses requests in the replay.
     accepted = [rate for size, rate in rates.items() if size >= curve.max_prompt_tokens + 16]
@@ -77,7 +77,7 @@ def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
 
 
 def test_short_prompts_lose_what_whole_blocks_lose(tmp_path: Path) -> None:
-    _, rates = replay(tmp_path, 300, TextLengths(system=2, question=(1, 2), answer=(1, 2)))
+    _, rates = replay(tmp_path, 150, TextLengths(system=2, question=(1, 2), answer=(1, 2)))
     live, offline = rates[SIZES[-1]]
     assert live == pytest.approx(offline, abs=0.003)
 

@@ -35,7 +35,6 @@ class Collected:
     url: str
     spans: list[Span] = field(default_factory=list)
     points: dict[str, list[tuple[dict[str, object], float]]] = field(default_factory=dict)
-    headers: list[dict[str, str]] = field(default_factory=list)
 
 
 def _value(value: AnyValue) -> object:
@@ -85,7 +84,6 @@ def run_collector() -> Iterator[Collected]:
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["content-length"]))
             raw = gzip.decompress(raw) if self.headers.get("content-encoding") == "gzip" else raw
-            collected.headers.append({name.lower(): value for name, value in self.headers.items()})
             {"/v1/traces": _take_spans, "/v1/metrics": _take_points}[self.path](raw, collected)
             self.send_response(200)
             self.send_header("content-length", "0")

@@ -10,7 +10,7 @@ vLLM with this model, the name `demo`, VLLM_SERVER_DEV_MODE=1, and --enable-prom
 
 import argparse
 import contextlib
-import json
+import copy
 import random
 import sys
 import tempfile
@@ -38,25 +38,13 @@ ENGINE = ("none", "changed", "evicted", "retokenised")
 _JOURNAL = {"retention": 1e9}
 """Records have simulated times, which the journal's own clock would call expired."""
 WORDS = "block cache prefix token turn agent tool file test error queue pool chain store hash answer reads writes the of".split()
-TOOLS = [
-    {
-        "name": name,
-        "description": f"{name} one file",
-        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
-    }
-    for name in ("read", "write", "list")
-]
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+TOOLS = [{"name": name, "description": f"{name} a file", "input_schema": SCHEMA} for name in ("read", "write", "list")]
 
 
 @dataclass(slots=True)
 class Result:
-    """Compared losses.
-
-    Attributes:
-        trials, right: by injected cause.
-        unbalanced: turns whose tokens do not add up.
-        wrong: the turns with another cause, by injected cause.
-    """
+    """Compared losses by injected cause. The tokens of an unbalanced turn do not add up."""
 
     trials: Counter[str] = field(default_factory=Counter)
     right: Counter[str] = field(default_factory=Counter)
@@ -88,14 +76,9 @@ class Result:
         return "\n".join(lines)
 
 
-class Texts:
-    """Random texts."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
+class Texts(random.Random):
     def words(self, least: int, most: int) -> str:
-        return " ".join(self.random.choices(WORDS, k=self.random.randint(least, most)))
+        return " ".join(self.choices(WORDS, k=self.randint(least, most)))
 
 
 class Proxy:
@@ -152,19 +135,19 @@ def run_provider(count: int, seed: int) -> Result:
             cause = PROVIDER[number % len(PROVIDER)]
             now += 7_200
             chat = _ProviderChat(texts, served.client, f"{seed}-{number}", short=cause == "minimum")
-            earlier = texts.random.randint(2, 4)
+            earlier = texts.randint(2, 4)
             for _ in range(earlier):
                 for upstream in upstreams:
                     upstream.answers = [[{"type": "text", "text": texts.words(40, 60)}]]
                 chat.ask(marked=cause != "unmarked")
-                now += texts.random.uniform(5, 200)
+                now += texts.uniform(5, 200)
             if cause == "changed":
                 chat.change()
             elif cause == "evicted":
                 for upstream in upstreams:
                     upstream.evict()
             elif cause == "expired":
-                now += texts.random.uniform(400, 7_000)
+                now += texts.uniform(400, 7_000)
             elif cause == "moved":
                 _drain(served, urls, served.turns(1)[0].upstream)
             for upstream in upstreams:
@@ -194,35 +177,27 @@ class _ProviderChat:
         # As Claude Code does, so that the router finds the upstream of a changed conversation.
         self._headers = {"x-claude-code-session-id": name}
         self._system: list[dict[str, Any]] = [{"type": "text", "text": system}]
-        self._tools = [] if short else json.loads(json.dumps(TOOLS))
+        self._tools = [] if short else TOOLS
         self._messages: list[dict[str, Any]] = []
 
     def ask(self, *, marked: bool) -> None:
         text = self._texts.words(self._least, self._most)
         self._messages.append({"role": "user", "content": [{"type": "text", "text": text}]})
-        body = {
-            "model": "claude",
-            "max_tokens": 9,
-            "tools": self._tools,
-            "system": self._system,
-            "messages": self._messages,
-        }
-        body = json.loads(json.dumps(body))
+        body: dict[str, Any] = {"model": "claude", "max_tokens": 9, "system": self._system, "messages": self._messages}
+        body = copy.deepcopy(body | ({"tools": self._tools} if self._tools else {}))
         if marked:
             body["system"][-1]["cache_control"] = body["messages"][-1]["content"][-1]["cache_control"] = {
                 "type": "ephemeral"
             }
-        if not self._tools:
-            del body["tools"]
         reply = self._client.post("/v1/messages", json=body, headers=self._headers)
         reply.raise_for_status()
         self._messages.append({"role": "assistant", "content": reply.json()["content"]})
 
     def change(self) -> None:
         """Change the history as clients do."""
-        kind = self._texts.random.choice(("date", "order of tools", "message", "answer"))
+        kind = self._texts.choice(("date", "order of tools", "message", "answer"))
         if kind == "date":
-            self._system[0]["text"] = f"It is {self._texts.random.random()}. " + self._system[0]["text"]
+            self._system[0]["text"] = f"It is {self._texts.random()}. " + self._system[0]["text"]
         elif kind == "order of tools":
             self._tools = self._tools[1:] + self._tools[:1]
         else:
@@ -245,13 +220,13 @@ def run_engine(count: int, seed: int, vllm: str | None = None) -> Result:
                 {"role": "system", "content": f"Session {seed}-{number}. " + texts.words(60, 120)},
                 {"role": "user", "content": texts.words(10, 30)},
             ]
-            earlier = texts.random.randint(1, 3)
+            earlier = texts.randint(1, 3)
             for _ in range(earlier):
                 answer = _ask(served, messages, sampled=cause == "retokenised")
                 messages += [answer, {"role": "user", "content": texts.words(5, 15)}]
             if cause == "changed":
                 # A change of less than a block is no loss.
-                place = texts.random.choice([0, 1, 2] if earlier > 1 else [0, 1])
+                place = texts.choice([0, 1, 2] if earlier > 1 else [0, 1])
                 words = messages[place]["content"].split(" ")
                 messages[place]["content"] = " ".join(["Changed", *words[1:]])
             elif cause == "evicted":

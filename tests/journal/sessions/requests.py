@@ -1,6 +1,6 @@
 """Finished requests of conversations, without a proxy."""
 
-import time
+from contextlib import ExitStack, closing
 from typing import Any
 
 from kvproxy.apis.json import Json, JsonObject
@@ -9,7 +9,6 @@ from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import open_stored_journal
-from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.requests import api_request
@@ -71,8 +70,8 @@ class Sessions:
     def __init__(self, place: str, **prices: PriceSettings) -> None:
         self.prices = prices
         self.place = place
-        self._readers: list[JournalReader] = []
-        self.journal = open_stored_journal(place, JournalSettings(prices=prices), clock=time.time)
+        self.journal = open_stored_journal(place, JournalSettings(prices=prices))
+        self._readers = ExitStack()
 
     def add(self, *exchanges: Exchange) -> None:
         for exchange in exchanges:
@@ -84,13 +83,11 @@ class Sessions:
         self.journal = open_stored_journal(self.place, JournalSettings(prices=self.prices))
 
     def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
+        self._readers.close()
         self.journal.close()
 
     def reader(self) -> SessionReader:
-        self._readers.append(JournalReader(self.place))
-        return SessionReader(self._readers[-1], self.prices)
+        return SessionReader(self._readers.enter_context(closing(self.journal.reader())), self.prices)
 
     def turns(self, name: str = "1") -> list[Turn]:
         return self.reader().turns(name)

@@ -8,28 +8,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvproxy.apis.json import JsonObject
+from kvproxy.exchange import Exchange
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, lost_tokens, main_cause
 from kvproxy.settings.journal import PriceSettings
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
-COUNTS = st.integers(0, 20_000)
+COUNTS, YES_OR_NO = st.integers(0, 20_000), st.booleans()
 EARLIER = st.builds(
     EarlierPrefix,
-    *(
-        COUNTS,
-        st.booleans(),
-        COUNTS,
-        st.booleans(),
-        st.none() | COUNTS,
-        st.booleans(),
-        st.booleans(),
-        st.booleans(),
-        COUNTS,
-        COUNTS,
-    ),
+    *(COUNTS, YES_OR_NO, COUNTS, YES_OR_NO, st.none() | COUNTS, YES_OR_NO, YES_OR_NO, YES_OR_NO, COUNTS, COUNTS),
 )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """The causes do not depend on the database."""
+    return str(tmp_path / "journal.db")
 
 
 @given(COUNTS, st.none() | COUNTS, EARLIER)
@@ -46,19 +42,59 @@ ANSWER = assistant("It keeps answers.", reasoning_content="The user asks about c
 SECOND = [*FIRST, ANSWER, user("And a block?")]
 
 
-def test_a_continued_conversation_loses_only_new_text(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40), request(SECOND, 1_060, 1_040, 9))
-    assert sessions.last().lost == {"new": 20}
+ENGINE = request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40)
+CASES: dict[str, tuple[list[Exchange], dict[str, int]]] = {
+    "continued": ([ENGINE, request(SECOND, 1_060, 1_040, 9)], {"new": 20}),
+    "evicted": ([ENGINE, request(SECOND, 1_060, 320, 9)], {"evicted": 720, "new": 20}),
+    "answer with other tokens": ([ENGINE, request(SECOND, 1_060, 992, 9)], {"retokenised": 48, "new": 20}),
+    "expired": (
+        [
+            request(FIRST, 10_000, 0, 0, written=(9_990, 0), **provider()),
+            request(SECOND, 10_200, 9_990, 200, written=(200, 0), **provider()),
+            request(SECOND, 10_200, 0, 600, written=(10_190, 0), **provider()),
+        ],
+        {"expired": 10_190, "new": 10},
+    ),
+    "without a breakpoint": (
+        [
+            request(FIRST, 10_000, 0, 0, written=(4_000, 0), **provider()),
+            request(SECOND, 10_200, 4_000, 20, written=(0, 0), **provider()),
+        ],
+        {"unmarked": 6_000, "new": 200},
+    ),
+    "below the minimum": (
+        [
+            request(FIRST, 800, 0, 0, written=(0, 0), **provider()),
+            request(SECOND, 900, 0, 20, written=(0, 0), **provider()),
+        ],
+        {"minimum": 800, "new": 100},
+    ),
+    "another upstream": (
+        [
+            request(FIRST, 1_000, 0, 0, upstream="http://a", completion=0),
+            request(SECOND, 1_060, 0, 20, upstream="http://b"),
+        ],
+        {"moved": 1_000, "new": 60},
+    ),
+    "no report": (
+        [request(FIRST, 1_000, None, 0), request(SECOND, 1_060, None, 20)],
+        {"unreported": 1_000, "new": 60},
+    ),
+    "compacted history": (
+        [
+            request(FIRST, 1_000, 0, 0, headers={"x-session-id": "s"}),
+            request([SYSTEM, user("We read files. " * 30)], 900, 480, 9, headers={"x-session-id": "s"}),
+        ],
+        {"new": 420},
+    ),
+}
 
 
-def test_an_engine_that_forgot_the_prefix_evicted_it(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40), request(SECOND, 1_060, 320, 9))
-    assert sessions.last().lost == {"evicted": 720, "new": 20}
-
-
-def test_an_answer_that_the_engine_does_not_find_was_tokenised_again(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 1_000, 0, 0, answer=ANSWER, completion=40), request(SECOND, 1_060, 992, 9))
-    assert sessions.last().lost == {"retokenised": 48, "new": 20}
+@pytest.mark.parametrize("name", CASES)
+def test_lost_tokens_have_a_cause(sessions: Sessions, name: str) -> None:
+    exchanges, lost = CASES[name]
+    sessions.add(*exchanges)
+    assert sessions.last().lost == lost
 
 
 def test_dropped_reasoning_is_a_change(sessions: Sessions) -> None:
@@ -86,24 +122,6 @@ def test_another_model_is_a_change(sessions: Sessions) -> None:
     assert turn.lost["changed"] > 800
 
 
-def test_a_compacted_history_is_new_text(sessions: Sessions) -> None:
-    summary = [SYSTEM, user("Summary of the work so far: " + "we read files. " * 30)]
-    name = {"x-session-id": "s"}
-    sessions.add(request(FIRST, 1_000, 0, 0, headers=name), request(summary, 900, 480, 9, headers=name))
-    assert sessions.last().lost == {"new": 420}
-    assert sessions.last().session == 1
-
-
-def test_a_provider_drops_a_prefix_after_its_lifetime(sessions: Sessions) -> None:
-    sessions.add(
-        request(FIRST, 10_000, 0, 0, written=(9_990, 0), **provider()),
-        request(SECOND, 10_200, 9_990, 200, written=(200, 0), **provider()),
-        request(SECOND, 10_200, 0, 600, written=(10_190, 0), **provider()),
-    )
-    assert sessions.last().lost == {"expired": 10_190, "new": 10}
-    assert sum(sessions.last().lost.values()) == 10_200
-
-
 def test_a_prefix_that_was_written_for_an_hour_lasts(sessions: Sessions) -> None:
     sessions.add(
         request(FIRST, 10_000, 0, 0, written=(0, 9_990), **provider()),
@@ -122,35 +140,6 @@ def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
     turn = sessions.last()
     assert (turn.parent, turn.pause) == (1, pytest.approx(549))
     assert main_cause(turn.lost) == "evicted"
-
-
-def test_a_prefix_without_a_breakpoint_was_not_stored(sessions: Sessions) -> None:
-    sessions.add(
-        request(FIRST, 10_000, 0, 0, written=(4_000, 0), **provider()),
-        request(SECOND, 10_200, 4_000, 20, written=(0, 0), **provider()),
-    )
-    assert sessions.last().lost == {"unmarked": 6_000, "new": 200}
-
-
-def test_a_short_prefix_is_below_the_minimum(sessions: Sessions) -> None:
-    sessions.add(
-        request(FIRST, 800, 0, 0, written=(0, 0), **provider()),
-        request(SECOND, 900, 0, 20, written=(0, 0), **provider()),
-    )
-    assert sessions.last().lost == {"minimum": 800, "new": 100}
-
-
-def test_another_upstream_did_not_have_the_prefix(sessions: Sessions) -> None:
-    sessions.add(
-        request(FIRST, 1_000, 0, 0, upstream="http://a", completion=0),
-        request(SECOND, 1_060, 0, 20, upstream="http://b"),
-    )
-    assert sessions.last().lost == {"moved": 1_000, "new": 60}
-
-
-def test_an_upstream_may_report_nothing(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 1_000, None, 0), request(SECOND, 1_060, None, 20))
-    assert sessions.last().lost == {"unreported": 1_000, "new": 60}
 
 
 def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:

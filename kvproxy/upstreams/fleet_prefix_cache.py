@@ -69,27 +69,18 @@ class MirrorView:
             return PrefixReport(reason=error.message)
         await compute_hashes(prompt, [self._mirror])
         # Requests are not routed to a draining or failing engine.
-        found = (
-            self._mirror.match_prefix(prompt)
-            if not (self._engine.health.failures or self._engine.health.draining)
-            else None
-        )
+        found = self._mirror.match_prefix(prompt) if self._engine.health.is_healthy else None
         if found is None:
-            return PrefixReport(
-                prompt_tokens=len(prompt.tokens), matched_tokens=0, reason="no block of the upstream is known yet"
-            )
+            reason = "no block of the upstream is known yet"
+            return PrefixReport(prompt_tokens=len(prompt.tokens), matched_tokens=0, reason=reason)
         rank, match = found
-        reason = (
-            "matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed"
-            if match.hashes_match is False
-            else None
-        )
+        reason = "matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed"
         return PrefixReport(
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
             divergence=await decode_divergence(match.divergence(), self.text),
-            reason=reason,
+            reason=reason if match.hashes_match is False else None,
             engine=self._engine.url,
             rank=rank,
             complete=self._mirror.complete,

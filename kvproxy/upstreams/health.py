@@ -33,6 +33,10 @@ class Health:
         return not self.ejected and not self.draining
 
     @property
+    def is_healthy(self) -> bool:
+        return self.failures == 0 and not self.draining
+
+    @property
     def state(self) -> str:
         if self.draining:
             return "draining"

@@ -1,6 +1,5 @@
 """Sliding windows, chunked attention, and hybrid models."""
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +10,6 @@ from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.single_type_manager import CachedWindows, GroupSpec
 from tests.blocks.driver import hit_tokens, serve
-from tests.reference.integrity import check_integrity
 
 KINDS = st.sampled_from(
     [
@@ -73,48 +71,6 @@ def test_a_hit_is_the_longest_prefix_that_every_group_can_use(
     assert found.num_tokens == best
     for spec, blocks in zip(ordered, found.groups, strict=True):
         assert len(blocks) == best // spec.block_size
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        [GroupSpec("sliding_window", 2, 5)],
-        [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)],
-        [GroupSpec("full", 2), GroupSpec("chunked_local", 2, 8), GroupSpec("sliding_window", 4, 6)],
-        [GroupSpec("sliding_window", 2, 5, "last")],
-        [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 5, "last"), GroupSpec("sliding_window", 4, 6, "last")],
-    ],
-)
-def test_random_traffic_keeps_every_invariant(specs: list[GroupSpec]) -> None:
-    chance = random.Random(1)
-    manager = KVCacheManager(60, groups=specs)
-    live: dict[str, CacheRequest] = {}
-    refused = 0
-    for number in range(600):
-        if live and chance.random() < 0.4:
-            manager.free(live.pop(chance.choice(list(live))))
-        elif live and chance.random() < 0.5:
-            request = live[chance.choice(list(live))]
-            request.append(chance.randrange(2))
-            if manager.allocate_slots(request, request.num_tokens - request.num_computed_tokens) is None:
-                manager.free(live.pop(request.id))
-                refused += 1
-            else:
-                request.num_computed_tokens = request.num_tokens
-        else:
-            request = CacheRequest(f"r{number}", [chance.randrange(2) for _ in range(chance.randrange(1, 20))])
-            computed = manager.get_computed_blocks(request)
-            if manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is None:
-                refused += 1
-            else:
-                request.num_computed_tokens = request.num_tokens
-                live[request.id] = request
-        check_integrity(manager)
-    for request in live.values():
-        manager.free(request)
-    assert manager.reset_prefix_cache()
-    assert refused > 0
-    assert manager.num_hit_tokens > 0
 
 
 def hybrid(kept: CachedWindows, num_blocks: int = 200) -> KVCacheManager:

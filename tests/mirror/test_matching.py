@@ -17,6 +17,7 @@ from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import ClearedEvent, EventBatch, StoredEvent, decode_batch
 from kvproxy.mirror.mirror import Mirror
 from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes, match_prefix
+from tests.reference.integrity import check_integrity
 
 SEED = BlockHasher(seed="0")
 SHAPES = [
@@ -27,6 +28,7 @@ SHAPES = [
     [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)],
     [GroupSpec("full", 2), GroupSpec("sliding_window", 4, 6), GroupSpec("full", 4)],
     [GroupSpec("sliding_window", 2, 3), GroupSpec("sliding_window", 4, 9)],
+    [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 5, "last"), GroupSpec("sliding_window", 4, 6, "last")],
 ]
 
 
@@ -40,6 +42,7 @@ class Engine:
         self._started = 0
 
     def publish(self) -> None:
+        check_integrity(self.manager)
         events = [event.as_wire() for event in self.manager.take_events()]
         self.state.apply(decode_batch(msgpack.packb([1.0, events, 0])))
         assert contents(self.state) == contents(self.late_state())

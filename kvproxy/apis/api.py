@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from kvproxy.apis.json import JsonMap, JsonObject, as_token_count, field, objects, text_of, to_text
+from kvproxy.apis.json import JsonMap, JsonObject, as_object, as_token_count, field, loads, objects, text_of, to_text
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -29,14 +29,26 @@ class Question:
     earlier_texts: Sequence[str | None] = ()
 
 
-class Assembler(Protocol):
+class Assembler:
     """Assembles the events of a stream into the response that a request without `stream` receives."""
 
-    done: bool
+    done = False
 
-    def push(self, event: Event) -> None: ...
+    def push(self, event: Event) -> None:
+        """Add an event. Raises ValueError if the stream failed or is invalid."""
+        part = as_object(loads(event.data))
+        if event.name == b"error" or part.get("type") == "error" or part.get("error") is not None:
+            raise ValueError("the stream ended in an error")
+        if self.done:
+            raise ValueError("an event after the end of the stream")
+        self.add(part)
 
-    def result(self) -> JsonObject | None: ...
+    def add(self, part: JsonObject) -> None:
+        raise NotImplementedError
+
+    def result(self) -> JsonObject | None:
+        """Return the response; None before its end."""
+        raise NotImplementedError
 
 
 class Api:

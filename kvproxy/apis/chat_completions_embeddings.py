@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from kvproxy.apis.api import Api, ApiName, Question, content_text, last_turn_question
+from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_integer, check_object, check_objects
 from kvproxy.apis.json import (
     Json,
@@ -14,7 +14,6 @@ from kvproxy.apis.json import (
     as_object,
     as_text,
     field,
-    loads,
     text_of,
     to_text,
 )
@@ -27,22 +26,19 @@ _CHAT_OUTPUT_FIELDS = ("content", "tool_calls", "function_call", "refusal", "aud
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
-class ChoiceAssembler:
+class ChoiceAssembler(Assembler):
     def __init__(self) -> None:
         self._head: JsonObject = {}
         self._choices: dict[int, JsonObject] = {}
         self._usage: Json = None
-        self.done = False
 
     def push(self, event: Event) -> None:
         if event.data == DONE:
             self.done = True
-            return
-        if self.done:
-            raise ValueError("an event after the end of the stream")
-        chunk = as_object(loads(event.data))
-        if event.name == b"error" or chunk.get("error") is not None:
-            raise ValueError("the stream ended in an error")
+        else:
+            super().push(event)
+
+    def add(self, chunk: JsonObject) -> None:
         if not self._head:
             self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "error")}
         self._usage = chunk.get("usage") or self._usage

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from kvproxy.apis.api import Api, ApiName, Question, content_text, last_turn_question, token_counts
+from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common,
@@ -26,26 +26,20 @@ from kvproxy.apis.json import (
 )
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.apis.sse import Event, encode_event, split_words
+from kvproxy.apis.sse import encode_event, split_words
 from kvproxy.errors import InvalidRequest, KvproxyError
 
 # Fields of deltas and blocks by the type of the delta.
 _TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
-class MessageAssembler:
+class MessageAssembler(Assembler):
     def __init__(self) -> None:
         self._message: JsonObject = {}
         self._blocks: list[JsonObject] = []
         self._inputs: dict[int, str] = {}
-        self.done = False
 
-    def push(self, event: Event) -> None:
-        part = as_object(loads(event.data))
-        if event.name == b"error":
-            raise ValueError("the stream ended in an error")
-        if self.done:
-            raise ValueError("an event after the end of the stream")
+    def add(self, part: JsonObject) -> None:
         match part["type"]:
             case "message_start":
                 if self._message:
@@ -66,8 +60,6 @@ class MessageAssembler:
                 self._message["usage"] = {**as_object(self._message.get("usage") or {}), **usage}
             case "message_stop":
                 self.done = True
-            case "error":
-                raise ValueError("the stream ended in an error")
 
     def _add_delta(self, index: int, delta: JsonObject) -> None:
         if index >= len(self._blocks):

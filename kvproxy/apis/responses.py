@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
-from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn_question, token_counts
+from kvproxy.apis.api import Api, ApiName, Assembler, Question, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
-from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, loads, objects, text_of
+from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, objects, text_of
 from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
@@ -29,19 +29,14 @@ _STATES = {
 }
 
 
-class ResponseAssembler:
-    def __init__(self) -> None:
-        self._response: JsonObject | None = None
-        self.done = False
+class ResponseAssembler(Assembler):
+    _response: JsonObject | None = None
 
     def push(self, event: Event) -> None:
-        if event.data == DONE:
-            return
-        part = as_object(loads(event.data))
-        if event.name == b"error" or part["type"] == "error":
-            raise ValueError("the stream ended in an error")
-        if self.done:
-            raise ValueError("an event after the end of the stream")
+        if event.data != DONE:
+            super().push(event)
+
+    def add(self, part: JsonObject) -> None:
         if part["type"] in _LAST:
             self._response = dict(as_object(part["response"]))
             self.done = True

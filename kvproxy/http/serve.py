@@ -103,13 +103,10 @@ def _require_clients(settings: Settings) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    is_ipv6 = ":" in host
+    family, dual = (socket.AF_INET6, socket.has_dualstack_ipv6()) if is_ipv6 else (socket.AF_INET, False)
     try:
-        listener.bind((host, port))
-        listener.listen(2048)
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=dual)
     except OSError as error:
-        listener.close()
-        raise SettingsError(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --port") from None
-    return listener
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise SettingsError(f"cannot listen on {host}:{port} ({reason}): choose another with --port") from None

@@ -1,4 +1,4 @@
-"""An upstream that records the requests of clients."""
+"""An upstream that records the requests of clients, and a proxy in front of another one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,8 +7,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from kvproxy.http.services import Services
+from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
-from tests.servers import run_upstream
+from tests.servers import run_proxy, run_upstream
 
 # Paths of the proxy's own requests.
 PROBES = ("/health", "/metrics", "/props")
@@ -44,3 +46,10 @@ def recorder(recording: Recorder) -> Recorder:
     recording.requests.clear()
     recording.headers.clear()
     return recording
+
+
+@pytest.fixture(scope="module")
+def front(demo: tuple[str, Services], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a second proxy, with the first one as its upstream."""
+    with run_proxy(load_settings(data=tmp_path_factory.mktemp("front"), upstream=demo[0])) as (url, _):
+        yield url

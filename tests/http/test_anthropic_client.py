@@ -1,5 +1,6 @@
 """The real `anthropic` client against a running proxy with the demo model, and in front of an upstream."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.http.services import Services
+from tests.http.test_openai_client import last_status
 from tests.servers import run_front, run_upstream
+from tests.statuses import makes_entry
 
 Demo = tuple[str, Services]
 HELLO: list[Any] = [{"role": "user", "content": "What is a block?"}]
@@ -26,6 +29,12 @@ def load_anthropic() -> None:
 @pytest.fixture(scope="module")
 def client(demo: Demo) -> Any:
     return anthropic.Anthropic(base_url=demo[0], api_key="k", max_retries=0)
+
+
+@pytest.fixture
+def claude(front: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=front, api_key=request.node.name, max_retries=0) as client:
+        yield client
 
 
 def test_a_forbidden_computation_raises_the_documented_class(client: Any) -> None:
@@ -89,3 +98,62 @@ def test_an_upstream_counts_each_time(tmp_path: Path) -> None:
             counted = client.messages.with_raw_response.count_tokens(model="m", messages=HELLO)
             assert counted.parse().input_tokens == len(HELLO[0]["content"])
             assert counted.headers["cache-status"] == "kvproxy; fwd=bypass"
+
+
+def test_anthropic_messages(claude: Any) -> None:
+    def ask(question: str) -> Any:
+        return claude.messages.with_raw_response.create(
+            model="demo",
+            max_tokens=80,
+            extra_body={"temperature": 0},
+            system="You know kvproxy.",
+            messages=[{"role": "user", "content": question}],
+        )
+
+    miss = ask(HELLO[0]["content"])
+    assert makes_entry(last_status(miss))
+    message = miss.parse()
+    assert message.content[0].text.startswith("A block is a fixed number of tokens")
+    assert message.stop_reason == "end_turn"
+    assert message.usage.output_tokens > 3
+    exact = ask(HELLO[0]["content"])
+    assert 'detail="exact"' in last_status(exact)
+    assert exact.parse() == message
+    similar = ask("Can you tell me what a block is?")
+    assert "semantic similarity" in last_status(similar)
+    assert similar.parse().content == message.content
+
+
+def test_anthropic_streams_live_and_replayed(claude: Any) -> None:
+    def stream() -> tuple[str, Any]:
+        with claude.messages.stream(
+            model="demo", max_tokens=80, extra_body={"temperature": 0}, messages=HELLO
+        ) as events:
+            text = "".join(events.text_stream)
+            return text, events.get_final_message()
+
+    live, whole = stream()
+    again, same = stream()
+    assert live == again == whole.content[0].text
+    assert live.startswith("A block is a fixed number of tokens")
+    assert whole == same
+    got = claude.messages.create(model="demo", max_tokens=80, extra_body={"temperature": 0}, messages=HELLO)
+    assert got.content[0].text == live
+
+
+def test_anthropic_conversations_with_tools(claude: Any) -> None:
+    turns: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "Look it up."}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "u", "name": "look", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u", "content": "found"}]},
+    ]
+    tools: list[Any] = [{"name": "look", "input_schema": {"type": "object"}}]
+    options: Any = {"tools": tools, "tool_choice": {"type": "none"}}
+    statuses = [
+        last_status(claude.messages.with_raw_response.create(model="demo", max_tokens=5, messages=turns, **options))
+        for _ in range(2)
+    ]
+    with pytest.raises(anthropic.BadRequestError, match="cannot parse the tool calls"):
+        claude.messages.create(model="demo", max_tokens=5, messages=turns, tools=tools)
+    assert makes_entry(statuses[0])
+    assert 'detail="exact"' in statuses[1]

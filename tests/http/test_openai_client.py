@@ -1,6 +1,7 @@
 """The real `openai` client against a running proxy with the demo model."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,6 +26,12 @@ def load_openai() -> None:
 @pytest.fixture(scope="module")
 def client(demo: Demo) -> Any:
     return openai.OpenAI(base_url=f"{demo[0]}/v1", api_key="k", max_retries=0)
+
+
+@pytest.fixture
+def gpt(front: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{front}/v1", api_key=request.node.name, max_retries=0) as client:
+        yield client
 
 
 def ask(client: Any, question: str, **options: object):  # type: ignore[no-untyped-def]
@@ -169,3 +176,53 @@ def test_the_client_does_not_retry_a_refusal_that_a_retry_cannot_change(
             )
     assert (refused.value.status_code, len(sent)) == (status, 1)
     assert refused.value.response.headers["x-should-retry"] == "false"
+
+
+def last_status(response: Any) -> str:
+    """What the proxy that was asked says; one behind it comes before."""
+    return str(response.headers["cache-status"]).rsplit(", ", 1)[-1]
+
+
+def test_openai_responses(gpt: Any) -> None:
+    def ask(question: Any) -> Any:
+        return gpt.responses.with_raw_response.create(
+            model="demo", instructions="You know kvproxy.", input=question, temperature=0, max_output_tokens=80
+        )
+
+    miss = ask("What is a block?")
+    assert makes_entry(last_status(miss))
+    assert miss.parse().output_text.startswith("A block is a fixed number of tokens")
+    exact = ask("What is a block?")
+    assert 'detail="exact"' in last_status(exact)
+    assert exact.parse() == miss.parse()
+    assert "semantic similarity" in last_status(ask("Can you tell me what a block is?"))
+    listed = ask([{"role": "user", "content": [{"type": "input_text", "text": "What is a block?"}]}])
+    assert listed.parse().output_text == miss.parse().output_text
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        gpt.responses.create(model="demo", input="x", previous_response_id="resp_1")
+
+
+def test_openai_responses_stream_live_and_replayed(gpt: Any) -> None:
+    def stream() -> tuple[str, list[str], Any]:
+        with gpt.responses.stream(model="demo", input="What is a block?", temperature=0) as events:
+            seen = list(events)
+        text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+        kinds = [event.type for event in seen if event.type != "response.output_text.delta"]
+        return text, kinds, seen[-1].response  # type: ignore[union-attr]
+
+    live, kinds, whole = stream()
+    again, same_kinds, same = stream()
+    assert live == again == whole.output_text
+    assert live.startswith("A block is a fixed number of tokens")
+    assert kinds == same_kinds
+    assert whole == same
+
+
+def test_langchain(front: str) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="demo", base_url=f"{front}/v1", api_key="lc", temperature=0, max_retries=0)  # type: ignore[arg-type]
+    first = str(model.invoke("What is a block?").content)
+    assert first.startswith("A block is a fixed number of tokens")
+    assert "".join(str(chunk.content) for chunk in model.stream("What is a block?")) == first
+    assert model.invoke("What is a block?").content == first

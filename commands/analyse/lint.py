@@ -99,7 +99,7 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
     head = one_line(report.family.head)[:70]
     print_text(f'{members:,} requests to {report.family.model} that begin with "{head}"')
     print_text(
-        f"  {report.prompt_tokens:,} prompt tokens, {percent(report.share)} reused;"
+        f"  {report.reuse.prompt_tokens:,} prompt tokens, {percent(report.reuse.share)} reused;"
         f" {format_pool_size(report.shared_blocks, block_size)} shared at the beginning (median)"
     )
     for saving in report.savings:
@@ -109,11 +109,12 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
 
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
-    from kvproxy.offline.changed_spans import describe_span
-
-    place = ", ".join(map(one_line, describe_span(saving.span)))
-    print_text(f"  {place}: {saving.changed:,} times")
-    computed = f"    {report.prompt_tokens - report.reused:,} computed tokens;"
+    span, place = saving.span, "the order of the tools"
+    if span.kind != "order of tools":
+        place = f"{span.kind} at character {span.at} of the {span.region}"
+        place += f", {_shorten(span.old)!r} became {_shorten(span.new)!r}"
+    print_text(f"  {one_line(place)}: {saving.changed:,} times")
+    computed = f"    {report.reuse.computed:,} computed tokens;"
     stripped, moved = (
         f"{reuse.computed:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
     )
@@ -123,13 +124,18 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
         print_text(f"{computed} stripped: {stripped}, moved to the end: {moved}")
 
 
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
+
+
 def _document(found: "LintReport") -> dict[str, Any]:
     families = [
         {
             "model": report.family.model,
             "head": report.family.head[:_HEAD_CHARACTERS],
             "requests": len(report.family.members),
-            **{name: getattr(report, name) for name in ("shared_blocks", "share", "prompt_tokens", "reused")},
+            "shared_blocks": report.shared_blocks,
+            **{name: getattr(report.reuse, name) for name in ("share", "prompt_tokens", "reused")},
             "spans": [
                 {**asdict(saving.span), "changed": saving.changed}
                 | {"stripped": saving.stripped.reused, "stripped_computed": saving.stripped.computed}

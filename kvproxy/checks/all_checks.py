@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from tempfile import TemporaryFile
 
 from kvproxy.checks.configured_store import open_configured_store, store_exists
@@ -38,7 +37,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
 
 
 def check_files(settings: Settings) -> None:
-    """Check the data folder and the encryption keys. The raised SettingsError has a line for each problem."""
+    """Check the data folder and the encryption keys. Raises a SettingsError with a line for each problem."""
     folder, problems = settings.data, []
     if not folder.is_dir():
         problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
@@ -101,18 +100,19 @@ def _check_store(settings: Settings) -> str:
 
 
 def check_encryption(settings: Settings) -> str:
-    """Check that the key file is private, and that all stored texts are encrypted. Raises KvproxyError."""
+    """Check that the key file is private, and that stored responses and chunks are encrypted. Raises KvproxyError."""
     cipher = load_cipher(settings.encryption)
     if cipher is None:
         return "off: texts are stored unencrypted, in files that only their owner can read"
     file = settings.encryption.key_file
     if file is not None and is_accessible_to_others(file):
         raise KvproxyError(f"other users can read the keys in {file}: chmod 600 {file}")
-    chunks = _count_unencrypted_chunks(settings.tiers.disk)
+    folder, chunks = settings.tiers.disk, 0
+    for path in folder.glob("*/*.chunk") if folder is not None else ():
+        with path.open("rb") as chunk:
+            chunks += not is_encrypted(chunk.read(64))
     if chunks:
-        raise KvproxyError(
-            f"{chunks:,} chunks in {settings.tiers.disk} are unencrypted: kvproxy blocks clear-tier disk"
-        )
+        raise KvproxyError(f"{chunks:,} chunks in {folder} are unencrypted: kvproxy blocks clear-tier disk")
     by_key: dict[str, int] = {}
     if store_exists(settings):
         with open_configured_store(settings) as store:
@@ -124,16 +124,8 @@ def check_encryption(settings: Settings) -> str:
     return f"the key {cipher.name} encrypts texts{more}; vectors and digests are not encrypted"
 
 
-def _count_unencrypted_chunks(folder: Path | None) -> int:
-    count = 0
-    for path in folder.glob("*/*.chunk") if folder is not None else ():
-        with path.open("rb") as file:
-            count += not is_encrypted(file.read(64))
-    return count
-
-
 def check_weights(embedder: str) -> str:
-    """Check the embedder's and the verifier's installed weights against their released digests. Raises KvproxyError."""
+    """Compare installed weights with the digests of the released ones. Raises KvproxyError."""
     from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.e5 import installed_file

@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from kvproxy.settings import Settings, UpstreamServer
 
 _PROXY_SECONDS = 3.0
+# `Authorization` may have a client's key.
 ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
-"""Header with the admin token, because `Authorization` may have a client's key."""
 
 
 class CheckWarning(Exception):
-    """Raised by a check that found no problem, but has advice for the user."""
+    """Advice for the user, from a check that found no problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCheck:
-    """Facts about a reachable upstream.
+    """A reachable upstream.
 
     Attributes:
         models: names of the served models; empty if the upstream does not list them.
-        requires_key: the upstream rejects requests without an API key.
+        requires_key: whether the upstream rejects requests without an API key.
     """
 
     url: str
@@ -37,7 +37,7 @@ class UpstreamCheck:
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
-    """Check that an upstream answers within `seconds`, by default the timeout of health probes. Raises KvproxyError."""
+    """Check that an upstream answers within `seconds`, by default `routing.health_timeout`. Raises KvproxyError."""
     response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
@@ -52,14 +52,9 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
 
 
 def check_proxy(url: str, token: str | None) -> str:
-    """Check the proxy at a URL, if one is running.
+    """Check the proxy at a URL, if one is running. Raises KvproxyError, or CheckWarning with advice about an upstream.
 
-    Args:
-        token: admin token; without it, a proxy on another machine does not report why it is not ready.
-
-    Raises:
-        KvproxyError: the server is not kvproxy, is not ready, or reports a problem with an upstream.
-        CheckWarning: the proxy reports advice about an upstream.
+    Without the admin token, a proxy on another machine does not report why it is not ready.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN_HEADER: token} if token else {}

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,18 +144,6 @@ def _word_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple
 def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
     found = re.compile(pattern).finditer(text, line, end + _MAX_SPAN_CHARACTERS)
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
-
-
-def describe_span(span: ChangedSpan) -> Iterator[str]:
-    if span.kind == "order of tools":
-        yield "the order of the tools"
-        return
-    yield f"{span.kind} at character {span.at} of the {span.region}"
-    yield f"{_shorten(span.old)!r} became {_shorten(span.new)!r}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
 
 
 def strip_edits(span: ChangedSpan) -> list[EditSettings]:

@@ -6,7 +6,6 @@ from random import Random
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
-from kvproxy.exchange import MatchScores
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
 from kvproxy.offline.prefix_estimate import (
@@ -117,11 +116,14 @@ async def estimate(
     replayed = replays[count // 2]
     tokenized: list[TokenizedRequest | None] = []
     for number, each in enumerate(replayed, 1):
-        tokenized.append(await _tokenize(tokenizer, each))
+        try:
+            form, response = prompt_input(each.request), response_text(each.logged)
+            tokenized.append(await tokenize_request(tokenizer, each.request, form, response))
+        except KvproxyError:
+            tokenized.append(None)
         advance(count, number / len(replayed))
-    forwarded = [
-        tokens for each, tokens in zip(replayed, tokenized, strict=True) if each.layer not in ("exact", "semantic")
-    ]
+    pairs = list(zip(replayed, tokenized, strict=True))
+    forwarded = [tokens for each, tokens in pairs if each.layer not in ("exact", "semantic")]
     readable = [tokens for tokens in forwarded if tokens is not None]
     prefix = estimate_prefix_reuse(readable, block_size, sizes)
     every = [tokens for tokens in tokenized if tokens is not None]
@@ -130,7 +132,7 @@ async def estimate(
     shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
     prices = [price_of(each.request.model, settings.journal.prices) for each in replayed]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
-    for each, tokens, share, price in zip(replayed, tokenized, shares, prices, strict=True):
+    for (each, tokens), share, price in zip(pairs, shares, prices, strict=True):
         if each.layer in savings:
             savings[each.layer].append(_hit_savings(each, tokens, share, price))
     exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
@@ -164,13 +166,6 @@ def estimate_charts(found: Estimate) -> list[Chart]:
         Chart("requests by layer", "", bars=[(name, float(count)) for name, count in bars]),
         Chart("tokens in the pool", "reused prompt tokens", lines, levels=levels, log_x=True, is_share=True),
     ]
-
-
-async def _tokenize(tokenizer: LocalTokenizer, each: ReplayedRequest) -> TokenizedRequest | None:
-    try:
-        return await tokenize_request(tokenizer, each.request, prompt_input(each.request), response_text(each.logged))
-    except KvproxyError:
-        return None
 
 
 def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
@@ -217,13 +212,8 @@ def _mean_discount(
 
 def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:
     hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
-    risks = [risk for hit in hits if hit.match is not None and (risk := _expected_error(hit.match)) is not None]
+    matches = [hit.match for hit in hits if hit.match is not None]
+    risks = [match.error for match in matches if match.error is not None]
+    risks += [1.0 - match.score for match in matches if match.error is None and match.score is not None]
     compared = [each.is_right for each in replayed if each.is_right is not None]
-    expected = sum(risks) / len(risks) if risks else None
-    return WrongHits(len(compared), compared.count(False), expected)
-
-
-def _expected_error(match: MatchScores) -> float | None:
-    if match.error is not None:
-        return match.error
-    return None if match.score is None else 1.0 - match.score
+    return WrongHits(len(compared), compared.count(False), sum(risks) / len(risks) if risks else None)

@@ -32,8 +32,8 @@ _MIN_SAVED_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class EditedReuse:
-    """The prompt tokens of a family after an edit, and the number of them that a prefix cache reuses."""
+class PromptReuse:
+    """The number of prompt tokens of a family, and of the tokens that a prefix cache reuses."""
 
     prompt_tokens: int
     reused: int
@@ -59,8 +59,8 @@ class EditSaving:
     span: ChangedSpan
     edit: EditSettings
     changed: int
-    stripped: EditedReuse
-    moved: EditedReuse
+    stripped: PromptReuse
+    moved: PromptReuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +68,15 @@ class FamilyReport:
     """The findings about one family of prompts.
 
     Attributes:
-        prompt_tokens, reused: number of prompt tokens, and of those that a prefix cache reuses without edits.
+        reuse: reuse without edits.
         shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
         savings: effects of the suggested edits. Each effect includes the edits before it.
     """
 
     family: Family
-    prompt_tokens: int
-    reused: int
+    reuse: PromptReuse
     shared_blocks: int
     savings: tuple[EditSaving, ...]
-
-    @property
-    def share(self) -> float:
-        return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +144,10 @@ class _TokenizedPrompts:
         members = family.members
         tokenized = [self._tokenized[member] for member in members]
         blocks = self._reused_blocks(tokenized)
-        tokens, reused = sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks)
+        reuse = PromptReuse(sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks))
         savings: list[EditSaving] = []
-        requests, least = [self.requests[member] for member in members], tokens - reused
-        moved_requests = requests
+        requests = moved_requests = [self.requests[member] for member in members]
+        least = reuse.computed
         while len(savings) < _MAX_SPANS:
             others = [[self.requests[member] for member in each.members] for each in families if each is not family]
             found = _spans_by_cost([prompt_input(request) for request in requests])
@@ -163,23 +158,24 @@ class _TokenizedPrompts:
             stripped, requests = await self._reuse_after_edit(members, requests, edit)
             moving = move_edit(edit) if edit.action == "strip" else edit
             moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
-            if least - min(stripped.computed, moved.computed) < max(_MIN_SAVED_SHARE * tokens, self._block_size):
+            saved = least - min(stripped.computed, moved.computed)
+            if saved < max(_MIN_SAVED_SHARE * reuse.prompt_tokens, self._block_size):
                 break
             savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
             least = stripped.computed
         later = sorted(blocks[1:])
-        return FamilyReport(family, tokens, reused, later[len(later) // 2] if later else 0, tuple(savings))
+        return FamilyReport(family, reuse, later[len(later) // 2] if later else 0, tuple(savings))
 
     async def _reuse_after_edit(
         self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
-    ) -> tuple[EditedReuse, list[ApiRequest]]:
+    ) -> tuple[PromptReuse, list[ApiRequest]]:
         changed = [apply_edits(request, [edit]) for request in requests]
         tokenized = []
         for member, request in zip(members, changed, strict=True):
             prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
             tokenized.append(replace(self._tokenized[member], prompt=prompt))
         reused = self._block_size * sum(self._reused_blocks(tokenized))
-        return EditedReuse(sum(len(each.prompt) for each in tokenized), reused), changed
+        return PromptReuse(sum(len(each.prompt) for each in tokenized), reused), changed
 
     def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
         return reused_blocks(block_chains(tokenized, self._block_size))

@@ -151,14 +151,16 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
     ):
         raise _SkipLine
     name = next((name for name in _BODIES if isinstance(value.get(name), dict | str)), None)
-    # The fields of a log may stand beside those of its requests.
+    # Fields of the log and of the request may be mixed.
     body: Json = {key: each for key, each in value.items() if key not in _OWN} if name is None else value[name]
     if isinstance(body, str):
         body = _json_object(body)
         if body is None:
             raise _SkipLine
     api, request = _api_and_body(route, as_object(body), model)
-    return LoggedRequest(number, api, request, _headers(value), _time(value), _response(value))
+    headers = next((value[name] for name in _HEADERS if name in value), None)
+    lower = {name.lower(): str(text) for name, text in headers.items()} if isinstance(headers, dict) else {}
+    return LoggedRequest(number, api, request, lower, logged_time(value), _response(value))
 
 
 def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api, JsonObject]:
@@ -202,12 +204,8 @@ def _api_of_route(route: str) -> Api | None:
     return next((api for api in APIS.values() if route == api.name or path.endswith(api.path)), None)
 
 
-def _headers(value: JsonObject) -> dict[str, str]:
-    found = next((value[name] for name in _HEADERS if name in value), None)
-    return {name.lower(): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
-
-
-def _time(value: JsonObject) -> float | None:
+def logged_time(value: JsonObject) -> float | None:
+    """Return the time of a line in seconds since the epoch; None if it has no valid time."""
     time = next((value[name] for name in _TIMES if value.get(name) is not None), None)
     if isinstance(time, str):
         try:

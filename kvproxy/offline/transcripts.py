@@ -4,14 +4,13 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import count, groupby
 from pathlib import Path
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.offline.request_log import LoggedRequest
+from kvproxy.offline.request_log import LoggedRequest, logged_time
 from kvproxy.offline.simulate.trace_reader import read_text
 
 _SUFFIXES = (".jsonl", ".json", ".json.gz")
@@ -89,10 +88,10 @@ def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
     found = []
     for parts in answers.values():
         message, before = as_object(parts[-1]["message"]), by_id.get(parts[0].get("parentUuid"))
-        usage, end = message.get("usage"), _time(parts[-1])
+        usage, end = message.get("usage"), logged_time(parts[-1])
         if not isinstance(usage, dict) or end is None or message.get("model") == "<synthetic>":
             continue
-        start = min(end, _time(before or parts[0]) or end)
+        start = min(end, logged_time(before or parts[0]) or end)
         body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages(before, by_id))}
         response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
         headers = {"x-claude-code-session-id": str(parts[-1].get("sessionId", ""))}
@@ -142,10 +141,10 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
             if is_output and answer is None:
                 answer = len(items)
             elif not is_output:
-                start = _time(line)
+                start = logged_time(line)
             items.append(payload)
         info = field(payload, "info") if field(payload, "type") == "token_count" else None
-        usage, total, end = field(info, "last_token_usage"), field(info, "total_token_usage"), _time(line)
+        usage, total, end = field(info, "last_token_usage"), field(info, "total_token_usage"), logged_time(line)
         # A report is repeated when a limit changes.
         if isinstance(usage, dict) and end is not None and (total is None or total != reported):
             reported = total
@@ -157,11 +156,3 @@ def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
             found.append(LoggedRequest(0, APIS["responses"], body, {"session-id": name}, began, response, end - began))
             answer = None
     return found
-
-
-def _time(line: JsonObject) -> float | None:
-    text = line.get("timestamp")
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except ValueError:
-        return None

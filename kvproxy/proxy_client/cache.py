@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 Rows = list[Document]
+# Values of fields of `index.store.EntryFilter`, by name.
 FilterValues = Mapping[str, str | float]
-"""Conditions on entries: values of fields of `index.store.EntryFilter`, by name. Without a condition, every entry matches."""
 CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 
@@ -24,7 +24,7 @@ class RemoteCache:
         self._client = client
 
     def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
-        """Return the newest `limit` matching entries (0: all), newest first, and the number of all matching entries."""
+        """Return matching entries, newest first, and the number of all matching entries. A limit of 0 returns all."""
         return self._client.rows("/admin/cache", limit=limit, **where)
 
     def eviction_queue(self, limit: int) -> Rows:
@@ -51,7 +51,7 @@ class RemoteCache:
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on a response: for one `question`, or by default for all similar questions."""
+        """Record a person's verdict on a response for a similar question, or by default for all similar questions."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
@@ -67,7 +67,7 @@ class RemoteCache:
         return self._client.chunks("/admin/cache/export")
 
     def import_(self, lines: bytes) -> dict[str, int]:
-        """Import an export. Return the number of imported entries and of skipped entries, as JSON."""
+        """Import an export. Return the number of entries by `imported` and `skipped`."""
         return cast("dict[str, int]", self._client.post("/admin/cache/import", lines))
 
 
@@ -75,16 +75,10 @@ class RemoteCache:
 def open_cache(
     url: str, token: str | None, store: str | None, data: Path | None, *, create: bool = False
 ) -> Iterator[CacheClient]:
-    """Open the stored responses of `store`, or of the data folder `data`.
+    """Open the stored responses of `store`, or of the data folder `data`. Raises ProxyUnreachable or NotFound.
 
-    If both are None, open those of the proxy at the URL, or of the default store if the default proxy does not run.
-
-    Args:
-        create: create a named store that does not exist.
-
-    Raises:
-        ProxyUnreachable: no proxy answers at the URL, which is not the default proxy's (see `configured_url`).
-        NotFound: neither a proxy nor a store exists.
+    If both are None, open the responses of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
+    the configured store. `create` creates a store that does not exist, if it is named.
     """
     is_named = store is not None or data is not None
     if not is_named:

@@ -27,12 +27,7 @@ _OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
 
 
 class ProxyClient:
-    """HTTP client of a proxy.
-
-    Args:
-        token: admin token.
-        timeout: maximum seconds without received data.
-    """
+    """HTTP client of a proxy. `token` is the admin token, and `timeout` the maximum seconds without received data."""
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
         import httpx
@@ -43,11 +38,11 @@ class ProxyClient:
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Send a GET request, and return its parsed JSON. Query parameters of None are omitted."""
+        """Send a GET request, and return the parsed JSON. Query parameters that are None are omitted."""
         return self._json(self._send("GET", path, query, headers=headers))
 
     def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
-        """Send a POST request, and return its parsed JSON. A body of bytes is sent unchanged, another body as JSON."""
+        """Send a POST request, and return the parsed JSON. A body of bytes is sent unchanged, and another body as JSON."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return self._json(self._send("POST", path, query, headers=headers, **content))
 
@@ -55,7 +50,7 @@ class ProxyClient:
         return self._json(self._send("DELETE", path, query))
 
     def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
-        """Return the rows of a page, and the number of rows on all pages."""
+        """Return the rows of a response, and the number of rows without its limit."""
         response = self._send("GET", path, query)
         return self._json(response), int(response.headers["x-total-count"])
 
@@ -70,7 +65,7 @@ class ProxyClient:
             yield from response.iter_bytes()
 
     def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
-        """Return the ids of the listed models; an empty list if the response has another form."""
+        """Return the ids of the listed models; an empty list if the server lists them in another form."""
         listed = self.get("/v1/models", headers=headers)
         try:
             return [str(model["id"]) for model in listed["data"]]
@@ -84,7 +79,7 @@ class ProxyClient:
         return models[0]
 
     def tenant(self, headers: Mapping[str, str], model: str) -> str:
-        """Return the tenant of requests with these headers; the proxy explains a sample request to `model`."""
+        """Return the tenant of requests to `model` with these headers."""
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:
@@ -140,14 +135,14 @@ class ProxyClient:
 
 
 def configured_url(data: Path | None = None) -> str:
-    """Return the URL of the proxy that uses a data folder, or else the URL in its settings. Raises SettingsError."""
+    """Return the URL of the proxy that uses a data folder; without a proxy, the URL in its settings. Raises SettingsError."""
     from kvproxy.settings import load_settings
 
     return _url_of(load_settings(data=data))
 
 
 def configured_token(url: str, data: Path | None = None) -> str | None:
-    """Return the admin token in the settings of a data folder; None if its `configured_url` differs or is invalid."""
+    """Return the admin token in the settings of a data folder; None if `url` is not its `configured_url`."""
     from kvproxy.settings import load_settings
 
     with suppress(SettingsError):

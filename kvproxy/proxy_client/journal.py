@@ -39,7 +39,7 @@ class ExplanationReport:
 
     Attributes:
         document: the fields of `journal.miss_explanation.MissExplanation`.
-        sentences: the explanation in sentences. They quote requests, and are not escaped.
+        sentences: the explanation for people; it quotes requests without escaping them.
     """
 
     record: Record
@@ -97,7 +97,7 @@ class DirectJournal:
         return self.reader.layer_counts(query)
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
-        """Return the savings from the UTC day of the time `since` seconds ago until today; None counts all days."""
+        """Return the savings since the UTC day `since` seconds ago; None counts all days."""
         from kvproxy.index.store import open_observations
 
         counts = None
@@ -111,11 +111,11 @@ class DirectJournal:
         return self._sessions().sessions(limit, start, min_turns)
 
     def session_tree(self, session: str) -> list[TreeRow]:
-        """Return the turns of a session, given its id, its name, or the id of one of its requests."""
+        """Return the turns of a session. `session` is its id, its name, or the id of one of its requests."""
         return turn_tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
-        """Return the ledger from the UTC day of the time `since` seconds ago until today; None counts all days."""
+        """Return the ledger since the UTC day `since` seconds ago; None counts all days."""
         return self._sessions().ledger(self._settings.journal.currency, first_utc_day(since))
 
     def _sessions(self) -> SessionReader:
@@ -216,9 +216,10 @@ JournalClient: TypeAlias = DirectJournal | RemoteJournal
 
 
 def open_journal(url: str, token: str | None, data: Path | None) -> JournalClient:
-    """Open the journal of the data folder `data`.
+    """Open the journal of the data folder `data`. Raises ProxyUnreachable or NotFound.
 
-    If `data` is None, open the journal of the proxy at the URL, or of the default data folder if the default proxy does not run.
+    If `data` is None, open the journal of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
+    the journal of the default data folder.
     """
     if data is None:
         client = ProxyClient(url, token)
@@ -255,7 +256,7 @@ def journal_query(
     where: str | None = None,
     limit: int | None = None,
 ) -> Query:
-    """Return the query for a command's options. `since` is in seconds before now. Raises InvalidRequest."""
+    """Return the query for a command's options. `since` is in seconds before the current time. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     check_reason(reason)

@@ -10,12 +10,12 @@ from kvproxy.proxy_client.client import ProxyClient
 
 LAYERS = ("exact", "semantic", "forward", "bypass", "refused", "disconnected", "error")
 _LEARNED, _SAVINGS = "kvproxy_learned_policy_", "kvproxy_savings_"
+# By metric: its name in `Snapshot.totals`, and the label that groups its counts.
 _COUNTS = {
     "kvproxy_semantic_lookups_total": ("lookups", "outcome"),
     "kvproxy_comparisons_total": ("compared", "result"),
     "kvproxy_limited_total": ("limited", "limit"),
 }
-"""Metrics that become counts in `Snapshot.totals`: the key in `totals`, and the label by which the counts are grouped."""
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class Snapshot:
     """Statistics of a proxy at one moment.
 
     Attributes:
-        at: seconds of the monotonic clock.
-        requests, first_byte_seconds: number of requests, and sum of their times to the first byte, by layer.
-        totals: other statistics by name. `blocks` is None if the proxy sees no prefix cache.
+        at: time in seconds of the monotonic clock.
+        requests, first_byte_seconds: by layer, the number of requests and the sum of their times to the first byte.
+        totals: other statistics by name; `blocks` is None without a prefix cache that the proxy can inspect.
     """
 
     at: float
@@ -61,7 +61,7 @@ def take_snapshot(client: ProxyClient) -> Snapshot:
 
 
 def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
-    """Return the JSON of a path; None if the proxy has no such route, or no prefix cache."""
+    """Send a GET request; return None if the proxy lacks the route or the prefix cache."""
     try:
         return client.get(path, **query)
     except (NoPrefixCache, NotFound):
@@ -69,10 +69,7 @@ def get_optional(client: ProxyClient, path: str, **query: Any) -> Any:
 
 
 def rates_between(before: Snapshot, now: Snapshot) -> dict[str, Any]:
-    """Return rates and mean times between two snapshots, and the totals of the later snapshot.
-
-    If the proxy was restarted between them, the rates count from the restart.
-    """
+    """Return rates and mean times between two snapshots, or since a restart, and the totals of the later snapshot."""
     if any(now.requests[layer] < before.requests[layer] for layer in LAYERS):
         before = Snapshot(before.at)
     new = {layer: now.requests[layer] - before.requests[layer] for layer in LAYERS}

@@ -10,6 +10,8 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import pyte
 
@@ -19,25 +21,17 @@ _TIMEOUT = 60.0
 
 
 class Terminal:
-    """A running command at a terminal of a size in columns and lines."""
-
     def __init__(self, command: Sequence[str], size: tuple[int, int], env: dict[str, str]) -> None:
         columns, lines = size
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.sent = bytearray()
-        """Everything that the command wrote."""
         self._end, other = pty.openpty()
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        streams: Any = {"stdin": other, "stdout": other, "stderr": other}
+        control = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)
         self.process = subprocess.Popen(
-            command,
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            env=env,
-            cwd=ROOT,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+            command, env=env, cwd=ROOT, start_new_session=True, preexec_fn=control, **streams
         )
         os.close(other)
 

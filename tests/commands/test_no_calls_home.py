@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,28 +13,13 @@ import pytest
 from kvproxy.errors import ModelUnsupported
 from kvproxy.http.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import load_settings
-from tests.commands.run import NOWHERE
+from tests.commands.run import NOWHERE, command
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
 
 _REMOTE = re.compile(r"(?:connect|sendto|sendmsg)\(.*sin6?_port=htons\((\d+)\)")
 _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
-KVPROXY = [sys.executable, "-m", "kvproxy"]
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def env(home: Path) -> dict[str, str]:
-    """An environment with an empty home folder and without any switch against usage reports."""
-    kept = {name: value for name, value in os.environ.items() if name not in (*_SWITCHES, "XDG_DATA_HOME")}
-    return kept | {"HOME": str(home)}
 
 
 def traced(trace: Path) -> list[str]:
@@ -54,20 +37,24 @@ def strange_files(home: Path) -> list[str]:
     return [str(file) for file in files if Path(".local/share/kvproxy") not in file.parents]
 
 
-@pytest.fixture
-def upstream() -> Iterator[str]:
-    with run_plain_upstream() as url:
-        yield url
-
-
 @pytest.mark.parametrize("embedded", [False, True], ids=["upstream", "embedded"])
-def test_a_server_connects_to_its_upstream_only(
-    tmp_path: Path, home: Path, env: dict[str, str], upstream: str, embedded: bool
-) -> None:
-    port, trace = free_port(), tmp_path / "trace"
-    options = ["--num-blocks", "64"] if embedded else ["--upstream", upstream]
-    command = [*traced(trace), *KVPROXY, "serve", "--port", str(port), *options]
-    with serve(command, port, tmp_path / "log", env=env, timeout=300.0) as server:
+def test_a_server_connects_to_its_upstream_only(tmp_path: Path, embedded: bool) -> None:
+    port, trace, home = free_port(), tmp_path / "trace", tmp_path / "home"
+    home.mkdir()
+    kept = {name: value for name, value in os.environ.items() if name not in (*_SWITCHES, "XDG_DATA_HOME")}
+    with (
+        run_plain_upstream() as upstream,
+        serve(
+            [
+                *traced(trace),
+                *command("serve", "--port", port, *(("--num-blocks", 64) if embedded else ("--upstream", upstream))),
+            ],
+            port,
+            tmp_path / "log",
+            env=kept | {"HOME": str(home)},
+            timeout=300.0,
+        ) as server,
+    ):
         model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
         for question in ("How do I reset my password?", "How can I reset my password?"):
             messages = [{"role": "user", "content": question}]

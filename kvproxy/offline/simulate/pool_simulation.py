@@ -149,7 +149,9 @@ class SimulatedPool:
         if request.use is not None and isinstance(self._policy, SessionPolicy):
             self._policy.begin(blocks, request.use)
         while len(self._parents) + len(blocks) - num_cached + request.partial > self._capacity:
-            self._evict()
+            evicted = pop_leaf(self._policy, self._num_children)
+            remove_child(self._num_children, self._parents.pop(evicted))
+            self.removed.append(evicted)
         self.stored = list(blocks[num_cached:])
         for index in range(num_cached, len(blocks)):
             parent = self._parents[blocks[index]] = blocks[index - 1] if index else None
@@ -158,11 +160,6 @@ class SimulatedPool:
         for block in reversed(blocks):
             self._policy.add(block)
         return min(num_cached, request.reusable)
-
-    def _evict(self) -> None:
-        block = pop_leaf(self._policy, self._num_children)
-        self.removed.append(block)
-        remove_child(self._num_children, self._parents.pop(block))
 
 
 def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str) -> PoolSimulation:

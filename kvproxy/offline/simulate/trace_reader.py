@@ -100,14 +100,14 @@ def read_chains(path: str | Path, block_size: int | None = None) -> tuple[list[C
 def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | None = None) -> Workload:
     """Read a trace file, which may be gzipped, as `read_chains` does. `ids` are block numbers to share between files."""
     lines = _read_lines(path)
-    kind = next((field for field in _PARSERS if field in lines[0].fields), None)
+    kind = next((field for field in ("hash_ids", "tokens", "input_length") if field in lines[0].fields), None)
     if kind is None:
         raise TraceError(
             f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of"
             " BurstGPT or Azure, or an agent trace of WEKA"
         )
     size = _block_size(path, lines, block_size) if kind == "hash_ids" else block_size or DEFAULT_BLOCK_SIZE
-    parse = _PARSERS[kind](size, ids or BlockNumbers())
+    parse = _make_parser(kind, size, ids or BlockNumbers())
     arrivals = [_convert_line(path, line, parse) for line in lines]
     untimed = [line for line, arrival in zip(lines, arrivals, strict=True) if math.isnan(arrival.seconds)]
     if not untimed:
@@ -135,7 +135,8 @@ def _read_lines(path: Path) -> list[_TraceLine]:
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise TraceError(f"{path}, line 1: the file is empty")
-    columns = next(csv.reader([numbered[0][1].lstrip("\ufeff")]))
+    columns = next(csv.reader([numbered[0][1]]))
+    columns[0] = columns[0].lstrip("\ufeff")
     if columns[0] in _LENGTH_COLUMNS:
         return _csv_lines(path, columns, numbered[1:])
     return [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
@@ -218,44 +219,27 @@ def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]]
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
-def _hash_id_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
-    scope = ids.new_scope()
-
-    def read(fields: dict[str, Any]) -> Arrival:
-        length, count = _parse_count(fields["input_length"]), len(fields["hash_ids"])
-        full = min(count, length // size)
-        blocks = ids.chain((int(id) for id in fields["hash_ids"][:full]), scope)
-        chain = ChainRequest(blocks, max(0, min(full, (length - 1) // size)), full < count)
-        return _arrival(fields, chain, length)
-
-    return read
-
-
-def _token_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
+def _make_parser(kind: str, size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     scope, hasher = ids.new_scope(), BlockHasher(seed="")
 
-    def read(fields: dict[str, Any]) -> Arrival:
-        if not isinstance(fields["tokens"], list):
-            raise TypeError("tokens is a list of ids")
-        blocks = ids.chain(hasher.hash_blocks(fields["tokens"], size), scope)
-        return _arrival(fields, _chain_of_prompt(blocks, len(fields["tokens"]), size), len(fields["tokens"]))
+    def parse(fields: dict[str, Any]) -> Arrival:
+        blocks: Sequence[int]
+        if kind == "tokens":
+            if not isinstance(fields["tokens"], list):
+                raise TypeError("tokens is a list of ids")
+            length, blocks = len(fields["tokens"]), ids.chain(hasher.hash_blocks(fields["tokens"], size), scope)
+        else:
+            length = _parse_count(fields["input_length"])
+            if kind == "hash_ids":
+                blocks = ids.chain((int(id) for id in fields["hash_ids"][: length // size]), scope)
+            else:
+                blocks = ids.new_numbers(length // size)
+        is_partial = len(blocks) < len(fields["hash_ids"]) if kind == "hash_ids" else bool(length % size)
+        chain = ChainRequest(blocks, max(0, min(len(blocks), (length - 1) // size)), is_partial)
+        output, awaits_user = _parse_count(fields.get("output_length", 0)), fields.get("awaits_user") is True
+        return Arrival(_parse_seconds(fields), chain, length, output, awaits_user=awaits_user)
 
-    return read
-
-
-def _length_parser(size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
-    def read(fields: dict[str, Any]) -> Arrival:
-        length = _parse_count(fields["input_length"])
-        return _arrival(fields, _chain_of_prompt(ids.new_numbers(length // size), length, size), length)
-
-    return read
-
-
-_PARSERS = {"hash_ids": _hash_id_parser, "tokens": _token_parser, "input_length": _length_parser}
-
-
-def _chain_of_prompt(blocks: Sequence[int], length: int, size: int) -> ChainRequest:
-    return ChainRequest(blocks, max(0, length - 1) // size, bool(length % size))
+    return parse
 
 
 def _parse_count(value: object) -> int:
@@ -264,12 +248,11 @@ def _parse_count(value: object) -> int:
     return value
 
 
-def _arrival(fields: dict[str, Any], chain: ChainRequest, tokens: int) -> Arrival:
-    seconds = math.nan
-    if (time := fields.get("timestamp")) is not None:
-        # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and WEKA use milliseconds.
-        seconds = float(time) / (1 if "chat_id" in fields else 1000)
-        if not math.isfinite(seconds):
-            raise ValueError("timestamp is not finite")
-    awaits_user = fields.get("awaits_user") is True
-    return Arrival(seconds, chain, tokens, _parse_count(fields.get("output_length", 0)), awaits_user=awaits_user)
+def _parse_seconds(fields: dict[str, Any]) -> float:
+    if (time := fields.get("timestamp")) is None:
+        return math.nan
+    # Qwen-Bailian, which has chat ids, uses seconds; Mooncake and WEKA use milliseconds.
+    seconds = float(time) / (1 if "chat_id" in fields else 1000)
+    if not math.isfinite(seconds):
+        raise ValueError("timestamp is not finite")
+    return seconds

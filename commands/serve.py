@@ -128,15 +128,15 @@ def serve(
 
 
 def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
-    for flag, values in (("--kv-events", events), ("--kv-replay", replays)):
+    servers = [{"url": url} for url in urls]
+    for name, values in (("kv_events", events), ("kv_replay", replays)):
         if values and len(values) != len(urls):
+            flag = f"--{name.replace('_', '-')}"
             raise typer.BadParameter(
                 f"give {flag} once for each --upstream: {len(urls)} times instead of {len(values)}"
             )
-    servers = []
-    for index, url in enumerate(urls):
-        kv = {"kv_events": events, "kv_replay": replays}
-        servers.append({"url": url} | {name: values[index] for name, values in kv.items() if values})
+        for server, value in zip(servers, values, strict=False):
+            server[name] = value
     return servers or None
 
 

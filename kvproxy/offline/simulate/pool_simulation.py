@@ -189,7 +189,7 @@ def can_have_hits(requests: Sequence[ChainRequest]) -> bool:
 
 
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
-    """Return the number of hits by LRU for each pool size in blocks; None is unlimited. One pass computes most sizes."""
+    """Return the number of hits with LRU for each pool size in blocks; None is unlimited."""
     if not can_have_hits(requests):
         return [0] * len(sizes)
     curve = HitCurve()

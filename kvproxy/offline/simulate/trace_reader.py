@@ -60,7 +60,7 @@ class Workload:
 
 
 class BlockNumbers:
-    """Assigns numbers to blocks. Two blocks have the same number if their prompts are equal up to them."""
+    """Assigns numbers to blocks. Two blocks have the same number if their prompts are equal up to the end of the block."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, Hashable], int] = {}

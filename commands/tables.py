@@ -66,11 +66,7 @@ def text_column(name: str) -> Column:
 
 
 def print_table(
-    rows: Iterable[Row],
-    *,
-    title: str | None = None,
-    empty: str = "nothing to list",
-    layout: Layout = _FITTED,
+    rows: Iterable[Row], *, title: str | None = None, empty: str = "nothing to list", layout: Layout = _FITTED
 ) -> None:
     """Print rows under their column names. Without rows, print the message `empty` on stderr.
 

@@ -39,7 +39,7 @@ _FIRST_TRACE_NUMBER = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """The turns whose prompt changed first in a region, such as the system prompt, and the tokens that they lost by the change."""
+    """The turns whose prompt changed first in a region, such as the system prompt, and the tokens that they lost by it."""
 
     region: str
     turns: int

@@ -14,7 +14,6 @@ from kvproxy.offline.request_log import detect_api
 from kvproxy.proxy_client.client import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
-from tests.servers import until_stored
 
 
 def test_explain_names_the_fields_that_differ_from_the_closest_stored_request(tmp_path: Path) -> None:
@@ -170,12 +169,3 @@ def test_a_model_that_is_not_served_is_an_error(demo: Demo, tmp_path: Path) -> N
         # A server may answer under names that it does not list.
         ask(url, "What is a model?", model="alias")
         assert result("explain", "What is a model?", "--model", "alias", url=url)["layer"] == "exact"
-
-
-def test_a_question_under_other_settings_is_named_with_the_fields_that_differ(demo: Demo) -> None:
-    ask(demo[0], "What is a cache namespace?")
-    headers = {"x-request-id": "other-settings"}
-    ask(demo[0], "What is a cache namespace", temperature=0.5, headers=headers)
-    until_stored(demo[1])
-    demo[1].answerer.journal.flush()  # type: ignore[attr-defined]
-    assert "the field temperature" in kvproxy("explain", "--request", "other-settings", url=demo[0]).stdout

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.offline.simulate.routing_simulation import MAX_ENGINES
+from kvproxy.offline.simulate import routing_simulation
 from tests.commands.run import kvproxy, result
 
 DATA = Path(__file__).resolve().parents[1] / "simulate/data"
@@ -101,16 +101,17 @@ def test_options_that_exclude_each_other() -> None:
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
-def test_a_target_that_no_fleet_reaches(tmp_path: Path) -> None:
+def test_a_target_that_no_fleet_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing_simulation, "MAX_ENGINES", 8)
     # A prompt of 1,000 tokens is computed in 0.1 s by any number of engines.
     trace = tmp_path / "trace.jsonl"
     prompt = {"timestamp": 0, "input_length": 1000, "output_length": 1, "hash_ids": [1, 2]}
     trace.write_text(f"{json.dumps(prompt)}\n")
     shown = kvproxy("simulate", trace, "--ttft", 0.05).stdout
-    assert f"not reached with up to {MAX_ENGINES} engines: a p99 of 0.05 s (round-robin, " in shown
+    assert "not reached with up to 8 engines: a p99 of 0.05 s (round-robin, " in shown
     assert [line.split("\t")[1] for line in shown.splitlines()[1:6]] == ["not reached"] * 5
     found = result("simulate", trace, "--ttft", 0.05)
-    assert (found["ttft"], found["max_engines"]) == (0.05, MAX_ENGINES)
+    assert (found["ttft"], found["max_engines"]) == (0.05, 8)
     assert {each["engines"] for each in found["results"]} == {each["wait_p99"] for each in found["results"]} == {None}
     reached = result("simulate", trace, "--ttft", 0.2)["results"]
     assert {each["engines"] for each in reached} == {1}

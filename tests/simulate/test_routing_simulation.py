@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.offline.simulate import routing_simulation
 from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
 from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing, smallest_fleet
 from kvproxy.offline.simulate.trace_reader import read_trace
@@ -69,6 +70,7 @@ def test_the_smallest_fleet_for_a_time_to_the_first_token() -> None:
     assert found.wait_p99 <= 20.0 < one_less.wait_p99
 
 
-def test_no_fleet_reaches_less_than_the_time_of_a_prefill() -> None:
+def test_no_fleet_reaches_less_than_the_time_of_a_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing_simulation, "MAX_ENGINES", 8)
     # Each prompt takes at least 0.201 s.
     assert smallest_fleet(turns(2, 1), FleetShape(1, 100, 100, 1000), "round-robin", 0.2) is None

@@ -52,8 +52,7 @@ _FITTED = Layout()
 Row: TypeAlias = Mapping[Column | str, object]
 """Values by column; None prints as `-`.
 
-A string is the name of a column that is not truncated. It may end in `#` for a column of numbers, and then in `?` for an
-optional column.
+A string names a column that is not truncated. Its end `#` marks a column of numbers, and then `?` an optional column.
 """
 
 

@@ -79,9 +79,8 @@ def _check_faiss() -> str:
 def _check_data(settings: Settings) -> str:
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = settings.data / ".doctor"
-        probe.write_text("")
-        probe.unlink()
+        with TemporaryFile(dir=settings.data):
+            pass
     except OSError as error:
         raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
     for path in (settings.data, *settings.data.glob("*")):
@@ -125,7 +124,7 @@ def check_encryption(settings: Settings) -> str:
 
 
 def check_weights(embedder: str) -> str:
-    """Compare installed weights with the digests of the released ones. Raises KvproxyError."""
+    """Compare the weights of the embedder, verifier, and demo model with the released digests. Raises KvproxyError."""
     from kvproxy.demo import verified_model_path
     from kvproxy.index.errors import EmbedderError
     from kvproxy.index.models.e5 import installed_file

@@ -166,7 +166,7 @@ def move_edit(edit: EditSettings) -> EditSettings:
 
 
 def matches_only_changes(edit: EditSettings, matches: Sequence[Sequence[str]]) -> bool:
-    """Return whether the texts that an edit matches, listed by prompt, change between the prompts of a family."""
+    """Return whether an edit matches only text that changes between prompts. `matches` has the matched texts of each prompt."""
     counts = Counter(text for found in matches for text in found)
     if not counts or edit.action == "sort-tools" or edit.name == _BILLING:
         return True

@@ -79,7 +79,7 @@ def shingles(text: str) -> set[int]:
 def group_families(models: Sequence[str], prompts: Sequence[list[Region]]) -> list[Family]:
     """Return the families of prompts, the largest first. A prompt without text belongs to no family.
 
-    Two prompts for one model belong together if their heads (see `Family`) share half of their sequences of three words.
+    A family has the prompts for one model whose heads share half of their sequences of three words (see `Family`).
     """
     families: list[Family] = []
     index: dict[tuple[str, int], set[int]] = {}

@@ -28,7 +28,10 @@ class TraceSession:
 
 
 def transcript_files(path: Path) -> list[Path] | None:
-    """Return the given transcript or trace, or all in a folder; None for another file. Raises NotFound for an empty folder."""
+    """Return the transcripts and agent traces at a path, a file or a folder. Return None for a file of another kind.
+
+    Raises NotFound for a folder without transcripts and traces.
+    """
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
         if not found:

@@ -152,7 +152,7 @@ def logged_requests(
 
 
 def prefix_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Omit requests for embeddings, and limit the output to one token, so that only the prefix cache is filled."""
+    """Return requests that fill only the prefix cache: without embeddings, and with one output token each."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)

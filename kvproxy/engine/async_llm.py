@@ -100,7 +100,7 @@ class AsyncLLM:
 
     @property
     def failure(self) -> str | None:
-        """Why no request can be served, or None. Any thread may read it."""
+        """The reason why no request can be served, or None. Any thread may read it."""
         return self._thread.failure
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -158,7 +158,7 @@ class AsyncLLM:
         return await asyncio.wrap_future(result)
 
     async def match_tiers(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
-        """Return the number of prompt tokens that each tier has after the first `num_pool_tokens`."""
+        """Return by tier name how many prompt tokens a load would add to the first `num_pool_tokens`."""
         tiers = self._engine.tiers
         if tiers is None:
             return {}
@@ -184,14 +184,10 @@ class AsyncLLM:
 
 
 class EngineThread:
-    """The thread that runs the engine's steps. All other calls of the engine run on it between two steps.
-
-    Attributes:
-        fatal_error: why the engine cannot continue; None while it runs.
-    """
+    """The thread that runs the engine's steps. All other calls of the engine run on it between two steps."""
 
     def __init__(self, engine: EngineCore, settings: EngineSettings) -> None:
-        self.fatal_error: str | None = None
+        self.fatal_error: str | None = None  # the reason why the thread computes no more steps
         self._engine = engine
         self._num_threads = settings.threads
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -223,7 +219,6 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """The fatal error, or the last of at least `FAILURE_THRESHOLD` failed steps in a row; otherwise None."""
         if self.fatal_error is not None or self._num_failed_steps < FAILURE_THRESHOLD:
             return self.fatal_error
         return (
@@ -254,7 +249,7 @@ class EngineThread:
         self.run_between_steps(add_request)
 
     def abort(self, request: GenerationRequest, send: Send) -> None:
-        """Abort the request that was submitted with `send`, if it is unfinished."""
+        """Abort an unfinished request that was submitted with the same `send`."""
 
         def abort() -> None:
             # A refused request may have the same id.

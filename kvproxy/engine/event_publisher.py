@@ -23,10 +23,7 @@ _BIND_HOSTS = ("*", "0.0.0.0", "[::]", "127.", "localhost", "[::1]")
 
 
 class KVEventPublisher:
-    """Publishes events on a thread that owns the sockets. A socket binds to `*` and this machine, and connects otherwise.
-
-    `request_snapshot` makes the engine publish AllBlocksCleared, then BlockStored for all cached blocks.
-    """
+    """Publishes events on a thread that owns the sockets. A socket binds to `*` and this machine, and connects otherwise."""
 
     def __init__(
         self,
@@ -35,7 +32,7 @@ class KVEventPublisher:
         *,
         topic: str = "",
         buffer: int = 10_000,  # number of batches kept for replay
-        request_snapshot: Callable[[], None] = lambda: None,
+        request_snapshot: Callable[[], None] = lambda: None,  # makes the engine publish all cached blocks
     ) -> None:
         self._topic = topic.encode()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer)

@@ -44,13 +44,10 @@ class UniformStream:
 def sample(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
-    uniforms: Sequence[float],
-    allowed: torch.Tensor | None = None,
+    uniforms: Sequence[float],  # a random number from 0 to 1 for each row
+    allowed: torch.Tensor | None = None,  # from `allowed_tokens`; None allows all tokens
 ) -> list[SampledToken]:
-    """Sample one token for each row of `logits`, `[rows, vocabulary]`, with a random number from 0 to 1 for each row.
-
-    `allowed` is a mask by `allowed_tokens`, which log-probabilities ignore; None allows all tokens.
-    """
+    """Sample one token for each row of `logits`, `[rows, vocabulary]`. Log-probabilities ignore the mask `allowed`."""
     plain = logits
     if allowed is not None:
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))

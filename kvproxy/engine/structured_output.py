@@ -20,7 +20,7 @@ _CACHED_GRAMMARS = 64
 
 
 def allowed_tokens(matchers: "Sequence[LLMatcher | None]", vocabulary: int) -> torch.Tensor:
-    """Return a mask of the tokens that each row's grammar allows next, `[rows, vocabulary]`; all tokens without a matcher."""
+    """Return the mask `[rows, vocabulary]` of the tokens that each row's grammar allows next. None allows all tokens."""
     bitmask = np.full((len(matchers), -(-vocabulary // 32)), -1, np.int32)
     for row, matcher in zip(bitmask, matchers, strict=True):
         if matcher is not None:

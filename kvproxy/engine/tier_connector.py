@@ -26,8 +26,7 @@ from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_format import ChunkName, read_payload
 from kvproxy.tiers.tier_chain import TierChain, build_chain
 
-_ARITHMETIC_VERSION = 3
-"""Increase this number with every change of the code that may alter the last bits of keys or values."""
+_ARITHMETIC_VERSION = 3  # increase it with every change of the code that may alter the last bits of keys or values
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 _NUM_READERS = 2
 _log = logging.getLogger("kvproxy")
@@ -68,7 +67,7 @@ def create_tier_connector(
 
 @dataclass(slots=True)
 class TierLoad:
-    """A load in flight of the tokens from position `start` to `end`."""
+    """The load of the tokens from position `start` to `end`."""
 
     sequence: SequenceState
     names: list[ChunkName]
@@ -165,7 +164,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write to the pool what the reader threads loaded. Return the sequences whose loads ended."""
+        """Write loaded chunks to the pool. Return the sequences whose loads ended."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.
@@ -227,7 +226,7 @@ class TierConnector:
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return a 32-byte digest of everything except tokens that determines keys and values; in strict mode their last bits."""
+    """Return a 32-byte digest of the model and the settings that determine keys and values, or in strict mode their bits."""
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape
     parts: dict[str, object] = {

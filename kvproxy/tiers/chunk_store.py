@@ -12,26 +12,19 @@ class TierError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Statistics of a tier since the start. A `ChunkStore` counts only the fields up to `available`.
-
-    Attributes:
-        chunks, bytes: number and size of the chunks. Redis chunks count only if this process wrote or read them.
-        limit: maximum size in bytes; None for Redis.
-        damaged: chunks with a wrong checksum or header.
-        dropped: chunks that were not written, because too many writes were pending.
-    """
+    """Statistics of a tier since the start. `TierChain` counts the fields after `available`."""
 
     name: str
-    chunks: int
+    chunks: int  # in Redis, only chunks that this process wrote or read
     bytes: int
-    limit: int | None
+    limit: int | None  # in bytes; None for Redis
     evictions: int
     available: bool = True
     hits: int = 0
     misses: int = 0
-    damaged: int = 0
+    damaged: int = 0  # chunks with a wrong checksum or header
     errors: int = 0
-    dropped: int = 0
+    dropped: int = 0  # chunks that were not written, because too many writes were pending
     bytes_loaded: int = 0
 
 

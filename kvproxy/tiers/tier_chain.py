@@ -38,7 +38,7 @@ class TierChain:
         self._lock = threading.Lock()
 
     def may_contain(self, key: str) -> bool:
-        """Whether a tier may contain a chunk. Remote stores are not called, and count as containing it."""
+        """Whether a tier may contain a chunk. True for remote stores, which are not called."""
         return any(store.available and (store.remote or store.contains(key)) for store in self.stores)
 
     def should_save(self, key: str) -> bool:
@@ -122,10 +122,7 @@ class TierChain:
                 self._increment(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete matching chunks after all pending writes; return their number, or None for an unknown tier.
-
-        Raises TierError after `timeout` seconds.
-        """
+        """Delete matching chunks after all pending writes; return their number, or None for an unknown tier."""
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
             return None

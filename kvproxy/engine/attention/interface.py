@@ -45,7 +45,7 @@ class PrefillBackend(Protocol):
 class DecodeBackend(Protocol):
     name: str
     supports_capture: bool
-    """Whether CUDA graphs can capture a step: the host does not read its arguments, and unused columns of `table` are cheap."""
+    """Whether CUDA graphs can capture a step. A captured step must not read `table` or `lengths` on the host."""
 
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION

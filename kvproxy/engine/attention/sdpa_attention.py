@@ -16,12 +16,9 @@ from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
 
-_MAX_CALL_ROWS = 256
-"""Maximum query rows per SDPA call in layers with windows or chunks, so that a call skips keys outside the window."""
-_MIN_EAGER_SCORES = 4096
-"""From this number of scores (queries times keys) on, `_eager_attention` is faster in bfloat16 on a CPU."""
-_MAX_EAGER_ROWS = 128
-"""Maximum query rows of one matrix product. The scores of all rows of a long prompt would take gigabytes."""
+_MAX_CALL_ROWS = 256  # query rows per SDPA call in layers with windows, so that a call skips keys outside the window
+_MIN_EAGER_SCORES = 4096  # number of scores from which on `_eager_attention` is faster in bfloat16 on a CPU
+_MAX_EAGER_ROWS = 128  # query rows of one matrix product: all scores of a long prompt would take gigabytes
 
 
 class SdpaPrefill:

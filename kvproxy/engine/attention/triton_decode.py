@@ -9,12 +9,10 @@ from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.worker.kv_pool import KVPool
 
+# Maximum number of key elements in one load of a program, by bytes per element. More would spill registers.
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
-"""Maximum number of key elements in one load of a program, by bytes per element. More would spill registers."""
-_DOUBLE_BUFFER_BYTES = 160 << 10
-"""Minimum shared memory of a GPU's multiprocessor for double buffering of keys and values."""
-_DOUBLE_BUFFER_STAGES = 5
-"""Number of pipeline stages (`num_stages`) with which Triton double-buffers."""
+_DOUBLE_BUFFER_BYTES = 160 << 10  # minimum shared memory of a multiprocessor for double buffering
+_DOUBLE_BUFFER_STAGES = 5  # `num_stages` with which Triton double-buffers
 
 
 class TritonDecode:

@@ -127,6 +127,5 @@ def flash_attention(
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Rescale an output as if its softmax had included the sinks. `logsums` is the log-sum-exp of scores, `[rows, heads]`."""
     share = torch.sigmoid(logsums.float() - sinks.float())
     return (output.float() * share[..., None]).to(output.dtype)

@@ -38,7 +38,7 @@ class LayerGroup:
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split positions `start` to `end` into parts in one attention chunk; yield their first visible key, start, and end."""
+        """Split positions `start` to `end` into parts; yield each part's first visible key, start, and end."""
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
             if self.kind == "chunked_local":
@@ -51,15 +51,12 @@ FULL_ATTENTION = LayerGroup()
 
 
 def group_layers(config: Any) -> tuple[LayerGroup, ...]:
-    """Divide a model's layers into groups of equal size.
-
-    The size is the number of layers of the rarest attention type, or of the most frequent type if that is less than 1.5
-    times as large. The empty slots of smaller groups then waste less memory than additional groups.
-    """
+    """Divide a model's layers into groups of one attention type each, with the same number of slots."""
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
     for layer, kind in enumerate(layer_attention_types(config)):
         kinds.setdefault(kind, []).append(layer)
     counts = [len(layers) for layers in kinds.values()]
+    # If the counts are similar, empty slots waste less memory than additional groups.
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     groups: list[LayerGroup] = []
     for (name, window), layers in kinds.items():

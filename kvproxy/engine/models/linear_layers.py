@@ -12,10 +12,9 @@ import xxhash
 
 from kvproxy.errors import ModelUnsupported
 
+# Attention calls these layers in this order with the same input, so they can be merged into one.
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Attention calls these layers in this order with the same input, so they can be merged into one."""
-_MAX_INT8_ROWS = 160
-"""For more input rows, dequantizing the weights first is faster than the int8 kernel."""
+_MAX_INT8_ROWS = 160  # for more input rows, dequantizing the weights first is faster than the int8 kernel
 
 
 class PackedModule(torch.nn.Module):

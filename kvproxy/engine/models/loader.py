@@ -22,8 +22,7 @@ from kvproxy.generation import SamplingParams
 from kvproxy.optional_packages import install_command
 
 _log = logging.getLogger("kvproxy")
-_MIN_BFLOAT16_WEIGHTS = 100_000_000
-"""On a CPU, a model with fewer weights runs faster in float32."""
+_MIN_BFLOAT16_WEIGHTS = 100_000_000  # on a CPU, a model with fewer weights runs faster in float32
 _UNSUPPORTED_ROPE = {"dynamic", "longrope"}
 
 

@@ -127,7 +127,7 @@ class SequenceState:
         return self._proposer.propose(self.cache_request.tokens, limit)
 
     def add_prompt_logprobs(self, start: int, logits: torch.Tensor) -> None:
-        """Add the log-probabilities of the tokens after position `start`, the position of the first row of `logits`."""
+        """Add the log-probabilities of prompt tokens. Row `i` of `logits` scores the token at position `start + i + 1`."""
         # A preempted sequence computes its prompt again.
         del self._prompt_logprobs[start:]
         following = self.cache_request.tokens[start + 1 : min(start + 1 + logits.shape[0], self.num_prompt_tokens)]

@@ -25,7 +25,7 @@ class ReasoningFormat:
 
 
 def find_reasoning_format(visible_tokens: Mapping[str, int]) -> ReasoningFormat | None:
-    """Return the format of a model's reasoning, from the ids of tokens that an output's text contains; otherwise None."""
+    """Return the format of a model's reasoning; None if `visible_tokens` has no pair such as `<think>` and `</think>`."""
     for begin, end in _PAIRS:
         if begin in visible_tokens and end in visible_tokens:
             return ReasoningFormat(begin, end, visible_tokens[begin], visible_tokens[end])

@@ -30,7 +30,7 @@ class ToolCallFormat:
     special_tokens: Mapping[str, int]  # their ids; an output's text omits these tokens
 
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
-        """Return a grammar for one call or, if `parallel`, several calls; and for text without a call unless `required`."""
+        """Return a grammar for one tool call, or several if `parallel`. Unless `required`, it also accepts plain text."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
         more = f" ({self._as_lark(self.between)} call)*" if parallel else ""
         rules = [

@@ -85,7 +85,7 @@ def max_captured_rows(settings: EngineSettings) -> int:
 
 
 class CapturedSteps:
-    """A captured step for each capture size: computes the logits of spans of one token each, `[rows, vocabulary]`."""
+    """A captured step for each capture size. A call returns the logits of spans of one token each, `[rows, vocabulary]`."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write the blocks of `content` (see `read_blocks`), from its block `first` on, to `blocks`."""
+        """Write the blocks of `content` from number `first` on to `blocks`. `read_blocks` describes the layout."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":

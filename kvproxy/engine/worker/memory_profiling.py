@@ -32,7 +32,7 @@ class CudaMemoryMeter:
 
 
 def determine_num_blocks(loaded: LoadedModel, backends: AttentionBackends, settings: EngineSettings) -> int:
-    """Return the setting `num_blocks`; if it is not set, the number of blocks that fits into the setting `kv_memory`."""
+    """Return `settings.num_blocks`; if it is None, the number of blocks that fit into `settings.kv_memory`."""
     block_bytes = loaded.shape.block_bytes(settings.block_size, loaded.dtype)
     if loaded.device.type == "cpu":
         _check_host_memory(block_bytes, settings)

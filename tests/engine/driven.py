@@ -24,14 +24,7 @@ _SAMPLING = {field.name for field in fields(SamplingParams)}
 
 
 class Driven:
-    """An engine and the results of its requests.
-
-    Args:
-        loaded: the model; a tiny Llama unless given.
-        tiers: settings of the tiers; chunks are of 16 tokens unless given.
-        capture: makes steps ready to be replayed; by default what the device has.
-        engine: settings of the engine; blocks are of 4 tokens unless given.
-    """
+    """An engine and the results of its requests; `engine` are its settings."""
 
     def __init__(
         self,
@@ -44,13 +37,11 @@ class Driven:
         sizes = {"num_blocks": 200, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8} | engine
         tiering = TierSettings(**({"chunk_tokens": 16} | (tiers or {})))
         self.engine = EngineCore(loaded or tiny(), EngineSettings(**sizes), tiering, capture=capture)
-        self.tokens: dict[str, list[int]] = {}
-        """Tokens by `id#index`."""
+        self.tokens: dict[str, list[int]] = {}  # by `id#index`
         self.pieces: dict[str, list[Delta]] = {}
         self.usage: dict[str, Usage] = {}
         self.errors: dict[str, list[KvproxyError]] = {}
-        self.done: list[str] = []
-        """The id of each complete output, in order."""
+        self.done: list[str] = []  # the id of each complete output, in order
 
     @property
     def tiers(self) -> TierConnector:
@@ -62,7 +53,6 @@ class Driven:
         id: str,
         prompt: Sequence[int],
         count: int = ANSWER,
-        *,
         emit: Callable[[Delta], None] | None = None,
         **more: Any,
     ) -> None:
@@ -94,7 +84,6 @@ class Driven:
             check_integrity(self.engine.manager, self.engine.pins)
 
     def run(self) -> None:
-        """Step until every output is complete."""
         for _ in range(20_000):
             if not self.engine.has_work:
                 return
@@ -102,7 +91,6 @@ class Driven:
         raise AssertionError("the engine does not come to an end")
 
     def answers(self, prompts: list[list[int]], round: str, count: int = ANSWER) -> list[list[int]]:
-        """Run prompts together, and return their tokens."""
         for number, prompt in enumerate(prompts):
             self.submit(f"{round}{number}", prompt, count)
         self.run()
@@ -112,7 +100,6 @@ class Driven:
         return [item.logprob for piece in self.pieces[id] for item in piece.logprobs]
 
     def settle(self) -> None:
-        """Wait until everything saved is in its tier."""
         assert self.tiers.chain.flush(20)
 
     def forget_pool(self) -> None:
@@ -122,7 +109,6 @@ class Driven:
         return {row.name: row.hits for row in self.tiers.chain.stats()}
 
     def replace_chain(self, chain: TierChain) -> None:
-        """Put another chain in the place of the one that the settings made."""
         self.tiers.chain.close()
         self.tiers.chain = self.tiers.saver._chain = chain
 

@@ -59,23 +59,6 @@ def test_a_refused_chunk_leaves_no_hole_and_comes_later(room: float) -> None:
     driven.engine.close()
 
 
-def test_a_chunk_behind_a_refused_one_waits_though_there_is_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    driven, store, gate = driven_with(20)
-    gate.set()
-    answers = iter([False])
-    monkeypatch.setattr(driven.tiers.chain, "has_room", lambda size: next(answers, True))
-    seen = []
-    driven.submit("a", PROMPT, 2)
-    while driven.engine.has_work:
-        driven.step()
-        driven.settle()
-        seen.append(prefix_saved(driven, store))
-    assert all(run == saved for run, saved in seen)
-    # Two chunks a step; those of the first step came with the next two.
-    assert seen[:3] == [(0, 0), (4, 4), (6, 6)]
-    driven.engine.close()
-
-
 def test_what_finds_no_room_to_the_end_is_counted_once() -> None:
     driven, store, gate = driven_with(2)
     driven.submit("a", PROMPT, 4)

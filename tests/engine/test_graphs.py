@@ -8,16 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.engine.attention.interface import AttentionOp
-from kvproxy.engine.attention.paged_attention import InputBatch
-from kvproxy.engine.attention.sdpa_attention import SdpaDecode
-from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
-from kvproxy.engine.worker.cuda_graphs import CapturedSteps, Step, capture_sizes, no_capture
-from kvproxy.engine.worker.kv_pool import KVPool, KVShape
+from kvproxy.engine.worker.cuda_graphs import Step, capture_sizes, no_capture
 from kvproxy.engine.worker.model_runner import ModelRunner
 from tests.engine.driven import Driven
-from tests.engine.models import CPU, random_model, reference
+from tests.engine.models import random_model, reference
 
 
 @given(st.integers(1, 600))
@@ -45,53 +40,6 @@ class Recorder:
             return step()
 
         return replay
-
-
-def inputs_of(most: int = 5, width: int = 6) -> tuple[CapturedSteps, Recorder]:
-    pool = KVPool(KVShape(1, 1, 4), 20, 4, torch.float32, CPU)
-    recorder = Recorder()
-    seen: dict[str, torch.Tensor] = {}
-
-    class Spy(SdpaDecode):
-        def prepare(
-            self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
-        ) -> AttentionOp:
-            seen.update(table=table, lengths=lengths)
-            return super().prepare(table, lengths, pool, group)
-
-    def forward(step: InputBatch) -> torch.Tensor:
-        columns = [
-            step.tokens[0],
-            step.positions[0],
-            step.layer_inputs(0)[0].slot_mapping,
-            seen["lengths"],
-            *seen["table"].T,
-        ]
-        return torch.stack([column.long() for column in columns], dim=1)
-
-    return CapturedSteps(
-        forward, pool, [LayerGroup(layers=(0,))], Spy(), max_rows=most, max_blocks=width, capture=recorder
-    ), recorder
-
-
-def test_inputs_reach_the_step_and_padding_points_at_block_0() -> None:
-    graphs, recorder = inputs_of()
-    assert recorder.captured == [5, 4, 2, 1]
-    long = TokenSpan([7], 13, [[3, 9, 4, 8]])
-    short = TokenSpan([5], 2, [[6]])
-    assert graphs([long, short, short]).tolist() == [
-        [7, 13, 8 * 4 + 1, 14, 3, 9, 4, 8, 0, 0],
-        [5, 2, 6 * 4 + 2, 3, 6, 0, 0, 0, 0, 0],
-        [5, 2, 6 * 4 + 2, 3, 6, 0, 0, 0, 0, 0],
-    ]
-    assert recorder.replayed == [4]
-    padding = graphs._steps[4]()[3]
-    assert padding.tolist()[:5] == [0, 0, 0, 1, 0]
-    # What a longer step left in the tables lies past the end of the next.
-    assert graphs([short]).tolist()[0][:5] == [5, 2, 26, 3, 6]
-    assert recorder.replayed[-1] == 1
-    assert not graphs.fits([short] * 6)
-    assert not graphs.fits([])
 
 
 PROMPTS = [

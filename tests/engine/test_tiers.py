@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.tiers.doubles import DictStore
 def test_tokens_equal_generate_after_reload_from_every_tier(
     architecture: str, tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    prompts, expected = prompts_of(architecture)
+    prompts, expected = prompts_of(architecture, 5)
     every = {"host": "64MiB", "disk": tmp_path, "redis": redis_server.url}
     for tier in ("host", "disk", "redis"):
         first = Driven(tiny(architecture), {tier: every[tier]})
@@ -42,10 +41,9 @@ def test_tokens_equal_generate_after_reload_from_every_tier(
             second.engine.close()
 
 
-@pytest.mark.parametrize("blocks", [40, 60])
-def test_tokens_equal_generate_under_eviction_pressure(blocks: int, tmp_path: Path) -> None:
+def test_tokens_equal_generate_under_eviction_pressure(tmp_path: Path) -> None:
     prompts, expected = prompts_of("llama", 12)
-    driven = Driven(tiers={"host": "100KiB", "disk": tmp_path}, num_blocks=blocks)
+    driven = Driven(tiers={"host": "100KiB", "disk": tmp_path}, num_blocks=40)
     for round in ("a", "b", "c"):
         assert driven.answers(prompts, round) == expected
         driven.settle()
@@ -181,48 +179,20 @@ def test_a_tier_that_could_never_keep_a_chunk_is_refused(tmp_path: Path) -> None
     assert not (tmp_path / "d").exists()
 
 
-HASHER = BlockHasher(seed="0")
+def test_a_fingerprint_covers_weights_configuration_and_sizes_and_in_strict_mode_all_that_changes_bits() -> None:
+    def digest(loaded: LoadedModel, **settings: Any) -> bytes:
+        sizes = {"num_blocks": 64, "block_size": 4}
+        return model_fingerprint(loaded, EngineSettings(**(sizes | settings)), BlockHasher(seed="0"))
 
-
-@pytest.fixture
-def loaded() -> LoadedModel:
-    return load(random_model("llama"))
-
-
-def digest(loaded: LoadedModel, **settings: Any) -> bytes:
-    return model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=4, **settings), HASHER)
-
-
-def test_the_order_in_which_a_configuration_is_written_changes_nothing(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    loaded, strict = load(random_model("llama")), {"batch_invariant": True}
     before = digest(loaded)
-    assert len(before) == 32
-    config = loaded.model.config.to_dict()
-    monkeypatch.setattr(loaded.model.config, "to_dict", lambda: dict(reversed(config.items())))
-    assert digest(loaded) == before
-
-
-def _a_weight(loaded: LoadedModel) -> None:
+    assert (len(before), digest(load(random_model("llama")))) == (32, before)
+    assert digest(loaded, block_size=8) != before
+    assert digest(loaded, max_num_batched_tokens=512) == digest(loaded, threads=2) == before
+    assert digest(loaded, **strict) != digest(loaded, **strict, max_num_batched_tokens=512)
+    assert digest(loaded, **strict, threads=1) != digest(loaded, **strict, threads=2)
     with torch.no_grad():
         next(loaded.model.parameters()).view(-1)[-1] += 1e-3
-
-
-def _the_scale(loaded: LoadedModel) -> None:
+    changed = digest(loaded)
     loaded.model.config.rms_norm_eps *= 2
-
-
-@pytest.mark.parametrize("change", [_a_weight, _the_scale])
-def test_what_changes_keys_and_values_changes_it(loaded: LoadedModel, change: Callable[[LoadedModel], None]) -> None:
-    before = digest(loaded)
-    change(loaded)
-    assert digest(loaded) != before
-
-
-def test_the_size_of_blocks_counts_and_the_length_of_pieces_in_strict_mode_only(loaded: LoadedModel) -> None:
-    assert digest(loaded) == digest(loaded, max_num_batched_tokens=512)
-    assert digest(loaded, batch_invariant=True) != digest(loaded, batch_invariant=True, max_num_batched_tokens=512)
-    assert digest(loaded, threads=1) == digest(loaded, threads=2)
-    assert digest(loaded, batch_invariant=True, threads=1) != digest(loaded, batch_invariant=True, threads=2)
-    sizes = {model_fingerprint(loaded, EngineSettings(num_blocks=64, block_size=size), HASHER) for size in (4, 8)}
-    assert len(sizes) == 2
+    assert len({before, changed, digest(loaded)}) == 3

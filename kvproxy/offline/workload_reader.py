@@ -1,16 +1,17 @@
 """Reads the requests of traces, transcripts of agents, journals, and recorded KV events as one workload.
 
-Transcripts and journals have regions of text (see `Regions`) instead of tokens. Their prompts are divided into blocks of equal
-length in bytes. Two blocks are equal if their prompts are equal up to the end of the region in which the block ends.
+Transcripts and journals have regions of text (see `Regions`) instead of tokens; the tokens of a region are estimated from its
+bytes. Two blocks are equal if the prompts are equal up to the end of the region that contains the block's end.
 """
 
 import contextlib
 import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 
 import msgpack
 
@@ -91,22 +92,33 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
 def _region_trace(
     prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
-    tokens = sum(each or 0 for _, _, each, _ in prompts)
-    ratio = sum(sum(chain.sizes) for _, chain, _, _ in prompts) / tokens if tokens else _BYTES_PER_TOKEN
+    lengths = [
+        max(1, round(sum(chain.sizes) / _BYTES_PER_TOKEN)) if known is None else known for _, chain, known, _ in prompts
+    ]
+    ends = _prefix_ends([chain for _, chain, _, _ in prompts], lengths)
     scope = ids.new_scope()
     arrivals = []
-    for seconds, chain, known, output in prompts:
-        length = max(1, round(sum(chain.sizes) / ratio)) if known is None else known
-        blocks = ids.chain(_region_blocks(chain, size * ratio), scope)
+    for (seconds, chain, _, output), length in zip(prompts, lengths, strict=True):
+        blocks = ids.chain(_region_blocks(chain, ends, size), scope)
         reusable = min(len(blocks), max(0, length - 1) // size)
         arrivals.append(Arrival(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
     return Workload(arrivals, size, notes)
 
 
-def _region_blocks(chain: PromptChain, block_bytes: float) -> Iterator[tuple[int, int]]:
+def _prefix_ends(chains: Sequence[PromptChain], lengths: Sequence[int]) -> dict[int, float]:
+    """Estimate the tokens of each prefix: the mean share by bytes of the prompts that begin with it."""
+    shares: dict[int, list[float]] = {}
+    for chain, length in zip(chains, lengths, strict=True):
+        rate = length / max(1, sum(chain.sizes))
+        for prefix, size in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
+            shares.setdefault(prefix, []).append(rate * size)
+    return {prefix: fmean(each) for prefix, each in shares.items()}
+
+
+def _region_blocks(chain: PromptChain, ends: Mapping[int, float], size: int) -> Iterator[tuple[int, int]]:
     place = 0
-    for prefix, end in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
-        while (place + 1) * block_bytes <= end:
+    for prefix in chain.prefixes:
+        while (place + 1) * size <= ends[prefix]:
             yield prefix, place
             place += 1
 

@@ -42,7 +42,7 @@ def create_app(services: Services) -> Starlette:
             Middleware(
                 ExchangeMiddleware,
                 finish=services.finish,
-                tenants=services.settings.access.tenant_headers,
+                tenant_headers=services.settings.access.tenant_headers,
                 clock=services.answerer.clock,
             ),
             Middleware(PageGuard, access=services.access),

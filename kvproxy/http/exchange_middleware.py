@@ -38,13 +38,13 @@ class ExchangeMiddleware:
         self,
         app: ASGIApp,
         finish: Callable[[Exchange], None],
-        tenants: Sequence[str],
+        tenant_headers: Sequence[str],
         clock: Callable[[], float] = time,
     ) -> None:
         self._app = app
         self._clock = clock
         self._finish = finish
-        self._tenants = tenants
+        self._tenant_headers = tenant_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,5 +78,5 @@ class ExchangeMiddleware:
         finally:
             if exchange.request is None:
                 client = None if exchange.client is None else exchange.client.tenant
-                exchange.tenant = tenant_of(Request(scope).headers, self._tenants, client)
+                exchange.tenant = tenant_of(Request(scope).headers, self._tenant_headers, client)
             self._finish(exchange)

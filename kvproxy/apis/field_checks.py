@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, tuple[Json, ...]] = {
 
 
 def allows_semantic(body: JsonMap) -> bool:
-    """Whether the fields of a request allow the response to a similar question. Unknown fields do not."""
+    """Whether the fields of a request allow semantic hits. Unknown fields do not."""
     return all(
         name in _QUESTION_INDEPENDENT
         or value in _DEFAULTS.get(name, ())

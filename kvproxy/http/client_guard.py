@@ -44,7 +44,7 @@ class Clients:
         return self._closed
 
     def reload(self, change: int = 0) -> None:
-        """Reload the clients if their file has changed, or if `change` has.
+        """Reload the clients if their file has changed, or if `change` differs from the previous call's.
 
         `change` is the number of the operator's last change in a shared PostgreSQL store.
         """

@@ -103,8 +103,8 @@ async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | No
 class RelayResponse(Response):
     """Streams a body to the client.
 
-    If the upstream's response breaks off, so does the client's. Another error is sent as the last event of an event
-    stream, and breaks off other responses. `close` is called once, also after an error.
+    If the upstream's response breaks off, so does the client's. Another error is sent as the last event if the response
+    has events; otherwise the response breaks off. `close` is called once, also after an error.
     """
 
     def __init__(

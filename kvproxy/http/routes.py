@@ -169,7 +169,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def forward_unparsed(request: Request) -> Response:
-    """Forward a request of an API that is not cached to the upstream, without parsing it."""
+    """Forward a request of an uncached API to the upstream, without parsing it."""
     has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
     return await _forward(request, None if has_body else b"")
 

@@ -100,7 +100,7 @@ class Services:
         ]
 
     async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply the rule that matches the request: limits, edits, `repair_history`, and `breakpoints`."""
+        """Apply the rule that matches the request: its limits, edits, `repair_history`, and `breakpoints`."""
         request = self.rules.apply(request)
         rule = request.control.rule
         size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
@@ -117,7 +117,7 @@ class Services:
         return self.answerer.history.repair(request) if request.control.rule.repair_history else request
 
     def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """Begin or continue the trace; return the request with the trace header for the upstream."""
+        """Begin or continue the request's OpenTelemetry trace; return the request with the trace header for the upstream."""
         if self.telemetry is None:
             return request
         exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)

@@ -91,7 +91,7 @@ class CollectedChoice:
 
 
 class CollectedOutput:
-    """All completions of one prompt, by index. `prompt_logprobs` omits the first token, which has no log-probability."""
+    """All completions of one prompt, by their index. `prompt_logprobs` begins with the second token of the prompt."""
 
     def __init__(self) -> None:
         self.choices: dict[int, CollectedChoice] = {}

@@ -21,7 +21,7 @@ async def explain_request(request: Request) -> Response:
 
 
 async def reload(request: Request) -> Response:
-    """Reload the rules of kvproxy.toml. An invalid file changes nothing."""
+    """Reload `[[rules]]` of kvproxy.toml. An invalid file changes nothing."""
     rules = services(request).rules
     try:
         restart = await asyncio.to_thread(rules.reload)

@@ -88,7 +88,7 @@ async def show(request: Request) -> Response:
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
-    """Return the response whose id begins with `prefix`."""
+    """Return the stored response whose id begins with `prefix`. Raises NotFound, or InvalidRequest if several match."""
     store = app.answerer.store
     await asyncio.to_thread(store.flush)
     ids = await asyncio.to_thread(store.ids_with_prefix, prefix)

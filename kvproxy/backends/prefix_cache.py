@@ -146,7 +146,7 @@ class PrefixCache:
         return await asyncio.to_thread(map_rows, await self.blocks())
 
     async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
-        """Return a page of the branches that follow block `parent` in the prefix tree, with texts, and the number of all branches."""
+        """Return a page of the branches after block `parent` in the prefix tree, with texts, and the number of all branches."""
         found, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
         contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in found))
         texts = ["" if content is None else content.text for content in contents]

@@ -155,10 +155,8 @@ class SemanticCache:
             began = time.monotonic()
             found = await self._queue.find(request, seconds)
             if isinstance(found, list):
-                longest = (
-                    _MAX_WRITES_SECONDS if seconds is None else min(_MAX_WRITES_SECONDS, _MAX_WRITES_SHARE * seconds)
-                )
-                await asyncio.wait([write.task for write in found], timeout=longest)
+                share = _MAX_WRITES_SECONDS if seconds is None else _MAX_WRITES_SHARE * seconds
+                await asyncio.wait([write.task for write in found], timeout=min(_MAX_WRITES_SECONDS, share))
                 left = None if seconds is None else seconds - (time.monotonic() - began)
                 found = await self._queue.find(replace(request, pending=()), left)
         except QueueFull:
@@ -205,9 +203,8 @@ class SemanticCache:
     async def insert(self, entry: Entry) -> bool:
         if entry.semantic and self.can_read(entry.prompt):
             try:
-                return await self._writes.put(
-                    NewEntry(entry, await self.embed(last_turn(entry.prompt)), self._embedder.name)
-                )
+                vector = await self.embed(last_turn(entry.prompt))
+                return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
             except EmbedderError as error:
                 _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
@@ -254,9 +251,8 @@ class SemanticCache:
         with self._order:
             numbers = self._store.add_vectors([(entry, vectors[entry.id]) for entry in embedded], self._embedder.name)
             added = [NewEntry(entry, vectors[entry.id], self._embedder.name) for entry in embedded]
-            self._vector_search.index_entries(
-                added, WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ())
-            )
+            result = WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ())
+            self._vector_search.index_entries(added, result)
         self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
     async def _embed_deferred(self) -> bool:

@@ -98,7 +98,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the answer class of a stored answer with the `text_digest` `text`; None if there is no such answer."""
+        """Return the class (see `answer_classes`) of a stored answer with the `text_digest` `text`; None if no answer has it."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": text})
         return str(rows[0]["name"]) if rows else None

@@ -143,7 +143,10 @@ class StoreWriter:
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
     def set_answer_class(self, id: str, namespace: str, name: str, text: str) -> None:
-        """Assign an entry to the answer class of the entry `name`, unless it was removed; `text` is its `text_digest`."""
+        """Assign an entry to a class of equal answers (see `answer_classes`), unless the entry was removed.
+
+        `name` is the id of the first entry in the class, and `text` is the `text_digest` of the entry's answer.
+        """
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):
                 run(_CLASSIFY, {"entry": id, "namespace": namespace, "name": name, "text": text})

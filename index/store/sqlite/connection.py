@@ -67,7 +67,7 @@ _CHECK_INTERVAL = 0.1  # Seconds between two checks before reads; each write is 
 
 
 class DatabaseFiles:
-    """Detects that the files of an open database were deleted or replaced. `writer` must have executed a statement."""
+    """Detects that the files of an open database were deleted or replaced."""
 
     def __init__(self, path: Path, writer: sqlite3.Connection) -> None:
         self._path = path

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
+from kvproxy.engine.attention.interface import AttentionOp, ScoreOptions
 from kvproxy.engine.attention.selector import AttentionBackends
 from kvproxy.engine.models.layer_groups import LayerGroup, layer_slots
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
@@ -36,15 +36,11 @@ class InputBatch:
     """The tokens of a step: prefill tokens, then from `decode_start` on one token per decoding sequence."""
 
     pool: KVPool
-    layer_slots: Mapping[int, tuple[int, int]]
+    layer_slots: Mapping[int, tuple[int, int]]  # number of the group, and slot in its blocks, by layer
     tokens: torch.Tensor  # [1, tokens]
     positions: torch.Tensor  # [1, tokens]
     decode_start: int
     metadata: Sequence[AttentionMetadata]  # one item per layer group
-
-    def layer_inputs(self, index: int) -> tuple[AttentionMetadata, KV]:
-        group, slot = self.layer_slots[index]
-        return self.metadata[group], self.pool.layers[slot]
 
 
 def build_input_batch(
@@ -124,7 +120,8 @@ def paged_attention(
     temperature = getattr(module, "query_temperature", None)
     if temperature is not None:
         query = (query * temperature(input_batch.positions[0])[:, None, None]).to(query.dtype)
-    metadata, cached = input_batch.layer_inputs(module.layer_idx)  # type: ignore[arg-type]
+    group, slot = input_batch.layer_slots[module.layer_idx]  # type: ignore[index]
+    metadata, cached = input_batch.metadata[group], input_batch.pool.layers[slot]
     scores = ScoreOptions(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):
         pool.flatten(0, 1)[metadata.slot_mapping] = new

@@ -76,9 +76,10 @@ def _read_adapter(name: str, folder: Path, model: Any) -> dict[str, _Matrices]:
     except (OSError, ValueError) as error:
         raise ModelUnsupported(f"cannot read adapter {name!r} in {folder}: {error}") from None
     reasons = [reason for field, reason in _UNSUPPORTED.items() if config.get(field)]
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or reasons:
-        why = (reasons or [f"it is of type {config.get('peft_type')} with bias {config.get('bias')}"])[0]
-        raise ModelUnsupported(f"adapter {name!r} cannot be served: {why}")
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        reasons.append(f"it is of type {config.get('peft_type')} with bias {config.get('bias')}")
+    if reasons:
+        raise ModelUnsupported(f"adapter {name!r} cannot be served: {reasons[0]}")
     layers = {}
     for key, a in tensors.items():
         layer, found, _ = key.removeprefix("base_model.model.").partition(".lora_A.")

@@ -115,6 +115,7 @@ class SequenceState:
         return child
 
     def mark_scheduled(self, num_cached_tokens: int) -> None:
+        # A preempted sequence keeps its first values.
         if self.scheduled_time is None:
             self.scheduled_time = now()
             self.num_cached_tokens = num_cached_tokens

@@ -1,12 +1,7 @@
 """Caches token ids of chat segments: only the new segments of a continued chat are tokenized.
 
 A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. The cache
-finds these tokens with a regular expression. Segments begin only at tokens that the tokenizer always finds, too:
-
-- The token's `normalized`, `single_word`, and `lstrip` are false.
-- No other added token contains the token, or ends with its beginning.
-
-Some tokenizers prepend a blank to a text that does not begin with an added token. Only a first segment can be such a text.
+finds these tokens with a regular expression, and ignores tokens that the tokenizer may not find at the same place.
 """
 
 import re
@@ -102,7 +97,8 @@ def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     if not tokenizer.is_fast or backend is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
         return None
     first = [token for token in tokenizer.added_tokens_decoder.values() if not token.normalized]
-    # A pattern of all added tokens is slow: some vocabularies have thousands.
+    # A pattern of all added tokens is slow: some vocabularies have thousands. Another token that contains a token, or ends
+    # with its beginning, may hide it from the tokenizer.
     rendered = _render_sample(tokenizer)
     safe = [
         token.content

@@ -113,10 +113,6 @@ class CapturedSteps:
 
     def __call__(self, spans: Sequence[TokenSpan]) -> torch.Tensor:
         size = next(size for size in self._sizes if size >= len(spans))
-        self._copy_inputs(spans, size)
-        return self._steps[size]()[: len(spans)]
-
-    def _copy_inputs(self, spans: Sequence[TokenSpan], size: int) -> None:
         device, block_size = self._pool.data.device, self._pool.block_size
         rows = self._padding_rows(size)
         rows[:, : len(spans)] = np.array([self._input_row(span, block_size) for span in spans]).T
@@ -126,6 +122,7 @@ class CapturedSteps:
         for group, target in zip(self._groups, self._tables, strict=True):
             table = padded_block_table([*(span.block_tables[group.index] for span in spans), *padding], width)
             target[:size, :width].copy_(to_host_tensor(table, device, np.int32), non_blocking=True)
+        return self._steps[size]()[: len(spans)]
 
     def _input_row(self, span: TokenSpan, block_size: int) -> list[int]:
         slots = [span.slot_mapping(block_size, group.index)[0] for group in self._groups]

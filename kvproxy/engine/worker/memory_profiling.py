@@ -68,10 +68,7 @@ def _available_bytes(loaded: LoadedModel, backends: AttentionBackends, settings:
     step_bytes = profile_peak_memory(loaded, backends, settings, CudaMemoryMeter(device))
     # Return torch's cached memory to the device, so that it counts as free.
     torch.cuda.empty_cache()
-    return max_pool_bytes(torch.cuda.mem_get_info(device)[0], share, step_bytes)
-
-
-def max_pool_bytes(free: int, share: float, step_bytes: int) -> float:
+    free, _ = torch.cuda.mem_get_info(device)
     return min(share * free, free - _STEP_MARGIN * step_bytes - _RESERVED_BYTES)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CAUSES = {
-    "new": "The text was new.",
+    "new": "The text was new, or shorter than a block of the cache.",
     "changed": "The text was sent before, but after another beginning.",
     "evicted": "The backend had the prefix, and evicted it.",
     "expired": "The provider dropped the prefix after a pause.",
@@ -73,6 +73,8 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
 
 
 def _tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
+    if _is_below_minimum(reused, known, earlier):
+        return 0
     block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(_BLOCK, earlier.block)
     return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * known)
 
@@ -81,11 +83,15 @@ def _lost_prefix(reused: int, known: int, tolerance: int, earlier: EarlierPrefix
     cause = "expired" if earlier.expired else "moved" if earlier.moved else "evicted"
     if cause == "evicted" and earlier.diverges and reused:
         cause = "changed"
-    if known < earlier.minimum and reused == 0 and not earlier.stored:
+    if _is_below_minimum(reused, known, earlier):
         return {"minimum": known}
     stored = known if earlier.stored is None else min(known, max(reused, earlier.stored))
     found = {cause: stored - reused, "unmarked": known - stored if known - stored > tolerance else 0}
     return {name: tokens for name, tokens in found.items() if tokens}
+
+
+def _is_below_minimum(reused: int, known: int, earlier: EarlierPrefix) -> bool:
+    return known < earlier.minimum and reused == 0 and not earlier.stored
 
 
 def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:

@@ -142,6 +142,16 @@ def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
     assert main_cause(turn.lost) == "evicted"
 
 
+def test_a_prefix_of_fewer_tokens_than_a_block_is_below_the_minimum(sessions: Sessions) -> None:
+    sessions.add(
+        request([SYSTEM, user("What is a cache?")], 128, 0, 0, **provider()),
+        request([SYSTEM, user("What is a block?")], 128, 0, 20, **provider()),
+    )
+    lost = sessions.last().lost
+    assert lost["minimum"] > 110
+    assert lost["minimum"] + lost["new"] == 128
+
+
 def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     price = PriceSettings(input=3, cached=0.3, write_5m=3.75, write_1h=6, output=15)
     sessions = Sessions(str(tmp_path / "journal.db"), m=price)

@@ -1,6 +1,7 @@
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +10,11 @@ from kvproxy.commands.formatting import format_age, local_time, table_time
 from kvproxy.commands.options import Data, Limit, duration_option, load_settings, size_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Layout, Row, table_output, text_column
+from kvproxy.proxy_client.client import used_data_folder
 from kvproxy.units import format_bytes
+
+if TYPE_CHECKING:
+    from kvproxy.settings import Settings
 
 app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
 
@@ -44,10 +49,10 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import add_client, all_clients
 
-    settings = load_settings(data=data)
+    settings = _settings(data)
     key = add_client(settings, name, **asdict(limits))
     if len(all_clients(settings)) == 1:
-        print_note("the first client: from now on, a proxy of this data folder rejects requests without a key")
+        print_note(f"the first client: from now on, a proxy of {settings.data} rejects requests without a key")
     return text_output({"name": name, "key": key}, key)
 
 
@@ -60,7 +65,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import all_clients
 
-    settings = load_settings(data=data)
+    settings = _settings(data)
     clients, used = all_clients(settings), _last_uses(settings.journal_location)
     shown = {"name", "previous_key_expires", *(field.name for field in fields(LimitOptions))}
     document = [client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients]
@@ -89,7 +94,7 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import operator_changes
 
-    found = operator_changes(load_settings(data=data), limit)
+    found = operator_changes(_settings(data), limit)
     rows: list[Row] = [
         {
             "Time": table_time(each["changed"]),
@@ -130,7 +135,7 @@ def rotate(
     """
     from kvproxy.client_keys import rotate_key
 
-    key = rotate_key(load_settings(data=data), name, grace)
+    key = rotate_key(_settings(data), name, grace)
     return text_output({"name": name, "key": key, "grace": grace}, key)
 
 
@@ -145,5 +150,13 @@ def rm(name: Name, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import remove_client
 
-    remove_client(load_settings(data=data), name)
-    return text_output({"removed": name}, f"removed {name}")
+    settings = _settings(data)
+    remove_client(settings, name)
+    return text_output({"removed": name}, f"removed {name} from the clients of {settings.data}")
+
+
+def _settings(data: Path | None) -> "Settings":
+    folder = used_data_folder(data)
+    if folder != data:
+        print_note(f"data folder of the running proxy: {folder}")
+    return load_settings(data=folder)

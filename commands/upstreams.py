@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number fr
 @command
 def ls(layout: Layout, proxy: ProxyOptions) -> Output:
     """List upstreams with their state, load and cache."""
-    return _upstreams_output(proxy.client().get("/admin/upstreams"), layout)
+    return _upstreams_output(proxy.client().get("/admin/upstreams"), layout, numbered=True)
 
 
 @app.command("drain")
@@ -38,9 +38,10 @@ def undrain(name: Name, proxy: ProxyOptions) -> Output:
     return _upstreams_output([proxy.client().post("/admin/upstreams/undrain", name=name)])
 
 
-def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()) -> Output:
+def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout(), *, numbered: bool = False) -> Output:
     def show() -> None:
-        columns = _upstream_columns(upstreams)
+        number: dict[Column | str, list[Any]] = {Column("#", is_number=True): list(range(1, len(upstreams) + 1))}
+        columns = (number if numbered else {}) | _upstream_columns(upstreams)
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         print_table(rows, empty="there is no upstream", layout=layout)
         for each in upstreams:

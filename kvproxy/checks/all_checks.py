@@ -32,7 +32,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("weights", lambda: check_weights(settings.embedder)),
         ("languages", lambda: _check_languages(settings)),
         *engine,
-        ("proxy", lambda: check_proxy(url, token)),
+        ("proxy", lambda: check_proxy(url, token, settings.data)),
     ]
 
 

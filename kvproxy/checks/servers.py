@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError
@@ -51,10 +52,11 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
     return UpstreamCheck(server.url, _model_names(response))
 
 
-def check_proxy(url: str, token: str | None) -> str:
+def check_proxy(url: str, token: str | None, data: Path | None = None) -> str:
     """Check the proxy at a URL, if one is running. Raises KvproxyError, or CheckWarning with advice about an upstream.
 
-    Without the admin token, a proxy on another machine does not report why it is not ready.
+    Without the admin token, a proxy on another machine does not report why it is not ready. It is advice, too, that the
+    proxy uses another data folder than `data`.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN_HEADER: token} if token else {}
@@ -65,15 +67,21 @@ def check_proxy(url: str, token: str | None) -> str:
         version = health.json()["version"]
     except (ValueError, KeyError, TypeError):
         raise KvproxyError(f"the server at {url} is not kvproxy: give --url, or serve at another --port") from None
+    used, answers = health.json().get("data"), f"{version} answers at {url}"
+    if is_other_folder := data is not None and used not in (None, str(data)):
+        answers += f" with the data folder {used}, which the other checks did not check: give --data {used}"
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
-        raise KvproxyError(f"{version} answers at {url}, but is not ready: {_unready_reason(ready)}")
+        raise KvproxyError(f"{answers}; it is not ready: {_unready_reason(ready)}")
     upstreams = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
-    wrong, advice = _upstream_notes(upstreams, "notes"), _upstream_notes(upstreams, "advice")
+    wrong, advice = (_upstream_notes(upstreams, kind) for kind in ("notes", "advice"))
+    wrong += _upstream_notes(upstreams, "ejected")
     if wrong or advice:
-        message = f"{version} answers at {url}; {'; '.join(wrong + advice)}"
+        message = "; ".join([answers, *wrong, *advice])
         raise KvproxyError(message) if wrong else CheckWarning(message)
-    return f"{version} answers at {url}"
+    if is_other_folder:
+        raise CheckWarning(answers)
+    return answers
 
 
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
@@ -110,6 +118,8 @@ def _upstream_notes(response: "Response | None", kind: str) -> list[str]:
     if response is None or response.status_code != 200:
         return []
     try:
+        if kind == "ejected":
+            return [f"{each['url']}: ejected, {each['error']}" for each in response.json() if each["state"] == kind]
         return [f"{each['url']}: {note}" for each in response.json() for note in each[kind]]
     except (ValueError, KeyError, TypeError):
         return []

@@ -1,3 +1,4 @@
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -139,6 +140,27 @@ def configured_url(data: Path | None = None) -> str:
     from kvproxy.settings import load_settings
 
     return _url_of(load_settings(data=data))
+
+
+def used_data_folder(data: Path | None) -> Path | None:
+    """Return `data`, or if it is None and KVPROXY_DATA is unset, the data folder of the running proxy at the configured URL.
+
+    None means the default folder. Raises InvalidRequest if the proxy uses a folder of another machine, or hides it.
+    """
+    from kvproxy.data_folder import running_proxy_url
+    from kvproxy.settings import load_settings
+
+    if data is not None or "KVPROXY_DATA" in os.environ:
+        return data
+    url = os.environ.get("KVPROXY_URL") or configured_url()
+    settings, client = load_settings(), ProxyClient(url, configured_token(url))
+    if url == running_proxy_url(settings.data) or not client.is_reachable():
+        return None
+    folder = client.get("/health").get("data")
+    if folder is None or running_proxy_url(Path(folder)) is None:
+        place = "does not tell its data folder" if folder is None else f"uses {folder} on another machine"
+        raise InvalidRequest(f"the proxy at {url} {place}: give --data, {settings.data} is the default")
+    return None if Path(folder) == settings.data else Path(folder)
 
 
 def configured_token(url: str, data: Path | None = None) -> str | None:

@@ -30,6 +30,25 @@ def test_commands_find_the_proxy_that_uses_the_data_folder(demo: Demo, tmp_path:
     assert "no proxy answers at http://127.0.0.1:1:" in gone.stderr
 
 
+def test_keys_and_doctor_follow_the_running_proxy_or_name_its_folder(tmp_path: Path) -> None:
+    used, other = tmp_path / "used", tmp_path / "other"
+    settings = load_settings(data=used, upstream="http://127.0.0.1:9", cache={"semantic": False})
+    with run_proxy(settings) as (url, _):
+        elsewhere = kvproxy("keys", "add", "ann", url=url)
+        assert (elsewhere.returncode, elsewhere.stdout) == (2, "")
+        assert f"the proxy at {url} uses {used} on another machine: give --data" in elsewhere.stderr
+        with locked_folder(used, url):
+            added = kvproxy("keys", "add", "ann", url=url)
+            assert f"data folder of the running proxy: {used}\n" in added.stderr
+            assert f"a proxy of {used} rejects requests without a key" in added.stderr
+            assert [each["name"] for each in result("keys", "ls", url=url)] == ["ann"]
+            assert kvproxy("keys", "rm", "ann", url=url).stdout == f"removed ann from the clients of {used}\n"
+            assert result("keys", "add", "bob", "--data", other, url=url)["name"] == "bob"
+        checked = kvproxy("doctor", "--data", other, url=url).stdout
+        assert f"with the data folder {used}, which the other checks did not check: give --data {used}" in checked
+        assert "with the data folder" not in kvproxy("doctor", "--data", used, url=url).stdout
+
+
 def test_commands_need_an_address_if_the_port_is_any(tmp_path: Path) -> None:
     done = kvproxy("blocks", "stats", url="", KVPROXY_DATA=str(tmp_path), KVPROXY_PORT="0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

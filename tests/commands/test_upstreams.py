@@ -183,7 +183,20 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         told = kvproxy("doctor", "--data", tmp_path, "--token", "secret", url=url)
         assert f"is not ready: cannot reach the upstream {NOWHERE}" in told.stdout
         listed = kvproxy("upstreams", "--token", "secret", url=url).stdout
+        assert listed.startswith("#\tUpstream\t")
+        assert f"\n1\t{NOWHERE}\t" in listed
         assert f"\ncannot reach the upstream {NOWHERE}" in listed
+
+
+def test_doctor_reports_an_ejected_upstream(tmp_path: Path) -> None:
+    routing = {"health_interval": 0.05, "eject_after": 1}
+    with Upstream().run() as good:
+        settings = load_settings(data=tmp_path, upstreams=[good, NOWHERE], cache={"semantic": False}, routing=routing)
+        with run_proxy(settings) as (url, _):
+            until(lambda: httpx.get(f"{url}/admin/upstreams").json()[1]["state"] == "ejected")
+            told = kvproxy("doctor", "--data", tmp_path, url=url).stdout
+    assert "FAIL  proxy" in told
+    assert f"{NOWHERE}: ejected, cannot reach the upstream {NOWHERE}" in told
 
 
 def test_serve_reads_the_settings_of_its_data_folder(demo: Demo, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
 def test_the_list_shows_whole_urls(two: Two) -> None:
     terminal = kvproxy("upstreams", url=two.url, FORCE_COLOR="1", COLUMNS="80").stdout
     piped = kvproxy("upstreams", url=two.url).stdout.splitlines()[1:3]
-    assert [line.split("\t")[0] for line in piped] == two.targets
+    assert [line.split("\t")[1] for line in piped] == two.targets
     assert all(target in terminal for target in two.targets)
     assert max(map(len, terminal.splitlines()[1:])) <= 80
 

@@ -1,4 +1,4 @@
-"""The cached APIs: one file per wire format, each with a subclass of `Api`."""
+"""The cached APIs, each a subclass of `Api`."""
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.chat_completions_embeddings import Chat, Completions, Embeddings

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,7 +52,7 @@ def pins(proxy: ProxyOptions) -> Output:
         {
             "Name": pin["name"],
             "Blocks#": len(pin["blocks"]),
-            "Time left#": _time_left(pin),
+            "Time left#": "until unpin" if pin["seconds_left"] is None else format_seconds(pin["seconds_left"]),
             text_column("Ids"): ", ".join(map(str, pin["blocks"])),
         }
         for pin in found
@@ -70,7 +70,3 @@ def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: 
     """
     done = proxy.client().delete(f"/admin/blocks/pins/{path_segment(name)}")
     return text_output(done, f"unpinned {name}")
-
-
-def _time_left(pin: dict[str, Any]) -> str:
-    return "until unpin" if pin["seconds_left"] is None else format_seconds(pin["seconds_left"])

@@ -42,18 +42,15 @@ class Pins:
         if not blocks:
             self.unpin(name)
             return 0
-        self._check_limit(name, blocks)
+        others = {block.id for other, pin in self._pins.items() if other != name for block in pin.blocks}
+        total = len(others | {block.id for block in blocks})
+        if self._max_blocks is not None and total > self._max_blocks:
+            raise PinLimitExceeded(f"pins would hold {total} blocks; the limit is {self._max_blocks}")
         # Touch the blocks before removing the old pin, which may share them.
         self._manager.pool.touch(blocks)
         self.unpin(name)
         self._pins[name] = PinnedChain(blocks, None if ttl is None else self._clock() + ttl)
         return found.num_tokens
-
-    def _check_limit(self, name: str, blocks: tuple[KVCacheBlock, ...]) -> None:
-        others = {block.id for other, pin in self._pins.items() if other != name for block in pin.blocks}
-        total = len(others | {block.id for block in blocks})
-        if self._max_blocks is not None and total > self._max_blocks:
-            raise PinLimitExceeded(f"pins would hold {total} blocks; the limit is {self._max_blocks}")
 
     def unpin(self, name: str) -> bool:
         pin = self._pins.pop(name, None)

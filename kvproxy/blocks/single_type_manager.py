@@ -275,7 +275,7 @@ class SearchableGroup(Protocol[Hash, Block]):
     def block_size(self) -> int: ...
 
     def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
-        """Select the hash of each block of this group: the last of the `hashes` that it spans."""
+        """Return the hash of each block of this group: the last of the hashes in the block."""
 
     def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]: ...
 

@@ -84,7 +84,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """One KV cache group, as `find_longest_common_hit` requires it."""
+    """One KV cache group of a mirrored engine, for lookups of one prompt."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool

@@ -66,7 +66,7 @@ class ConnectionPool:
             await self._session.close()
 
     async def request(self, method: str, path: str, headers: Headers, body: Body) -> RelayedResponse:
-        """Send a request. Raises UpstreamError; its `unsent` is true if no byte was sent, so a retry is safe."""
+        """Send a request. Raises UpstreamError; `UpstreamError.unsent` is true if no byte was sent, so a retry is safe."""
         assert self._session is not None, "call open() first"
         assert path.startswith("/"), "the path needs a leading slash"
         data: bytes | io.BytesIO | AsyncIterator[bytes] | None

@@ -176,7 +176,7 @@ class FleetEngine:
     def serving_upstream(
         self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
     ) -> ServingUpstream:
-        """Return this engine as the upstream of one request, of which it should reuse `predicted_tokens` prompt tokens."""
+        """Return this engine as the upstream of a request. `predicted_tokens` prompt tokens should be reused."""
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.

@@ -22,7 +22,7 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.eviction.free_queues import Key
 
 PauseClass = tuple[str, ...]
-"""A class of pauses. `("tool", "<16")` is a subclass of `("tool",)`, whose rates are its prior; () has all pauses."""
+"""A class of pauses. The prior rates of `("tool", "<16")` are the rates of `("tool",)`; the class `()` has all pauses."""
 
 _NUM_BINS = 18
 # Seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end.
@@ -232,8 +232,8 @@ class ReturnRates:
     """Rates at which paused sessions return. A session pauses between two requests.
 
     The index of a pause (Gittins index) is the probability of a return within a time limit, divided by the expected wait;
-    the limit maximizes it. The session with the lowest index loses its blocks first. `prior_factors` has a factor of the
-    prior rates of some classes of one element.
+    the limit maximizes it. The session with the lowest index loses its blocks first. `prior_factors` multiply the
+    prior rates of classes with one element.
     """
 
     def __init__(self, prior_factors: dict[str, float]) -> None:
@@ -264,7 +264,7 @@ class ReturnRates:
                 self._current[pause[:depth]][_bin(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
-        """Return the index of a pause of this age in seconds."""
+        """Return the Gittins index of a pause of this age in seconds."""
         found = self._indexes.get(pause)
         if found is None:
             found = self._indexes[pause] = _indexes(self._return_rates(pause))

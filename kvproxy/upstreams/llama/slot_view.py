@@ -1,4 +1,4 @@
-"""Reports on the slots and slot files of llama.cpp. Each is reported as one block of a prefix cache."""
+"""Reports on the slots and slot files of llama.cpp. A slot or file is reported as one block of a prefix cache."""
 
 import asyncio
 import contextlib

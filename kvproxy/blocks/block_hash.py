@@ -88,15 +88,14 @@ class BlockHasher:
         self.algorithm = algorithm
         self._is_cbor = algorithm.endswith("_cbor")
         self._digest: Callable[[bytes], bytes] = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest
-        self.none_hash = self._none_hash(seed if seed is not None else os.environ.get("PYTHONHASHSEED"))
+        seed = os.environ.get("PYTHONHASHSEED") if seed is None else seed
+        if seed is None and algorithm.startswith("xxhash"):
+            self.none_hash = os.urandom(16 if self._is_cbor else 32)
+        else:
+            seed = _DEFAULT_SEED if seed is None else seed
+            encoded = _cbor(seed) if self._is_cbor else pickle.dumps(seed, pickle.HIGHEST_PROTOCOL)
+            self.none_hash = self._digest(encoded)
         self._head = b"\x83\x58\x20" if len(self.none_hash) == 32 else b"\x83\x50"
-
-    def _none_hash(self, seed: str | None) -> bytes:
-        if seed is None:
-            if self.algorithm.startswith("xxhash"):
-                return os.urandom(16) if self._is_cbor else os.urandom(32)
-            seed = _DEFAULT_SEED
-        return self._digest(_cbor(seed) if self._is_cbor else pickle.dumps(seed, pickle.HIGHEST_PROTOCOL))
 
     def hash_blocks(
         self,

@@ -1,6 +1,5 @@
 """Applies KV events to the block pools of a mirrored engine; `sequencer.py` puts the events in order."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,15 +36,10 @@ class MirroredPool:
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], BlockExtraKeys], Hash] = {}
 
     def store(self, event: StoredEvent) -> None:
-        # The end of a prompt may be published as a smaller block.
-        self.block_size = max(self.block_size, event.block_size)
-        self.kind, self.window = event.kind, event.window
-        for block in self._add_blocks(event):
-            block.copies += 1
-            self.num_copies += 1
-
-    def _add_blocks(self, event: StoredEvent) -> Iterator[MirroredBlock]:
         size = event.block_size
+        # The end of a prompt may be published as a smaller block.
+        self.block_size = max(self.block_size, size)
+        self.kind, self.window = event.kind, event.window
         # A group with a window omits the hashes of blocks outside of it, but publishes all tokens.
         is_aligned = len(event.tokens) == len(event.hashes) * size
         parent = event.parent
@@ -58,8 +52,9 @@ class MirroredPool:
                 self._children.setdefault(parent, {})[digest] = None
                 if tokens:
                     self._by_content[parent, tokens, extra] = digest
+            block.copies += 1
+            self.num_copies += 1
             self.num_stored += 1
-            yield block
             parent = digest
 
     def remove(self, digest: Hash) -> bool:
@@ -70,18 +65,15 @@ class MirroredPool:
         self.num_copies -= 1
         block.copies -= 1
         if not block.copies:
-            self._delete(block)
+            del self.blocks[digest]
+            siblings = self._children[block.parent]
+            del siblings[digest]
+            if not siblings:
+                del self._children[block.parent]
+            content = (block.parent, block.tokens, block.extra_keys)
+            if self._by_content.get(content) == digest:
+                del self._by_content[content]
         return True
-
-    def _delete(self, block: MirroredBlock) -> None:
-        del self.blocks[block.hash]
-        siblings = self._children[block.parent]
-        del siblings[block.hash]
-        if not siblings:
-            del self._children[block.parent]
-        content = (block.parent, block.tokens, block.extra_keys)
-        if self._by_content.get(content) == block.hash:
-            del self._by_content[content]
 
     def clear(self) -> None:
         self.blocks.clear()

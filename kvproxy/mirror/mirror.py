@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.row_types import PoolReport
 from kvproxy.mirror import pool_rows
-from kvproxy.mirror.apply_events import MirroredBlock, MirroredPool, MirrorState, PoolKey
+from kvproxy.mirror.apply_events import MirrorState, PoolKey
 from kvproxy.mirror.prefix_match import (
     CachedChains,
     HashedPrompt,
@@ -134,10 +134,11 @@ class Mirror:
     def hashes_match(self) -> bool | None:
         """Whether the engine publishes the hashes that `hasher` computes; None if no block can be compared."""
         for pools in self.state().pools_by_rank().values():
-            block = next((block for pool in pools if (block := _first_full_block(pool)) is not None), None)
-            if block is not None:
-                digest = self.hasher.hash_blocks(list(block.tokens), hash_block_size(pools))[-1]
-                return block.hash in (digest, event_hash(digest))
+            for pool in pools:
+                for block in pool.children(None):
+                    if block.extra_keys is None and len(block.tokens) == pool.block_size:
+                        digest = self.hasher.hash_blocks(list(block.tokens), hash_block_size(pools))[-1]
+                        return block.hash in (digest, event_hash(digest))
         return None
 
     def hash_block_sizes(self) -> list[int]:
@@ -154,11 +155,6 @@ class Mirror:
         ranks = self.state().pools_by_rank().values()
         found = [chains for pools in ranks if (chains := chains_after_prefix(pools, prompt, self.hasher)) is not None]
         return max(found, default=None, key=lambda chains: chains.prefix_tokens)
-
-
-def _first_full_block(pool: MirroredPool) -> MirroredBlock | None:
-    blocks = (block for block in pool.children(None) if block.extra_keys is None)
-    return next((block for block in blocks if len(block.tokens) == pool.block_size), None)
 
 
 class EventSubscriber:

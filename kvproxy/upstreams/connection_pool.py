@@ -80,7 +80,9 @@ class ConnectionPool:
         except (aiohttp.ClientError, OSError) as error:
             failure = self._request_error(error)
             # The head and a small body are written in one call.
-            failure.unsent = failure.unsent or (isinstance(data, bytes) and _was_closed_before_write(error))
+            cause = error.__cause__
+            was_closed_before = isinstance(cause, aiohttp.ClientConnectionResetError) and _CLOSING in str(cause)
+            failure.unsent = failure.unsent or (isinstance(data, bytes) and was_closed_before)
             raise failure from None
         if not 200 <= response.status <= 599:
             response.close()
@@ -108,10 +110,6 @@ def _cause(error: OSError) -> str:
     if isinstance(error, ConnectionError) and error.errno is not None:
         return os.strerror(error.errno)
     return error.strerror or str(error)
-
-
-def _was_closed_before_write(error: Exception) -> bool:
-    return isinstance(error.__cause__, aiohttp.ClientConnectionResetError) and _CLOSING in str(error.__cause__)
 
 
 def end_to_end_headers(headers: Iterable[tuple[str, str]]) -> Headers:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
-from kvproxy.apis.json import Json, JsonObject, field
+from kvproxy.apis.json import JsonObject, field
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes
@@ -92,7 +92,8 @@ class Fleet:
             try:
                 reply = await self._send(engine, request, route)
             except UpstreamError as error:
-                if not (error.unsent or _may_retry(request)):
+                has_effects = request.api.name == "responses" or bool(request.body.get("store"))
+                if has_effects and not error.unsent:
                     raise
                 _log.warning("%s: trying another engine", error.message)
                 continue
@@ -119,7 +120,9 @@ class Fleet:
     async def _route(self, request: ApiRequest) -> _Route:
         available = self.available_engines()
         length = len(request.raw) // BYTES_PER_TOKEN
-        if len(available) == 1 and not self._must_predict_reuse(available[0], request):
+        is_sampled = random() < self._settings.prediction_sample_rate
+        must_predict = is_sampled and available[0].mirror is not None and _is_predictable(request)
+        if len(available) == 1 and not must_predict:
             return _Route(available, {available[0].url: length}, {})
         order = self._ring.order(affinity_key(request))
         place = {name: index for index, name in enumerate(order)}
@@ -129,10 +132,6 @@ class Fleet:
         uncached = {candidate.name: length - (candidate.matched_tokens or 0) for candidate in candidates}
         predicted = {candidate.name: candidate.matched_tokens for candidate in candidates if _is_predictable(request)}
         return _Route([self.engines[name] for name in rank_engines(candidates, length, order)], uncached, predicted)
-
-    def _must_predict_reuse(self, engine: FleetEngine, request: ApiRequest) -> bool:
-        is_sampled = random() < self._settings.prediction_sample_rate
-        return is_sampled and engine.mirror is not None and _is_predictable(request)
 
     async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
         # Ask only mirrored engines: llama.cpp's /tokenize has another format.
@@ -189,15 +188,12 @@ def _is_predictable(request: ApiRequest) -> bool:
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 
 
-def _may_retry(request: ApiRequest) -> bool:
-    return request.api.name != "responses" and not request.body.get("store")
-
-
 def affinity_key(request: ApiRequest) -> bytes:
     """Return a digest of the session id, or else of all messages up to the first user message."""
-    if session := _find_session_name(request):
-        return _digest(request, b"session", session.encode("utf-8", "replace"))
     body = request.body
+    for name in (session_name(request), body.get("prompt_cache_key"), field(body.get("metadata"), "user_id")):
+        if isinstance(name, str) and name:
+            return _digest(request, b"session", name.encode("utf-8", "replace"))
     context = orjson.dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
     turns = next((body[name] for name in _TURN_FIELDS if isinstance(body.get(name), list)), None)
     if isinstance(turns, list):
@@ -205,16 +201,6 @@ def affinity_key(request: ApiRequest) -> bytes:
         return _digest(request, context, orjson.dumps(turns[: first + 1]))
     text = orjson.dumps(body.get("prompt", body.get("input")))
     return _digest(request, b"text", (context + text)[:_PREFIX_BYTES])
-
-
-def _find_session_name(request: ApiRequest) -> str | None:
-    body = request.body
-    named: tuple[Json, ...] = (
-        session_name(request),
-        body.get("prompt_cache_key"),
-        field(body.get("metadata"), "user_id"),
-    )
-    return next((name for name in named if isinstance(name, str) and name), None)
 
 
 def _digest(request: ApiRequest, *parts: bytes) -> bytes:

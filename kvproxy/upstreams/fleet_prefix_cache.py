@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import Json, field
+from kvproxy.apis.json import field
 from kvproxy.backends.prefix_cache import (
     EngineMetrics,
     EngineResetResult,
@@ -141,7 +141,8 @@ class FleetPrefixCache(PrefixCache):
         if mirrors or (metrics and not slots):
             pool = _sum_pools([mirror.report() for mirror in mirrors], metrics, len(self._fleet.engines))
         else:
-            pool = _report_slots(await self.blocks())
+            cached = [row for row in await self.blocks() if row.num_tokens]
+            pool = PoolReport(cached=len(cached), evictions=0, distinct=len({row.hash for row in cached}))
         return PrefixCacheStats(
             pool,
             complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
@@ -168,11 +169,6 @@ class FleetPrefixCache(PrefixCache):
             return next((report for report in reports if report.prompt_tokens is not None), next(iter(reports), None))
         engines = {report.engine: report.reusable for report in known if report.engine is not None}
         return replace(max(known, key=lambda report: report.reusable), engines=engines)
-
-
-def _report_slots(rows: Sequence[BlockRow]) -> PoolReport:
-    cached = [row for row in rows if row.num_tokens]
-    return PoolReport(cached=len(cached), evictions=0, distinct=len({row.hash for row in cached}))
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
@@ -214,15 +210,10 @@ async def reset_engine(engine: FleetEngine) -> EngineResetResult:
             return EngineResetResult(engine.url, False, error.message)
         if status in (404, 405):
             continue
-        failure = _reset_failure(status, reply)
+        failure = f"it answered {status}" if status >= 400 else None
+        if field(reply, "success") is False:
+            failure = "its prefix cache is in use: try again when no request is running"
         if failure is None and engine.mirror is not None:
             engine.mirror.clear_after_reset(resets)
         return EngineResetResult(engine.url, failure is None, failure)
     raise NoPrefixCache(f"{engine.url} has no {_RESET_PATHS[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1")
-
-
-def _reset_failure(status: int, reply: Json) -> str | None:
-    if status >= 400:
-        return f"it answered {status}"
-    is_busy = field(reply, "success") is False
-    return "its prefix cache is in use: try again when no request is running" if is_busy else None

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
@@ -12,7 +12,6 @@ from kvproxy.settings import UpstreamServer
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
 
-Problem = Literal["disconnected", "no_events_error", "replay", "hashes", "restart", "predictions"]
 GRACE_SECONDS = 10.0  # Without a connection, or without events, before a problem is reported.
 RESTART_REPORT_SECONDS = 600.0
 _PARTIAL_BLOCK = 64  # Maximum tokens at a prompt's end for which no event is published.
@@ -65,7 +64,7 @@ class MirrorMonitor:
         self._last_message = self._last_connected = clock()
         self._restarts = 0
         self._restarted: float | None = None
-        self._known: frozenset[Problem] = frozenset()
+        self._known: frozenset[str] = frozenset()
 
     def add_computed(self, tokens: int, *, reported: bool) -> None:
         """Count prompt tokens that the engine computed: it must publish KV events for them.
@@ -78,34 +77,14 @@ class MirrorMonitor:
     def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> list[str]:
         """Return the current problems, and log the new ones. `reuse` has the engine's statistics by model."""
         self._read_streams()
-        found = self._find_problems(up=up, metrics=metrics, reuse=reuse)
-        for problem in found.keys() - self._known:
-            _log.warning("%s: %s", self._server.url, found[problem])
-        self._known = frozenset(found)
-        return list(found.values())
-
-    def _read_streams(self) -> None:
-        now, streams = self._clock(), self._mirror.streams()
-        messages = sum(stream.batches + stream.duplicates + stream.malformed for stream in streams)
-        if messages != self._messages or not self._computed:
-            self._messages, self._computed, self._last_message = messages, 0, now
-        if all(stream.connected for stream in streams):
-            self._last_connected = now
-        restarts = sum(stream.restarts for stream in streams)
-        if restarts > self._restarts:
-            self._restarts, self._restarted = restarts, now
-
-    def _find_problems(
-        self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]
-    ) -> dict[Problem, str]:
-        found: dict[Problem, str] = {}
+        found: dict[str, str] = {}
         now, server = self._clock(), self._server
         if up and now - self._last_connected > GRACE_SECONDS:
             found["disconnected"] = (
                 f"nothing publishes at {server.kv_events}: start the engine with {_CONFIG}, or correct kv_events"
             )
         elif self._computed > _MIN_COMPUTED and now - self._last_message > GRACE_SECONDS:
-            found["no_events_error"] = _no_events_error(server, metrics)
+            found["no_events"] = _no_events_error(server, metrics)
         if any(stream.replay_fails for stream in self._mirror.streams()):
             found["replay"] = (
                 f"the replay port {server.kv_replay} does not respond, so missed events are lost: correct kv_replay, or set"
@@ -124,7 +103,21 @@ class MirrorMonitor:
                     f"the mirror is wrong: {figures.too_high} of {figures.predictions} predictions for {model} were too high;"
                     " kvproxy blocks reset empties the caches and the mirror, and kv_replay recovers lost events"
                 )
-        return found
+        for name in found.keys() - self._known:
+            _log.warning("%s: %s", server.url, found[name])
+        self._known = frozenset(found)
+        return list(found.values())
+
+    def _read_streams(self) -> None:
+        now, streams = self._clock(), self._mirror.streams()
+        messages = sum(stream.batches + stream.duplicates + stream.malformed for stream in streams)
+        if messages != self._messages or not self._computed:
+            self._messages, self._computed, self._last_message = messages, 0, now
+        if all(stream.connected for stream in streams):
+            self._last_connected = now
+        restarts = sum(stream.restarts for stream in streams)
+        if restarts > self._restarts:
+            self._restarts, self._restarted = restarts, now
 
     def _hash_problem(self, metrics: EngineMetrics | None) -> str | None:
         reported, configured = metrics and metrics.hash_algorithm, self._server.hash_algorithm

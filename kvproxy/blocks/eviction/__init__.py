@@ -17,21 +17,18 @@ from kvproxy.blocks.eviction.session_policy import SessionPolicy
 
 POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"s3fifo": S3FIFO, "sessions": SessionPolicy}
 
-__all__ = ["POLICIES", "EvictionPolicy", "make_queue", "queue_factory", "session_policy_of"]
-
-
-def make_queue(policy: str, blocks: Iterable[KVCacheBlock], capacity: int) -> FreeQueue:
-    if policy == "lru":
-        return FreeKVCacheBlockQueue(blocks)
-    if policy not in POLICIES:
-        raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(POLICIES)}")
-    return PolicyQueue(POLICIES[policy](capacity), blocks)
+__all__ = ["POLICIES", "EvictionPolicy", "queue_factory", "session_policy_of"]
 
 
 def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[Iterable[KVCacheBlock]], FreeQueue]:
-    if priorities:
-        return lambda blocks: PriorityQueue(lambda: make_queue(policy, (), capacity), blocks)
-    return lambda blocks: make_queue(policy, blocks, capacity)
+    def make_queue(blocks: Iterable[KVCacheBlock] = ()) -> FreeQueue:
+        if policy == "lru":
+            return FreeKVCacheBlockQueue(blocks)
+        return PolicyQueue(POLICIES[policy](capacity), blocks)
+
+    if policy != "lru" and policy not in POLICIES:
+        raise ValueError(f"unknown eviction policy {policy!r}: use lru, {', '.join(POLICIES)}")
+    return (lambda blocks: PriorityQueue(make_queue, blocks)) if priorities else make_queue
 
 
 def session_policy_of(queue: FreeQueue, priority: int) -> SessionPolicy[GroupHash] | None:

@@ -155,28 +155,18 @@ class SlotTable:
     async def refresh(self) -> bool:
         """Read the slots' state from the server; return whether the server restarted."""
         versions = {slot.id: slot.version for slot in self.slots.values()}
-        states = await self._client.slots()
-        restarted = any(self._is_current(state, versions) and self._shows_restart(state) for state in states)
-        for state in states:
-            if state.slot not in self.slots:
-                self.slots[state.slot] = Slot(state.slot)
-                self.slots[state.slot].update(b"", state)
-            elif self._is_current(state, versions):
-                self._update_unlocked(self.slots[state.slot], state)
+        restarted = False
+        for state in await self._client.slots():
+            slot = self.slots.get(state.slot)
+            if slot is None:
+                slot = self.slots[state.slot] = Slot(state.slot)
+                slot.update(b"", state)
+            elif not slot.locked and slot.version == versions.get(state.slot):
+                restarted |= slot.task is not None and (state.task is None or state.task < slot.task)
+                if (state.task, state.tokens) == (slot.task, slot.tokens):
+                    slot.busy = state.busy
+                    continue
+                # A server with a unified KV buffer clears idle slots.
+                self.clears_idle_slots |= bool(slot.prefix) and state.task == slot.task and state.tokens == 0
+                slot.update(b"", state)
         return restarted
-
-    def _is_current(self, state: SlotState, versions: dict[int, int]) -> bool:
-        slot = self.slots.get(state.slot)
-        return slot is not None and not slot.locked and slot.version == versions.get(state.slot)
-
-    def _shows_restart(self, state: SlotState) -> bool:
-        known = self.slots[state.slot].task
-        return known is not None and (state.task is None or state.task < known)
-
-    def _update_unlocked(self, slot: Slot, state: SlotState) -> None:
-        if (state.task, state.tokens) == (slot.task, slot.tokens):
-            slot.busy = state.busy
-            return
-        # A server with a unified KV buffer clears idle slots.
-        self.clears_idle_slots |= bool(slot.prefix) and state.task == slot.task and state.tokens == 0
-        slot.update(b"", state)

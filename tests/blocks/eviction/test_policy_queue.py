@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.eviction import make_queue
 from kvproxy.blocks.eviction.s3fifo import S3FIFO
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, simulate
@@ -99,4 +98,4 @@ def test_a_restored_key_of_s3fifo_is_idle_again_behind_the_others() -> None:
 
 def test_unknown_policies_are_named() -> None:
     with pytest.raises(ValueError, match="unknown eviction policy 'mru': use lru, s3fifo"):
-        make_queue("mru", [], 1)
+        manager(9, "mru")

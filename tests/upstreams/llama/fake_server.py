@@ -17,8 +17,6 @@ _THRESHOLD = 0.1
 
 @dataclass
 class Slot:
-    """One slot: its tokens, their model, and its last request."""
-
     id: int
     tokens: list[int] = field(default_factory=list)
     model: str = ""
@@ -29,8 +27,6 @@ class Slot:
 
 @dataclass
 class File:
-    """A saved slot."""
-
     tokens: list[int]
     model: str
 
@@ -44,30 +40,19 @@ def shared(one: list[int], other: list[int]) -> int:
 
 
 class Llama:
-    """The server.
-
-    Attributes:
-        ignores_restores: restores succeed, but the next request reuses nothing.
-        clears_idle: a request clears idle slots.
-        paused: responses wait.
-        delays_saves: saves wait.
-        computed: computed prompt tokens.
-        bodies: received requests.
-        errors: uses of a slot or a model that must not happen.
-    """
-
     def __init__(
         self, slots: int = 2, *, lists_slots: bool = True, saves: bool = True, adapters: Sequence[str] = ()
     ) -> None:
         self.model = "one"
         self.files: dict[str, File] = {}
         self.lists_slots, self.saves, self.adapters = lists_slots, saves, list(adapters)
-        self.ignores_restores = self.clears_idle = False
-        self.paused = self.delays_saves = False
-        self.computed = 0
-        self.bodies: list[bytes] = []
+        self.ignores_restores = False  # Restores succeed, but the next request reuses nothing.
+        self.clears_idle = False  # A request clears idle slots.
+        self.paused = self.delays_saves = False  # Responses, or saves, wait.
+        self.computed = 0  # Number of computed prompt tokens.
+        self.bodies: list[bytes] = []  # Received requests.
         self.actions: list[str] = []
-        self.errors: list[str] = []
+        self.errors: list[str] = []  # Uses of a slot or a model that must not happen.
         self._count = slots
         self.restart()
         self.app = Starlette(

@@ -65,8 +65,7 @@ class Unauthorized(KvproxyError, status=401, type="authentication_error", code="
 class MissingKey(Unauthorized, code="missing_api_key"): ...
 
 
-class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"):
-    """The request is not allowed, with any credentials."""
+class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidden"): ...
 
 
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3): ...
@@ -85,12 +84,10 @@ class NotCached(KvproxyError, status=504, type="invalid_request_error", code="no
     is_retryable = False
 
 
-class Overloaded(KvproxyError, status=503, code="overloaded"):
-    """The proxy or the engine cannot take another request now."""
+class Overloaded(KvproxyError, status=503, code="overloaded"): ...
 
 
-class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0):
-    """The proxy stops, and the time for requests in flight is over."""
+class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0): ...
 
 
 class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"): ...
@@ -102,8 +99,7 @@ class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="r
 class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"): ...
 
 
-class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"):
-    """A tier (host memory, disk, or Redis) failed."""
+class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"): ...
 
 
 class UpstreamError(KvproxyError):

@@ -26,7 +26,8 @@ Stale = Literal["stale-while-revalidate", "stale-if-error"]
 ForwardReason = Literal["uri-miss", "request", "stale", "bypass"]
 """Reason to call the backend (RFC 9211).
 
-`uri-miss`: no response is stored. `request`: `Cache-Control` rejects the stored response. `bypass`: it is not cacheable.
+`uri-miss`: no response is stored. `request`: the request's `Cache-Control` rejects the stored response. `stale`: the stored
+response is stale. `bypass`: the request is not cacheable.
 """
 
 

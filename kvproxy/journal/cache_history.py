@@ -97,7 +97,7 @@ class CacheHistory:
         self._regions.clear()
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number. `text` and `contents` are the results of `stored_text`."""
+        """Insert a prompt, and return its number. `contents` is the compressed JSON of all regions."""
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
         digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])

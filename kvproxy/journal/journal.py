@@ -41,8 +41,6 @@ _MAX_QUEUED_BYTES = 64 * 2**20
 
 
 class _EventQueue:
-    """A bounded, thread-safe queue of events for the journal's thread to write."""
-
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._exchanges = 0
@@ -63,7 +61,7 @@ class _EventQueue:
         return True
 
     def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
-        """Add changes of the response store, even if the queue is full."""
+        # Even if the queue is full.
         with self._lock:
             self._events.extend(changes)
 

@@ -17,7 +17,7 @@ _MAX_COMPARED_TEXTS = 200
 _MAX_SHOWN = 60
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
 RegionLoader = Callable[[int], Mapping[str, Json] | None]
-"""Returns the contents of a prompt's regions by name, given the prompt's number; None if they are not stored."""
+"""Returns the contents of a prompt's regions (see `Regions`) by name, given its number; None if they are not stored."""
 
 
 @dataclass(frozen=True, slots=True)

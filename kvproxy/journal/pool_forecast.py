@@ -60,7 +60,7 @@ def forecast(
     """Forecast the hit rates of an engine. None stands for an unknown value.
 
     Args:
-        num_blocks, block_tokens: blocks in the pool (with the null block), and tokens in a block.
+        num_blocks, block_tokens: blocks in the pool (one of them is reserved), and tokens in a block.
         token_seconds: prefill time of a token.
         token_bytes, tier_bytes: KV bytes of a token, and size of a tier in host memory; None omits the tier.
     """

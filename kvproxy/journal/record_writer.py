@@ -47,7 +47,6 @@ class _RecentQuestions:
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def add(self, exchange: Exchange, record: Record) -> None:
-        """Remember the question if it was compared with a stored question."""
         if record.near is None or exchange.request is None:
             return
         text = exchange.request.api.display_text(exchange.request.body)

@@ -21,7 +21,7 @@ class Regions:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         digests: digest of each region's content.
         question: index of the last message, the prompt, or the input; None if the request has none of them.
-        sizes: size of each region in bytes; empty if it was not read from the journal.
+        sizes: size of each region in bytes; empty if unknown.
     """
 
     names: tuple[str, ...]
@@ -121,5 +121,4 @@ def regions_of(
 
 
 def regions_as_json(key_parts: JsonObject) -> bytes:
-    """Return a JSON object with the content of each region by name."""
     return dumps(dict(region_items(key_parts)))

@@ -234,7 +234,7 @@ class PrefillCost:
 def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost | None:
     """Return the prefill time per token: the Theil-Sen slope, which excludes the overhead of a request.
 
-    Return None with too few requests, or too similar numbers of tokens. The range is Sen's 90% interval, extended to contain
+    Return None with too few requests, or too similar numbers of tokens. The bounds are Sen's 90% interval, extended to contain
     the slope of each quarter of the requests, because the load changes.
 
     Args:
@@ -282,7 +282,7 @@ def prefill_costs(reader: JournalReader) -> dict[str, PrefillCost]:
 
 
 def mean_cost(costs: Sequence[tuple[PrefillCost, int]]) -> PrefillCost:
-    """Return the mean of costs, each paired with its weight."""
+    """Return the weighted mean of pairs of a cost and its weight."""
     total = sum(weight for _, weight in costs) or 1
     return PrefillCost(
         *(sum(getattr(cost, name) * weight for cost, weight in costs) / total for name in ("seconds", "least", "most"))

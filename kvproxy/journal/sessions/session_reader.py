@@ -97,7 +97,7 @@ class Session:
         id: number of its first record.
         parent: number of the turn that started a sub-agent's session; None for other sessions.
         first, last: arrival of the first and of the last request, in seconds since the epoch.
-        longest_pause: seconds.
+        longest_pause: seconds between two turns.
         cost: None if no model has a price.
     """
 

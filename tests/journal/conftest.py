@@ -7,6 +7,7 @@ import pytest
 
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.settings.journal import JournalSettings
+from tests.journal.sessions.requests import Sessions
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -21,5 +22,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def journal(place: str) -> Iterator[StoredJournal]:
     opened = open_stored_journal(place, JournalSettings())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sessions(place: str) -> Iterator[Sessions]:
+    opened = Sessions(place)
     yield opened
     opened.close()

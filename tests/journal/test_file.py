@@ -22,6 +22,8 @@ from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
 from tests.requests import api_request
 
+PRICES = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
+
 
 def finished(
     question: str,
@@ -109,12 +111,11 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
 
 
 def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: StoredJournal) -> None:
-    prices = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
     # The second request repeats the first message, and the backend reports nothing.
     for number, question in enumerate(("a", "a")):
         journal.add(finished(question, f"{number}", prefix=None, prompt_tokens=100))
     journal.add(finished("a", "hit", hit=True))
-    row = rows_of(journal, "layer", prices)["exact"]
+    row = rows_of(journal, "layer", PRICES)["exact"]
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
     assert row.least_money == pytest.approx(0.2 - 50 * 0.00075)
     # Without a price of cached tokens, the price of a hit is a bound, too.
@@ -127,7 +128,7 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
 def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> None:
     journal.add(finished("a", "first"))
     journal.add(finished("a", "second", was_collapsed=True))
-    rows = rows_of(journal, "layer", {"m": PriceSettings(input=1000, cached=250, output=10_000)})
+    rows = rows_of(journal, "layer", PRICES)
     assert (rows["prefix"].reused_tokens, rows["shared"].reused_tokens) == (40, 0)
     assert rows["shared"].money == pytest.approx(0.17)
 
@@ -136,11 +137,9 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
     journal.add(finished("a", "first"))
     journal.add(finished("b", "hit", hit=True, layer="semantic"))
     journal.flush()
-    settings = JournalSettings(prices={"m": PriceSettings(input=1000, cached=250, output=10_000)})
-    reader = journal.reader()
-    counts = {"accepted": 100, "accepted_wrong": 1}
-    unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, counts))
-    reader.close()
+    settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1}
+    with closing(journal.reader()) as reader:
+        unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, counts))
     assert (unknown.semantic, unknown.wrong) == (1, None)
     (row,) = (row for row in unknown.rows if row.name == "semantic")
     assert (row.money, row.least_money) == (pytest.approx(0.17), 0.0)
@@ -151,17 +150,16 @@ def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJourn
 
 
 def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJournal) -> None:
-    prices = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
     journal.add(finished("a", "computed", warming=True))
     journal.add(finished("a", "again", hit=True, warming=True))
     journal.add(finished("b", "failed", warming=True, layer="error", status=502, failure="error-upstream", prefix=None))
     # The price of the computed response: 60 tokens of the prompt, 40 reused ones, and 10 of the response.
     cost = 60 * 0.001 + 40 * 0.00025 + 10 * 0.01
-    row = rows_of(journal, "layer", prices)["warming"]
+    row = rows_of(journal, "layer", PRICES)["warming"]
     assert (row.requests, row.answered, row.seconds, row.money) == (0, 0, 0.0, pytest.approx(-cost))
     assert rows_of(journal, "layer") == {}
     journal.add(finished("a", "client", hit=True))
-    total = rows_of(journal, "tenant", prices)["public"]
+    total = rows_of(journal, "tenant", PRICES)["public"]
     # The client's hit saves the seconds of the response that was computed for it in advance.
     assert (total.requests, total.answered, total.seconds) == (1, 1, pytest.approx(2.0 - 0.001))
     assert total.money == pytest.approx(0.2 - cost)
@@ -222,12 +220,16 @@ def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journa
 def test_a_condition_can_look_and_nothing_else(journal: StoredJournal) -> None:
     journal.add(finished("a", "1"))
     journal.flush()
-    reader = journal.reader()
-    assert len(reader.records(Query(where="total_ms > 1000 and reason like 'prefix%'"))) == 1
-    for where in ("1) union select load_extension('x'", "no_such_column = 1", "1; drop table records", "pragma_x()"):
-        with pytest.raises(InvalidRequest):
-            reader.records(Query(where=where))
-    reader.close()
+    with closing(journal.reader()) as reader:
+        assert len(reader.records(Query(where="total_ms > 1000 and reason like 'prefix%'"))) == 1
+        for where in (
+            "1) union select load_extension('x'",
+            "no_such_column = 1",
+            "1; drop table records",
+            "pragma_x()",
+        ):
+            with pytest.raises(InvalidRequest):
+                reader.records(Query(where=where))
 
 
 def test_one_odd_request_does_not_harm_the_others(journal: StoredJournal) -> None:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,8 @@ class Collected:
     points: dict[str, list[tuple[dict[str, object], float]]] = field(default_factory=dict)
 
 
-def _value(value: AnyValue) -> object:
-    return getattr(value, value.WhichOneof("value"))
-
-
 def _plain(pairs: "list[KeyValue]") -> dict[str, object]:
-    return {pair.key: _value(pair.value) for pair in pairs}
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
 
 
 def _take_spans(raw: bytes, into: Collected) -> None:

@@ -1,5 +1,6 @@
 """Each prompt token is reused, or lost to one cause."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, lost_tokens, main_cause
 from kvproxy.settings.journal import PriceSettings
+from tests.journal.sessions.injected_losses import Result, run_engine, run_provider
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
 COUNTS, YES_OR_NO = st.integers(0, 20_000), st.booleans()
@@ -190,3 +192,11 @@ def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> Non
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(10_000 * (1.125 - hours * 4.5) / 1e6, abs=4.5e-6)
     sessions.close()
+
+
+@pytest.mark.parametrize(("run", "count"), [(run_provider, 10), (run_engine, 3)])
+def test_the_ledger_finds_injected_losses(run: Callable[[int, int], Result], count: int) -> None:
+    result = run(count, 7)
+    assert result.unbalanced == 0
+    assert result.wrong == []
+    assert result.trials.total() == count

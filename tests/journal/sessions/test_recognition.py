@@ -24,12 +24,8 @@ def test_turns_of_a_conversation_are_one_session(sessions: Sessions) -> None:
     assert numbered(sessions) == [(1, 1, None), (1, 2, 1), (1, 3, 2)]
     assert [turn.pause for turn in sessions.turns()] == [None, pytest.approx(29), pytest.approx(69)]
     (found,) = sessions.list()
-    assert (found.turns, found.prompt_tokens, found.reused_tokens, found.longest_pause) == (
-        3,
-        370,
-        220,
-        pytest.approx(69),
-    )
+    assert (found.turns, found.prompt_tokens, found.reused_tokens) == (3, 370, 220)
+    assert found.longest_pause == pytest.approx(69)
 
 
 def test_a_session_without_a_request_for_an_hour_ends_with_an_infinite_pause(sessions: Sessions) -> None:
@@ -114,12 +110,8 @@ def test_a_sub_agent_has_the_turn_that_called_it_as_parent(sessions: Sessions) -
         request([*agent, assistant("three"), user("sure?")], 70, 60, 2),
         request([*FIRST, {"role": "assistant", "content": None, "tool_calls": [call]}, result], 140, 100, 3),
     )
-    assert [(turn.number, turn.session, turn.parent) for turn in sessions.turns()] == [
-        (1, 1, None),
-        (2, 2, 1),
-        (3, 2, 2),
-        (4, 1, 1),
-    ]
+    found = [(turn.number, turn.session, turn.parent) for turn in sessions.turns()]
+    assert found == [(1, 1, None), (2, 2, 1), (3, 2, 2), (4, 1, 1)]
 
 
 def test_a_restart_continues_sessions(sessions: Sessions) -> None:

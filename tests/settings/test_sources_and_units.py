@@ -1,0 +1,110 @@
+"""Sources of settings: flags, the environment, and the TOML file; and their durations and sizes."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproxy.errors import SettingsError
+from kvproxy.settings import load_settings
+from kvproxy.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+
+def toml(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kvproxy.toml").write_text(text)
+    return folder
+
+
+def test_each_way_to_name_the_data_folder_finds_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    toml(tmp_path / "kvproxy", "port = 1")
+    assert load_settings().port == 1
+    monkeypatch.setenv("KVPROXY_DATA", str(toml(tmp_path / "environment", "port = 2")))
+    assert load_settings().port == 2
+    flag = toml(tmp_path / "flag", "port = 3\n[cache]\nttl = 30")
+    for folder in (flag, str(flag)):
+        settings = load_settings(data=folder)
+        assert (settings.port, settings.cache.ttl, settings.data) == (3, 30, flag)
+    assert load_settings(data=tmp_path / "empty").port == 8484
+    monkeypatch.setenv("KVPROXY_CONFIG", str(toml(tmp_path / "named", "port = 4") / "kvproxy.toml"))
+    assert load_settings(data=flag).port == 4
+    monkeypatch.setenv("KVPROXY_PORT", "5")
+    assert load_settings(data=flag).port == 5
+    assert load_settings(data=flag, port=6).port == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["ADMIN_TOKEN", "PORT", "DATA", "CONFIG", "UPSTREAM", "UPSTREAMS", "CACHE__TTL", "STORE"]
+)
+def test_an_empty_variable_counts_as_unset(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_settings()
+    monkeypatch.setenv(f"KVPROXY_{name}", "")
+    assert load_settings() == before
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\n"])
+def test_a_blank_token_or_key_counts_as_unset(blank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(admin_token=blank).admin_token is None
+    assert load_settings(forward={"api_key": blank}).forward.api_key is None
+    assert load_settings(upstreams=[{"url": "http://a", "api_key": blank}]).servers[0].api_key is None
+    monkeypatch.setenv("KVPROXY_ADMIN_TOKEN", blank)
+    assert load_settings().admin_token is None
+    assert load_settings(admin_token=" token\n").admin_token == "token"
+
+
+def test_durations_and_sizes() -> None:
+    seconds = [parse_seconds(each) for each in ("90s", "1.5h", "7d", "500ms", "90", " 2 min ", 30, 0.1)]
+    assert seconds == pytest.approx([90, 5_400, 604_800, 0.5, 90, 120, 30, 0.1])
+    sizes = [parse_bytes(each) for each in ("2GiB", "512 MiB", "1.5kb", "2GB", "77", 8)]
+    assert sizes == [2 << 30, 512 << 20, 1_500, 2 * 10**9, 77, 8]
+
+
+@pytest.mark.parametrize("text", ["", "1x", "-1s", "s", "1h30", "inf", "nan", True, None, float("inf"), "1_000", "١s"])
+def test_other_texts_are_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="use a form such as"):
+        parse_seconds(text)
+    with pytest.raises(ValueError, match="use a form such as"):
+        parse_bytes(text)
+
+
+def test_formatted_values() -> None:
+    seconds = [format_seconds(each) for each in (-1, 0.25, 59, 75, 180, 5_400, 450_000)]
+    assert seconds == ["0s", "250ms", "59s", "75s", "3m", "90m", "5.2d"]
+    sizes = [format_bytes(each) for each in (0, 1023, 1_258_291, 3 << 30, 2000 << 40)]
+    assert sizes == ["0B", "1023B", "1.2MiB", "3GiB", "2000TiB"]
+
+
+@given(st.floats(0, 1e9))
+def test_formatted_values_are_parsed_with_a_rounding_error(value: float) -> None:
+    assert parse_seconds(format_seconds(value)) == pytest.approx(value, rel=0.05, abs=5e-4)
+    assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.05, abs=0.6)
+
+
+def test_units_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPROXY_CACHE__TTL", "2d")
+    settings = load_settings(cache={"max_bytes": "1GiB"}, engine={"kv_memory": "2GiB"}, journal={"retention": "7d"})
+    assert (settings.cache.ttl, settings.cache.max_bytes) == (172_800, 1 << 30)
+    assert (settings.engine.kv_memory, settings.journal.retention) == (2 << 30, 604_800)
+    with pytest.raises(SettingsError, match=r"setting cache\.ttl: '1x' is not a duration"):
+        load_settings(cache={"ttl": "1x"})
+
+
+@pytest.mark.parametrize(("variable", "near"), [("KVPROXY_PROT", "PORT"), ("KVPROXY_UPSTREAMZ", "UPSTREAMS")])
+def test_a_misspelt_variable_gets_a_suggestion(monkeypatch: pytest.MonkeyPatch, variable: str, near: str) -> None:
+    monkeypatch.setenv("KVPROXY_SERVICE_HOST", "10.0.0.1")  # Of Kubernetes.
+    load_settings()
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(SettingsError, match=f"no setting for {variable}: did you mean KVPROXY_{near}?"):
+        load_settings()
+
+
+def test_a_misspelt_setting_gets_a_suggestion() -> None:
+    with pytest.raises(SettingsError, match=r"did you mean port\?"):
+        load_settings(portt=1)
+    with pytest.raises(SettingsError, match=r"did you mean journal\?"):
+        load_settings(journl={"text": "all"})
+    for flags in ({"ttl": 1}, {"cache": {"tlt": 1}}, {"limits": {"ttl": 1}}):
+        with pytest.raises(SettingsError, match=r"did you mean cache\.ttl\?"):
+            load_settings(**flags)

@@ -201,14 +201,13 @@ def metrics() -> str:
         "`GET /metrics` returns the metrics in Prometheus' text format: on loopback without a token, elsewhere with",
         "`Authorization: Bearer ADMIN_TOKEN`. `deploy/prometheus/` has a scrape configuration and alert rules, and",
         "`deploy/grafana/kvproxy.json` is a dashboard with a query for each metric, which `deploy/queries.toml` lists.",
-        "[Telemetry](telemetry.md) exports the most important metrics, and traces, to OpenTelemetry.",
         "",
         "```promql",
         queries()["kvproxy_requests_total"]["query"],
         "```",
         "",
-        "A histogram has three series: `_bucket` (with the label `le`), `_sum`, and `_count`. Counters end in `_total` and start",
-        "at 0 with the proxy. `_created` is the time of the first value. A group has several metrics with the same labels.",
+        "A histogram has three series: `_bucket` (with the label `le`), `_sum`, and `_count`. Counters start at 0 with the",
+        "proxy. A group has several metrics with the same labels.",
         "`kvproxy_savings` and `kvproxy_prompt_tokens_total` cover the whole journal, `kvproxy_cache_entries` the whole store."
         " Proxies that [share](fleet.md) them report the same values: take their maximum.",
     ]

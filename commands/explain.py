@@ -105,8 +105,6 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
     stored = "not stored" if exact["id"] is None else f"stored as {exact['id'][:12]}"
     if exact["id"] is not None and exact["freshness"] != "fresh":
         stored += ", expired" if exact["freshness"] == "expired" else f", expired ({exact['freshness']})"
-    if found["other_tenants"]:
-        stored += ", but another tenant stored an identical request: give its key with --api-key"
     print_facts(
         [
             ("tenant", tenant_name(found["tenant"])),
@@ -116,6 +114,8 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
             *([("policy", _policy_with_limits(semantic))] if semantic.get("policy") else []),
         ]
     )
+    if found["other_tenants"]:
+        print_text("Another tenant stored an identical request: give its key with --api-key.")
     if found["closest"] is not None and found["layer"] != "semantic":
         print_text(_closest_sentence(found["closest"]))
     if semantic.get("learned"):

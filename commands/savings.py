@@ -114,7 +114,7 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
     empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else "no requests yet"
     print_table(rows, empty=empty, layout=layout)
     if report.rows:
-        _print_notes(report)
+        _print_notes(report, has_price=has_price)
 
 
 def _money(row: "Saving") -> str | None:
@@ -133,7 +133,7 @@ def _seconds(row: "Saving") -> str:
     return f"{row.seconds:,.1f} ({row.least_seconds:,.1f} to {row.most_seconds:,.1f})"
 
 
-def _print_notes(report: "SavingsReport") -> None:
+def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
     from kvproxy.journal.savings import MIN_REQUESTS
 
     if report.refused:
@@ -156,8 +156,10 @@ def _print_notes(report: "SavingsReport") -> None:
     if all(row.money is None for row in report.rows):
         print_text(_NO_PRICE)
     if report.semantic and report.wrong is None:
+        least = " At least counts no semantic hit." if has_price else ""
         print_text(
-            "Wrong semantic hits: unknown, because none was compared with a fresh response. At least counts none."
+            f"Wrong semantic hits: unknown, because of {plural(report.semantic, 'served hit')}, none was compared with a fresh"
+            f" response.{least}"
         )
     elif report.semantic and report.wrong is not None:
         print_text(

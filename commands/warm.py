@@ -120,7 +120,7 @@ def warm(
         print_note(f"skipped {plural(found.skipped, 'line')} without a request")
     if found.plain_lines:
         print_note(
-            f"read as JSON lines, because line {found.first_record} is JSON; skipped plain text in"
+            f"read as JSON lines, because line {found.first_record} is JSON; skipped lines without a JSON object:"
             f" {_line_numbers(found.plain_lines)}: put prompts into another file"
         )
     document = report.document()

@@ -38,23 +38,24 @@ class Deadlines:
             self._expire(expired, error, "drain_seconds")
 
     @contextmanager
-    def schedule(self, time: float, error: KvproxyError) -> Iterator[asyncio.Future[KvproxyError]]:
+    def schedule(self, time: float, error: KvproxyError, limit: str | None) -> Iterator[asyncio.Future[KvproxyError]]:
         """Yield a future. Its result becomes `error` at `time` of the event loop, or earlier the error of `end_all`."""
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[KvproxyError] = loop.create_future()
         if self._final_error is not None:
             self._expire(expired, self._final_error, "drain_seconds")
         self._pending.add(expired)
-        timer = loop.call_at(time, self._expire, expired, error, "request_seconds")
+        timer = loop.call_at(time, self._expire, expired, error, limit)
         try:
             yield expired
         finally:
             timer.cancel()
             self._pending.discard(expired)
 
-    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, limit: str) -> None:
+    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, limit: str | None) -> None:
         if not expired.done():
-            self._on_limit(limit)
+            if limit is not None:
+                self._on_limit(limit)
             expired.set_result(error)
 
 
@@ -62,13 +63,13 @@ class Deadline:
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._seconds = deadlines.seconds
-        self._fix = "raise the setting limits.request_seconds"
+        self._limit: str | None = "request_seconds"
         self._began = asyncio.get_running_loop().time()
 
     def shorten(self, seconds: float | None) -> None:
         if seconds is not None and seconds < self._seconds:
             self._seconds = seconds
-            self._fix = f"the header {TIMEOUT_HEADER} asks for no more: give it a longer time, or leave it out"
+            self._limit = None
 
     async def cancel_when_over(
         self, receive: Receive, work: Coroutine[Any, Any, T], upload_done: asyncio.Event | None = None
@@ -78,10 +79,11 @@ class Deadline:
         Raises DeadlineExceeded or ClientDisconnect. `work` may call `receive` until `upload_done` is set; this
         function detects disconnects afterwards.
         """
-        error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s: {self._fix}")
+        source = f"the header {TIMEOUT_HEADER}" if self._limit is None else f"the setting limits.{self._limit}"
+        error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s, the limit of {source}")
         working = asyncio.ensure_future(work)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
-        with self._deadlines.schedule(self._began + self._seconds, error) as expired:
+        with self._deadlines.schedule(self._began + self._seconds, error, self._limit) as expired:
             try:
                 await asyncio.wait((working, disconnected, expired), return_when=asyncio.FIRST_COMPLETED)
                 if working.done():

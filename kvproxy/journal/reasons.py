@@ -4,6 +4,7 @@ from difflib import get_close_matches
 
 from kvproxy.apis.json import field
 from kvproxy.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     KvproxyError,
     ModelNotFound,
@@ -62,6 +63,7 @@ REASONS: dict[str, str] = {
     "refused-busy": "Too many requests are waiting for the backend, or too many connections are open.",
     "error-upstream": "The upstream responded with an error, or could not be reached.",
     "error-broken": "The response broke off.",
+    "error-timeout": "The response was not complete within `x-kvproxy-timeout` or `limits.request_seconds`.",
     "error-internal": "The proxy failed; see its log.",
     "disconnected-waiting": "The client disconnected before the response started.",
     "disconnected-reading": "The client disconnected during the response.",
@@ -73,6 +75,7 @@ REASONS: dict[str, str] = {
 # Failures whose status does not determine the reason. The first match counts.
 _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
     (NotCached, "not-cached"),
+    (DeadlineExceeded, "error-timeout"),
     (Overloaded, "refused-busy"),
     (NotSupported, "refused-invalid"),
     (ModelNotFound, "refused-model"),

@@ -159,7 +159,7 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
     assert (same.returncode, same.stderr) == (
         1,
         "skipped 2 lines without a request\n"
-        "read as JSON lines, because line 2 is JSON; skipped plain text in line 4: put prompts into another file\n"
+        "read as JSON lines, because line 2 is JSON; skipped lines without a JSON object: line 4: put prompts into another file\n"
         "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n",
     )
     counts = json.loads(done.stdout)

@@ -91,9 +91,8 @@ def stored_requests(
         own = [entry for entry in served if entry["tenant"] == tenants[entry["endpoint"]]]
     if not own:
         others = f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
-        raise NotFound(
-            f"no stored response of {client.url} had a hit since it was stored or refreshed{others if served else ''}; --from-log reads the journal instead"
-        )
+        hint = others if served else "; --from-log reads the journal instead"
+        raise NotFound(f"no stored response of {client.url} had a hit since it was stored or refreshed{hint}")
     own.sort(key=lambda entry: entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1), reverse=True)
     requests = []
     for rank, entry in enumerate(own[:max_requests], 1):

@@ -92,9 +92,19 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region]) -> Changed
     at = len("".join(other[:same]))
     ends = at + len("".join(one[same : same + skip_old])), at + len("".join(other[same : same + skip_new]))
     kind, at, end_old, end_new = _classify_span(old[0].text, new[0].text, at, *ends)
-    before, after = new[0].text[max(0, at - _CONTEXT) : at], new[0].text[end_new : end_new + _CONTEXT]
+    before, after = _context(new[0].text, at, end_new)
     was, now = old[0].text[at:end_old], new[0].text[at:end_new]
     return ChangedSpan(new[0].name, new[0].role, at, was, now, before, after, kind, lost + rest)
+
+
+def _context(text: str, at: int, end: int) -> tuple[str, str]:
+    """Return up to 24 characters before and after a span, without parts of words."""
+    before, after = text[max(0, at - _CONTEXT) : at], text[end : end + _CONTEXT]
+    if at > _CONTEXT and text[at - _CONTEXT - 1].isalnum():
+        before = re.sub(r"\A\w+(?=\W.*\w)", "", before, flags=re.DOTALL)
+    if text[end + _CONTEXT : end + _CONTEXT + 1].isalnum():
+        after = re.sub(r"(\w.*\W)\w+\Z", r"\1", after, flags=re.DOTALL)
+    return before, after
 
 
 def _find_equal_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int, int] | None:
@@ -146,8 +156,12 @@ def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Ma
     return next((match for match in found if match.start() <= at and match.end() >= end), None)
 
 
-def strip_edits(span: ChangedSpan) -> list[EditSettings]:
-    """Return edits that remove the span from prompts, although its text changes. Each edit matches less than the one before."""
+def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSettings]:
+    """Return edits that remove the span from prompts, although its text changes. Each edit matches less than the one before.
+
+    Args:
+        with_lead: also remove a single word before the span if it begins the prompt.
+    """
     if span.kind == "order of tools":
         return [EditSettings(name="tools", action="sort-tools")]
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
@@ -156,6 +170,9 @@ def strip_edits(span: ChangedSpan) -> list[EditSettings]:
         pattern = r"\A(?:.*\n)??([^\n]*billing-header[^\n]*\n?)"
         return [EditSettings(name=name, action="strip", role=role, pattern=pattern)]
     lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
+    begins = span.at == len(lead) and re.fullmatch(r"\w+\s+", lead) and not span.after.lstrip()[:1].islower()
+    if with_lead and begins:
+        return [EditSettings(name=name, action="strip", role=role, pattern=each) for each in _patterns(span, lead)]
     return [
         EditSettings(name=name, action="strip", role=role, pattern=pattern, lead=lead) for pattern in _patterns(span)
     ]
@@ -186,17 +203,24 @@ def _have_common_end(texts: Sequence[str]) -> bool:
     return any(len(found) == 1 and any(map(str.isalpha, *found)) for found in ends)
 
 
-def _patterns(span: ChangedSpan) -> list[str]:
-    before, after = _digit_insensitive_pattern(span.before), _digit_insensitive_pattern(span.after) or r"\Z"
+def _patterns(span: ChangedSpan, lead: str = "") -> list[str]:
+    def group(pattern: str) -> str:
+        return f"({_digit_insensitive_pattern(lead)}(?:{pattern}))" if lead else f"({pattern})"
+
+    before, after = (
+        _digit_insensitive_pattern(span.before.removesuffix(lead)),
+        _digit_insensitive_pattern(span.after) or r"\Z",
+    )
     start = r"\A" + before if span.at == len(span.before) else before
-    context = before or start
+    context = before if lead else before or start
     for kind, shape in _VOLATILE_PATTERNS:
         if kind == span.kind and all(re.fullmatch(shape, text) for text in (span.old, span.new)):
-            return [f"{context}({shape})", f"{context}({shape})(?={after})", f"{start}({shape})(?={after})"]
-    found = [f"{context}(.*?){after}", f"{start}(.*?){after}"]
+            shape = group(shape)
+            return [f"{context}{shape}", f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
+    found = [f"{context}{group('.*?')}{after}", f"{start}{group('.*?')}{after}"]
     shapes = sorted({_shape(text) for text in (span.old, span.new) if _VOLATILE.search(text)})
     if shapes:
-        shape = f"({'|'.join(shapes)})"
+        shape = group("|".join(shapes))
         found = [f"{context}{shape}", *found, f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
     return list(dict.fromkeys(found))
 

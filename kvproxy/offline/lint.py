@@ -186,13 +186,13 @@ def _safe_edit(
 ) -> EditSettings | None:
     """Return the edit that matches most requests, of the edits that match only changing text in each family."""
     chosen, most = None, 0
-    for edit in strip_edits(span):
+    for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
         if edit.action == "sort-tools":
             return edit
         families = [[matched_spans(request, edit) for request in each] for each in (requests, *others)]
         count = sum(map(bool, families[0]))
         if count > most and all(matches_only_changes(edit, matches) for matches in families):
-            chosen, most = edit, count
+            chosen, most = whole, count
     return chosen
 
 

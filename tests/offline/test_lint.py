@@ -185,6 +185,20 @@ def test_edits_keep_prompts_without_the_changing_span(tmp_path: Path, head: str,
             assert absent or "Today" not in system
 
 
+def test_an_edit_takes_the_first_word_and_its_pattern_contains_whole_words(tmp_path: Path) -> None:
+    names = ("blue", "green", "violet", "red", "orange", "yellow")
+    log, lines = mixed_log(tmp_path, [f"Session {name} You are the support agent. " for name in names])
+    found(log, "--edits", tmp_path / "kvproxy.toml")
+    (edit,) = load_settings(data=tmp_path).edits
+    assert (edit.pattern, edit.lead) == (r"(Session (?:.*?)) You are the support ", "")
+    system, question = (message["content"] for message in edited(lines[2]["body"], [edit])["messages"])
+    assert system.strip().startswith("You are the support agent.")
+    assert question.endswith("Session violet")
+    span = find_changed_span(*(conversation(f"The kind agent answers about {name}. {TAIL}") for name in names[:2]))
+    assert span is not None
+    assert span.before == " agent answers about "
+
+
 def test_inserted_text_is_the_whole_span() -> None:
     span = find_changed_span(conversation(TAIL, "One."), conversation(f"Today is 2026-11-20. {TAIL}", "Two."))
     assert span is not None

@@ -58,6 +58,8 @@ _LABELS: dict[str, str] = {
     "blocks.residency.never_hit": "Share evicted without a hit",
     "blocks.residency.reuse_gap": "Median time between uses",
 }
+# The statistics `learned` count them, too, and include earlier processes.
+_DUPLICATES = ("cache.semantic.compared.right", "cache.semantic.compared.wrong")
 _SHARES = ("usage", "hit_rate", "never_hit", "would_serve", "max_error")
 _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
@@ -68,7 +70,7 @@ def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[st
         path = f"{group}.{name}"
         if isinstance(value, Mapping):
             yield from label_statistics(value, path)
-        elif not isinstance(value, list):
+        elif not isinstance(value, list) and path not in _DUPLICATES:
             data = f"{_LABELS[group]}: {one_line(name)}" if group in _LABELS else None
             yield _LABELS.get(path) or data or one_line(name).replace("_", " ").capitalize(), _format_value(name, value)
 

@@ -108,13 +108,15 @@ class CacheLookup:
                 policy=request.control.rule.policy,
             )
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
-            if not exchange.is_warming:
-                self.lookup_counts[lookup.outcome] += 1
             entry = lookup.entry
-            if entry is None or self._settings.shadow:
-                return None
-            stale = self._stale_reason(entry, exchange, failed=failed)
-            if stale is None and not (entry.expires > self._clock() and self._request_accepts(entry, exchange)):
+            stale = None if entry is None else self._stale_reason(entry, exchange, failed=failed)
+            is_servable = entry is not None and (
+                stale is not None or (entry.expires > self._clock() and self._request_accepts(entry, exchange))
+            )
+            if not exchange.is_warming:
+                outcome = lookup.outcome if entry is None or is_servable else "accepted but not served"
+                self.lookup_counts[outcome] += 1
+            if entry is None or not is_servable or self._settings.shadow:
                 return None
             if self._semantic.learning is not None and not exchange.is_warming:
                 self._semantic.learning.record_served(lookup)

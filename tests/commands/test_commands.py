@@ -55,6 +55,11 @@ def test_unknown_statistics_have_a_readable_label() -> None:
     assert dict(label_statistics(values, "cache")) == {
         "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.50",
     }  # fmt: skip
+    compared = {"semantic": {"compared": {"right": 2, "undecided": 1}, "learned": {"right": 2}}}
+    assert dict(label_statistics(compared, "cache")) == {
+        "Compared, not served: undecided": "1",
+        "Responses not served that were right": "2",
+    }
 
 
 @pytest.mark.parametrize(

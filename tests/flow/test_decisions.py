@@ -47,11 +47,13 @@ def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Pa
         assert "fwd=" in ask(url, CLOSE, "min-probability=0.99, no-store").headers["cache-status"]
         assert "fwd=" in ask(url, CLOSE, "min-similarity=0.9999, no-store").headers["cache-status"]
         assert "semantic similarity=" in ask(url, CLOSE, "min-probability=0.1").headers["cache-status"]
+        assert "fwd=" in ask(url, CLOSE, "min-probability=0.1, max-age=0, no-store").headers["cache-status"]
         assert "fwd=" in ask(url, FAR, "min-probability=0.1, min-similarity=0.1, no-store").headers["cache-status"]
         assert " verifier=0.909" in ask(url, CLOSE).headers["cache-status"]
         assert ask(url, NEAR, "min-probability=nan").status_code == 400
         lookups = stats(url)["lookups"]
         assert (lookups["no neighbour"], lookups["accepted"], lookups["low probability"]) == (1, 2, 2)
+        assert lookups["accepted but not served"] == 1
         metrics = httpx.get(f"{url}/metrics").text
         assert 'kvproxy_semantic_lookups_total{outcome="accepted"} 2.0' in metrics
 

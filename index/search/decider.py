@@ -1,3 +1,5 @@
+import hashlib
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -17,16 +19,17 @@ from kvproxy.index.store.observations import Observations
 
 MAX_REFUSALS = 32
 _REFILL_SECONDS = 3600.0
-_MAX_BUCKETS = 20_000
+_MAX_BUDGETS = 20_000
+_DIGEST_BYTES = 4
 _WIDER_SEARCH_FACTOR = 4
 _REFUSALS: tuple[Verdict, ...] = ("vetoed", "low probability")
 
 
 class RefusalBudget:
-    """Limits how often a policy may refuse an entry for similar questions, against attackers who search for wrong hits.
+    """Limits how many questions may be compared with an entry and refused, against attackers who search for wrong hits.
 
-    Each entry has a token bucket of 32 refusals, which regains one refusal per hour. The buckets of the 20,000 entries with
-    the latest refusals are kept in memory. Thread-safe.
+    Each entry has a budget of 32 different questions, and regains one per hour. The budgets of the 20,000 entries with the
+    latest refusals are kept in memory. Thread-safe.
 
     Args:
         clock: returns monotonic seconds.
@@ -34,24 +37,33 @@ class RefusalBudget:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._refusals: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._refusals: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._lock = threading.Lock()
+        # With a random key, an attacker cannot find questions of the same digest.
+        self._key = secrets.token_bytes(16)
 
     def is_spent(self, id: str) -> bool:
-        return id in self._refusals and self._recent_refusals(id) > MAX_REFUSALS - 1
+        return id in self._refusals and len(self._recent_digests(id)[0]) >= MAX_REFUSALS * _DIGEST_BYTES
 
-    def add(self, ids: Iterable[str]) -> None:
-        """Count a question for which the policy refused these entries."""
+    def add(self, question: str, ids: Iterable[str]) -> None:
+        """Count a question for which the policy refused these entries. A repeated question counts once."""
+        digest = hashlib.blake2b(question.encode(), digest_size=_DIGEST_BYTES, key=self._key).digest()
         with self._lock:
             for id in ids:
-                self._refusals[id] = self._recent_refusals(id) + 1, self._clock()
+                digests, updated = self._recent_digests(id)
+                places = range(0, len(digests), _DIGEST_BYTES)
+                if all(digests[place : place + _DIGEST_BYTES] != digest for place in places):
+                    digests += digest
+                self._refusals[id] = digests, updated
                 self._refusals.move_to_end(id)
-            while len(self._refusals) > _MAX_BUCKETS:
+            while len(self._refusals) > _MAX_BUDGETS:
                 self._refusals.popitem(last=False)
 
-    def _recent_refusals(self, id: str) -> float:
-        refusals, updated = self._refusals.get(id, (0.0, 0.0))
-        return max(0.0, refusals - (self._clock() - updated) / _REFILL_SECONDS)
+    def _recent_digests(self, id: str) -> tuple[bytes, float]:
+        now = self._clock()
+        digests, updated = self._refusals.get(id, (b"", now))
+        hours = int((now - updated) / _REFILL_SECONDS)
+        return digests[hours * _DIGEST_BYTES :], updated + hours * _REFILL_SECONDS
 
 
 class Decider:
@@ -150,7 +162,7 @@ class Decider:
         decisions |= zip(eligible, result.decisions, strict=True)
         if request.explore:
             refused = (place for place, decision in decisions.items() if decision.verdict in _REFUSALS)
-            self.refusal_budget.add(found[place][0].id for place in refused)
+            self.refusal_budget.add(request.question, [found[place][0].id for place in refused])
         if explored and chosen_place is not None:
             decisions[chosen_place] = replace(decisions[chosen_place], verdict="explored")
         candidates = []

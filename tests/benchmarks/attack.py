@@ -100,7 +100,7 @@ class Oracle:
         if decision.verdict != "accepted":
             self.refusals[decision.guard or decision.verdict] += 1
             if neighbour.similarity >= self.policy.floor and self.knows != "models":
-                self.budget.add([target.text])
+                self.budget.add(text, [target.text])
         return decision.verdict == "accepted", -1.0 if decision.score is None else decision.score
 
 

@@ -1,5 +1,6 @@
 """The result of a lookup from the result of a policy."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -119,8 +120,10 @@ def decider_with(store: SqliteStore, policy: FixedPolicy) -> tuple[Decider, Call
     decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: 0.5)
     heads = store.questions(["a", "b"])
 
-    def ask(explore: bool = True) -> Lookup:
-        request = LookupRequest("n", "what is it", explore=explore)
+    numbers = itertools.count()
+
+    def ask(question: str | None = None, *, explore: bool = True) -> Lookup:
+        request = LookupRequest("n", question or f"what is {next(numbers)}", explore=explore)
         return decider.decide_candidates(request, [(heads["a"], 0.9), (heads["b"], 0.8)], policy)
 
     return decider, ask
@@ -144,21 +147,22 @@ def test_an_entry_near_which_too_many_questions_were_refused_has_exact_hits_only
     assert found.entry.id == "a"
 
 
-def test_explain_and_far_neighbours_use_up_no_refusals(store: SqliteStore) -> None:
+def test_explain_repetitions_and_far_neighbours_use_up_no_refusals(store: SqliteStore) -> None:
     policy = FixedPolicy(VETOED)
     decider, ask = decider_with(store, policy)
     for _ in range(MAX_REFUSALS + 1):
         assert ask(explore=False).candidates[0].verdict == "vetoed"
-    for _ in range(MAX_REFUSALS):
+        assert ask("what is it").candidates[0].verdict == "vetoed"
+    for _ in range(MAX_REFUSALS - 1):
         assert ask().candidates[0].verdict == "vetoed"
     assert decider.refusal_budget.is_spent("a")
     assert not decider.refusal_budget.is_spent("b")
 
 
 def test_the_refusal_budget_forgets_the_entry_with_the_oldest_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.index.search.decider._MAX_BUCKETS", 2)
+    monkeypatch.setattr("kvproxy.index.search.decider._MAX_BUDGETS", 2)
     budget = RefusalBudget(lambda: 0.0)
-    for _ in range(MAX_REFUSALS):
-        budget.add(["a", "b"])
-    budget.add(["a", "c"])
+    for number in range(MAX_REFUSALS):
+        budget.add(f"{number}", ["a", "b"])
+    budget.add("one more", ["a", "c"])
     assert (budget.is_spent("a"), budget.is_spent("b")) == (True, False)

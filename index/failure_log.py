@@ -9,21 +9,21 @@ class FailureLog:
     """Logs a failure and its recovery. Consecutive failures are logged once, and failures at most once a minute."""
 
     def __init__(self) -> None:
-        self._is_failing = False
+        self.is_failing = False
         self._is_logged = False
         self._next_log = 0.0
 
     def log_failure(self, message: str, *values: object) -> None:
-        if not self._is_failing and time.monotonic() >= self._next_log:
+        if not self.is_failing and time.monotonic() >= self._next_log:
             self._next_log = time.monotonic() + _INTERVAL
             self._is_logged = True
             _log.error(message, *values)
-        self._is_failing = True
+        self.is_failing = True
 
     def log_recovery(self, message: str, *values: object) -> bool:
-        was_logged = self._is_failing and self._is_logged
+        was_logged = self.is_failing and self._is_logged
         if was_logged:
             self._is_logged = False
             _log.warning(message, *values)
-        self._is_failing = False
+        self.is_failing = False
         return was_logged

@@ -54,6 +54,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, deadline = app.settings.limits, Deadline(app.deadlines)
+    await app.answerer.journal.wait_for_space()
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
         parsed = await read_api_request(request, api, raw, app.settings, check=forwarder is None)

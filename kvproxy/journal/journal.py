@@ -1,5 +1,6 @@
 """The journal: one record per request, written by a thread of the journal."""
 
+import asyncio
 import contextlib
 import logging
 import sqlite3
@@ -37,6 +38,8 @@ _BUFFERING = "the journal %s failed (%s); until it can be written, records wait 
 _log = logging.getLogger("kvproxy")
 T = TypeVar("T")
 MAX_EXCHANGES = 20_000
+_LONG_QUEUE = 4_000  # Exchanges.
+_MAX_WAIT = 1.0  # Seconds that a request waits for a long queue.
 _MAX_QUEUED_BYTES = 64 * 2**20
 
 
@@ -49,6 +52,10 @@ class _EventQueue:
 
     def __len__(self) -> int:
         return len(self._events)
+
+    @property
+    def is_long(self) -> bool:
+        return self._exchanges > _LONG_QUEUE
 
     def put(self, exchange: Exchange) -> bool:
         size = _body_bytes(exchange)
@@ -90,6 +97,9 @@ class Journal:
     lost = 0
 
     def add(self, exchange: Exchange) -> None: ...
+
+    async def wait_for_space(self) -> None:
+        """Wait while many records wait to be written, so that a fully loaded proxy does not answer faster than it can record."""
 
     def record_stored(self, entry: Entry) -> None: ...
 
@@ -150,6 +160,11 @@ class StoredJournal(Journal):
     def add(self, exchange: Exchange) -> None:
         if exchange.api is not None and not self._queue.put(exchange):
             self.lost += 1
+
+    async def wait_for_space(self) -> None:
+        end = time.monotonic() + _MAX_WAIT
+        while self._queue.is_long and not self._failures.is_failing and time.monotonic() < end:
+            await asyncio.sleep(0.01)
 
     def record_stored(self, entry: Entry) -> None:
         self._queue.put_changes([ResponseStored(entry.key, entry.id, entry.expires, self._clock(), entry.request_id)])

@@ -25,7 +25,7 @@ from tests.faults.proxies import CHAT
 from tests.servers import run_upstream
 
 _CONNECTIONS = 32
-_GROWTH = {"memory in KiB": 60_000, "descriptors": 8, "threads": 8}
+_GROWTH = {"memory in KiB": 60_000, "descriptors": _CONNECTIONS, "threads": 8}
 """Permitted growth after the first requests; other resources must not grow."""
 _ENGINE_REQUESTS = 40_000
 """Requests to the embedded engine, but at most 2 in 5 of a shorter run, and at least 1 in 25."""

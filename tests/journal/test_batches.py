@@ -1,5 +1,6 @@
 """What is written many at a time leaves what each alone would have left, in whatever order it comes."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.databases.postgres import PostgresJournalDatabase
 from kvproxy.journal.databases.sqlite import open_file
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.journal.schema import COLUMNS
 from kvproxy.settings.journal import JournalSettings
@@ -173,3 +175,19 @@ def test_after_a_failed_commit_a_prompt_is_what_it_was(opened: Opened, monkeypat
             writer.write([stored, finished("q", "second")])
     writer.write([finished("q", "third", hit=True)])
     assert database.rows("select entry, expires from prompts") == [(None, None)]
+
+
+async def test_a_request_waits_while_many_records_wait_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvproxy.journal.journal._LONG_QUEUE", 3)
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    with journal._writing:
+        for number in range(5):
+            journal.add(finished(f"{number}", f"r{number}"))
+        waiting = asyncio.create_task(journal.wait_for_space())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    await waiting
+    assert len(journal.latest(10)) == 5
+    journal.close()

@@ -129,7 +129,7 @@ def read_json_format(kind: Json, param: str) -> Grammar | None:
     if name == "json_object":
         return Grammar("json_schema", dumps(_ANY_OBJECT).decode())
     if name != "json_schema":
-        raise unsupported("this format", param, "use the type text, json_object or json_schema")
+        raise unsupported(f"this `{param}`", param, "use the type text, json_object or json_schema")
     # Chat completions nest the schema.
     inner = field(kind, "json_schema")
     schema = field(kind if inner is None else inner, "schema")

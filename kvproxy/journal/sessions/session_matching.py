@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 
 _MAX_HASHES = 30_000
-_MAX_CONTENT_BYTES = 32 * 2**20
+_MAX_CONTENT_BYTES = 16 * 2**20
 _CONTENT_OVERHEAD = 200  # Bytes of memory for each content.
 _MAX_CONTENT = 256 * 1024
 # Regions that precede the messages in the chain, because a change of one of them changes the whole prefix.
@@ -202,7 +202,7 @@ class SessionIndex:
 
 
 class RegionContents:
-    """JSON of recent regions (see `Regions`) by digest, up to 32 MiB, to find the first changed character of a region."""
+    """JSON of recent regions (see `Regions`) by digest, up to 16 MiB, to find the first changed character of a region."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[bytes, bytes] = OrderedDict()

@@ -99,7 +99,7 @@ class Journal:
     def add(self, exchange: Exchange) -> None: ...
 
     async def wait_for_space(self) -> None:
-        """Wait while many records wait to be written, so that a fully loaded proxy does not answer faster than it can record."""
+        """Wait at most a second while many records wait to be written: a proxy at full load must not lose records."""
 
     def record_stored(self, entry: Entry) -> None: ...
 

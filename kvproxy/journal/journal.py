@@ -163,7 +163,8 @@ class StoredJournal(Journal):
 
     async def wait_for_space(self) -> None:
         end = time.monotonic() + _MAX_WAIT
-        while self._queue.is_long and not self._failures.is_failing and time.monotonic() < end:
+        # An event would come from another thread.
+        while self._queue.is_long and not self._failures.is_failing and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     def record_stored(self, entry: Entry) -> None:

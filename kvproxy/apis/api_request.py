@@ -10,7 +10,7 @@ from kvproxy.apis.request_directives import NO_DIRECTIVES, RequestDirectives
 from kvproxy.errors import InvalidRequest
 
 PUBLIC_TENANT = "public"
-"""Tenant of requests without an API key and without a header of `access.tenant_headers`."""
+"""Tenant of requests with neither an API key nor a header that `access.tenant_headers` lists."""
 BYTES_PER_TOKEN = 4
 """Estimated size of a token in a prompt that is not tokenized."""
 _LARGE_BYTES = 64 * 1024

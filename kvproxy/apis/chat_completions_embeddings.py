@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question
-from kvproxy.apis.field_checks import allows_semantic, check_common, check_integer, check_object, check_objects
+from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_integer, check_object, check_objects
 from kvproxy.apis.json import (
     Json,
     JsonMap,
@@ -177,7 +177,7 @@ class Chat(ChoicesApi):
     chunk_fields: ClassVar[JsonObject] = {"object": "chat.completion.chunk"}
 
     def check(self, body: JsonMap) -> None:
-        check_common(body)
+        check_common_fields(body)
         _check_messages(body.get("messages"))
         check_integer(body, "top_logprobs", least=0, most=20)
         check_objects(body, "tools")
@@ -226,7 +226,7 @@ class Completions(ChoicesApi):
     path = "/v1/completions"
 
     def check(self, body: JsonMap) -> None:
-        check_common(body, least_tokens=0)
+        check_common_fields(body, least_tokens=0)
         check_object(body, "stream_options")
         if not isinstance(body.get("prompt"), str | list) or not body["prompt"]:
             raise InvalidRequest("prompt is required: a text, or a list of token ids", param="prompt")

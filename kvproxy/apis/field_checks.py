@@ -39,7 +39,7 @@ def allows_semantic(body: JsonMap) -> bool:
     )
 
 
-def check_common(body: JsonMap, *, least_tokens: int = 1) -> None:
+def check_common_fields(body: JsonMap, *, least_tokens: int = 1) -> None:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model is required: a name from /v1/models", param="model")

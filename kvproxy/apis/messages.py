@@ -5,7 +5,7 @@ import orjson
 from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import (
     allows_semantic,
-    check_common,
+    check_common_fields,
     check_integer,
     check_object,
     check_objects,
@@ -109,7 +109,7 @@ class Messages(Api):
 
     def check_prompt(self, body: JsonMap) -> None:
         """Check the fields that requests to `/v1/messages/count_tokens` also have. Raises InvalidRequest."""
-        check_common(body)
+        check_common_fields(body)
         if not _is_message_list(body.get("messages")):
             raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
         if not isinstance(body.get("system"), str | list | None):

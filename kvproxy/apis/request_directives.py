@@ -152,19 +152,19 @@ def _parse_priority(text: str) -> int:
     return int(digit)
 
 
-def apply_litellm_switches(body: JsonObject, control: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
-    """Move LiteLLM's switches from the field `cache` of the body to `control`. Directives in headers take precedence."""
+def apply_litellm_switches(body: JsonObject, directives: RequestDirectives) -> tuple[JsonObject, RequestDirectives]:
+    """Move LiteLLM's switches from the field `cache` of the body to `directives`. Headers take precedence."""
     given = body.get(CACHE_FIELD)
     if not isinstance(given, dict):
-        return body, control
+        return body, directives
     found: dict[str, Any] = {}
     for name, value in given.items():
         found |= _read_switch(name, value)
     for name in ("max_age", "ttl", "namespace"):
-        if getattr(control, name) not in (None, ""):
+        if getattr(directives, name) not in (None, ""):
             found.pop(name, None)
     kept = {name: value for name, value in found.items() if value is not False}
-    return {name: value for name, value in body.items() if name != CACHE_FIELD}, replace(control, **kept)
+    return {name: value for name, value in body.items() if name != CACHE_FIELD}, replace(directives, **kept)
 
 
 def _read_switch(name: str, value: Json) -> dict[str, Any]:

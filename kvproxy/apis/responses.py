@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 from kvproxy.apis.api import Api, ApiName, Assembler, Question, last_item_text, last_turn_question, token_counts
-from kvproxy.apis.field_checks import allows_semantic, check_common, check_object, check_objects
+from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, objects, text_of
 from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
@@ -55,7 +55,7 @@ class Responses(Api):
     )
 
     def check(self, body: JsonMap) -> None:
-        check_common(body)
+        check_common_fields(body)
         source = body.get("input")
         if not isinstance(source, str | list) or not source:
             raise InvalidRequest("input is required: a text, or a list of items", param="input")

@@ -10,7 +10,7 @@ from kvproxy.blocks.row_types import (
     BlockRow,
     ChainRow,
     Divergence,
-    GroupMatch,
+    KVCacheGroupMatch,
     PinRow,
     PoolMap,
     PoolReport,
@@ -107,7 +107,7 @@ class PrefixReport:
     rank: int | None = None
     engines: dict[str, int] = field(default_factory=dict)
     complete: bool | None = None
-    groups: tuple[GroupMatch, ...] = ()
+    groups: tuple[KVCacheGroupMatch, ...] = ()
     slots: bool = False
 
     @property

@@ -1,1 +1,1 @@
-"""The prefix block cache: no torch, no I/O."""
+"""The prefix block cache, without torch and I/O. A chain is the blocks of a prompt, in order."""

@@ -53,7 +53,7 @@ class BlockPool:
     def touch(self, blocks: Sequence[KVCacheBlock], priority: int = 0) -> None:
         """Add a reference to each block, so that it is not evicted, and raise its priority to at least `priority`."""
         clock = self._clock = self._clock + 1
-        self.free_queue.remove_n([block for block in blocks if block.ref_count == 0])
+        self.free_queue.remove_blocks([block for block in blocks if block.ref_count == 0])
         for block in blocks:
             block.ref_count += 1
             block.last_accessed = clock

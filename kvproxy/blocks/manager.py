@@ -177,7 +177,7 @@ class KVCacheManager:
     def _update_session_policy(self, request: CacheRequest, *, ended: bool) -> None:
         policy = session_policy_of(self.pool.free_queue, request.priority)
         if policy is not None:
-            chain = [(self.main.group_id, digest) for digest in self.main.group_hashes(request.block_hashes)]
+            chain = [(self.main.group_id, digest) for digest in self.main.select_hashes(request.block_hashes)]
             record = policy.end if ended else policy.begin
             record(chain, CacheUse(self._clock(), request.client, request.awaits_user))
 

@@ -13,8 +13,8 @@ from kvproxy.blocks.row_types import (
     BlockState,
     ChainRow,
     Divergence,
-    GroupMatch,
-    GroupStats,
+    KVCacheGroupMatch,
+    KVCacheGroupStats,
     PoolMap,
     PoolReport,
     PrefixMatch,
@@ -170,17 +170,17 @@ def _reported_groups(manager: KVCacheManager) -> Sequence[SingleTypeKVCacheManag
 
 
 def _group_hashes(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> Sequence[bytes]:
-    return group.group_hashes(request.update_hashes(manager.hasher, manager.hash_block_size))
+    return group.select_hashes(request.update_hashes(manager.hasher, manager.hash_block_size))
 
 
-def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> GroupMatch:
+def _group_match(manager: KVCacheManager, group: SingleTypeKVCacheManager, request: CacheRequest) -> KVCacheGroupMatch:
     max_blocks = (request.num_tokens - 1) // group.block_size
     found = group.find_longest_cache_hit(_group_hashes(manager, group, request), max_blocks)
     kind = VLLM_KINDS[group.spec.kind]
-    return GroupMatch(group.group_id or 0, kind, group.spec.window, len(found) * group.block_size)
+    return KVCacheGroupMatch(group.group_id or 0, kind, group.spec.window, len(found) * group.block_size)
 
 
-def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> GroupStats:
+def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> KVCacheGroupStats:
     null = manager.pool.null_block
     used = {block.id for table in group.tables.values() for block in table if block is not null}
     cached = sum(
@@ -188,7 +188,7 @@ def _group_stats(manager: KVCacheManager, group: SingleTypeKVCacheManager) -> Gr
         for block in manager.pool.blocks
         if block.hash is not None and not block.ref_count and block.group == group.group_id
     )
-    return GroupStats(group.group_id or 0, VLLM_KINDS[group.spec.kind], group.spec.window, len(used), cached)
+    return KVCacheGroupStats(group.group_id or 0, VLLM_KINDS[group.spec.kind], group.spec.window, len(used), cached)
 
 
 def _divergence(manager: KVCacheManager, request: CacheRequest) -> Divergence | None:

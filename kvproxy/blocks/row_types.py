@@ -64,7 +64,7 @@ class ChainRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStats:
+class KVCacheGroupStats:
     number: int
     kind: str  # vLLM's name of the attention type.
     window: int  # See `GroupSpec`.
@@ -73,7 +73,7 @@ class GroupStats:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMatch:
+class KVCacheGroupMatch:
     number: int
     kind: str
     window: int
@@ -115,7 +115,7 @@ class PoolReport:
     residency: ResidencyStats | None = None
     block_bytes: int | None = None
     used_bytes: int | None = None
-    groups: tuple[GroupStats, ...] = ()
+    groups: tuple[KVCacheGroupStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,4 +147,4 @@ class PrefixMatch:
     matched_tokens: int
     blocks: tuple[int, ...]
     divergence: Divergence | None
-    groups: tuple[GroupMatch, ...] = ()
+    groups: tuple[KVCacheGroupMatch, ...] = ()

@@ -84,7 +84,7 @@ class SingleTypeKVCacheManager:
             window=self.spec.window if self.spec.kind == "sliding_window" else None,
         )
 
-    def group_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+    def select_hashes(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         return hashes if self._hashes_per_block == 1 else hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
@@ -128,7 +128,7 @@ class SingleTypeKVCacheManager:
         if end <= first:
             return
         blocks = self._cacheable_blocks(request, self.tables[request.id], first, end)
-        hashes = self.group_hashes(request.block_hashes)
+        hashes = self.select_hashes(request.block_hashes)
         self.pool.cache_full_blocks(request, hashes, blocks, first, self.block_size, self.group_id)
         self.num_cached[request.id] = end
         if self.pool.record_events:
@@ -270,18 +270,20 @@ MANAGERS: dict[GroupKind, type[SingleTypeKVCacheManager]] = {
 }
 
 
-class SearchableGroup(Protocol[Hash, Block]):
+class KVCacheGroup(Protocol[Hash, Block]):
+    """A KV cache group, of the embedded engine or of a mirror, in which a prompt is looked up by its hashes."""
+
     @property
     def block_size(self) -> int: ...
 
-    def group_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
-        """Return the hash of each block of this group: the last of the hashes in the block."""
+    def select_hashes(self, hashes: Sequence[Hash]) -> Sequence[Hash]:
+        """Return the hash of each block of this group. If a block spans several hashes, it is the last one."""
 
     def find_longest_cache_hit(self, hashes: Sequence[Hash], max_blocks: int) -> list[Block]: ...
 
 
 def find_longest_common_hit(
-    groups: Sequence[SearchableGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
+    groups: Sequence[KVCacheGroup[Hash, Block]], hashes: Sequence[Hash], max_tokens: int, alignment_tokens: int = 1
 ) -> tuple[tuple[Sequence[Block], ...], int]:
     """Return each group's blocks of the longest prefix that all groups cache, and the prefix's length in tokens.
 
@@ -291,7 +293,7 @@ def find_longest_common_hit(
     if len(groups) == 1 and alignment == groups[0].block_size:
         found = groups[0].find_longest_cache_hit(hashes, max_tokens // alignment)
         return (found,), len(found) * alignment
-    chains = [group.group_hashes(hashes) for group in groups]
+    chains = [group.select_hashes(hashes) for group in groups]
     length = max_tokens // alignment * alignment
     blocks: list[list[Block]] = []
     # A group may shorten the prefix of the other groups: repeat until the length is stable.

@@ -1,0 +1,1 @@
+"""The embedded engine. A step is a forward pass; a request with `n` completions has `n` sequences."""

@@ -67,7 +67,7 @@ def create_tier_connector(
 
 @dataclass(slots=True)
 class TierLoad:
-    """The load of the tokens from position `start` to `end`."""
+    """Loads the tokens of a sequence from position `start` to `end` from the tiers."""
 
     sequence: SequenceState
     names: list[ChunkName]
@@ -106,8 +106,11 @@ class TierConnector:
         # Readers call it after each chunk, so that the engine's thread writes the chunk to the pool.
         self.wake: Callable[[], None] = lambda: None
 
-    def num_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
-        """Return an upper bound of the prefix length in pool and tiers, from a lookup of the next chunk only."""
+    def max_matched_tokens(self, sequence: SequenceState, num_pool_tokens: int) -> int:
+        """Return an upper bound of the prompt tokens in pool and tiers.
+
+        It assumes that the tiers contain all further chunks if they may contain the next one.
+        """
         end = self._max_loaded_tokens(sequence.cache_request)
         self._timed_out = [load for load in self._timed_out if not load.is_done]
         all_readers_hang = len(self._timed_out) >= _NUM_READERS

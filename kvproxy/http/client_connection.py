@@ -68,7 +68,10 @@ class _LingeringTransport:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A client's connection with limits. The app `refuse` answers requests on connections beyond the limit."""
+    """A client's connection with limits on headers and on slow clients (`LimitSettings`).
+
+    The app `refuse` answers requests on connections beyond `limits.connections`.
+    """
 
     def __init__(
         self, *args: Any, limits: LimitSettings, on_limit: Callable[[str], None], refuse: ASGIApp, **kwargs: Any

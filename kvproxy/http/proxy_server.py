@@ -40,7 +40,7 @@ class ProxyServer(uvicorn.Server):
     """Serves the app until SIGTERM or SIGINT; SIGHUP calls `reload`.
 
     `on_limit` receives the setting's name when a limit is reached. The app `refuse` answers requests on connections beyond
-    the limit.
+    `limits.connections`.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from kvproxy.settings import Settings
 from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
-"""Bytes of each body that do not count, so that small requests are admitted even if large bodies use the whole budget."""
+"""Bytes of each body that `BodyBudget` ignores, so that small requests are admitted even if large bodies use the whole budget."""
 _SEPARATORS = (b",", b"{", b"[")
 
 

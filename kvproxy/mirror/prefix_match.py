@@ -84,7 +84,7 @@ class PromptHashes:
 
 
 class MirroredGroup:
-    """One KV cache group of a mirrored engine, for lookups of one prompt."""
+    """The lookup of one prompt in one KV cache group of a mirrored engine."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool
@@ -112,7 +112,7 @@ class MirroredGroup:
     def next_blocks(self) -> list[MirroredBlock]:
         return self.pool.children(self.cached_blocks[-1].hash if self.cached_blocks else None)
 
-    def group_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
+    def select_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
         return hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:

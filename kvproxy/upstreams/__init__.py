@@ -1,1 +1,1 @@
-"""Upstream servers; `fleet.py` routes the requests."""
+"""Upstream servers, also called engines; `fleet.py` routes the requests."""

@@ -50,7 +50,7 @@ class UpstreamClient:
         seconds: float | None = None,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object, and return the status and the parsed response; None if it is not JSON.
+        """Send a JSON object, and return the status and the parsed response, which is None if it is not JSON.
 
         `seconds` limits the time until the whole response. A `queued` call waits in the queue of client requests. Raises
         Overloaded or UpstreamError.

@@ -121,7 +121,7 @@ class Fleet:
         available = self.available_engines()
         length = len(request.raw) // BYTES_PER_TOKEN
         is_sampled = random() < self._settings.prediction_sample_rate
-        must_predict = is_sampled and available[0].mirror is not None and _is_predictable(request)
+        must_predict = is_sampled and available[0].mirror is not None and _has_predictable_reuse(request)
         if len(available) == 1 and not must_predict:
             return _Route(available, {available[0].url: length}, {})
         order = self._ring.order(affinity_key(request))
@@ -130,7 +130,9 @@ class Fleet:
         length = len(prompt.tokens) if prompt else length
         candidates = [engine.routing_candidate(prompt) for engine in available]
         uncached = {candidate.name: length - (candidate.matched_tokens or 0) for candidate in candidates}
-        predicted = {candidate.name: candidate.matched_tokens for candidate in candidates if _is_predictable(request)}
+        predicted = {
+            candidate.name: candidate.matched_tokens for candidate in candidates if _has_predictable_reuse(request)
+        }
         return _Route([self.engines[name] for name in rank_engines(candidates, length, order)], uncached, predicted)
 
     async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
@@ -183,7 +185,7 @@ class Fleet:
         return found
 
 
-def _is_predictable(request: ApiRequest) -> bool:
+def _has_predictable_reuse(request: ApiRequest) -> bool:
     body = request.body
     return body.get("prompt_logprobs") is None and not body.get("echo") and body.get("n") in (None, 1)
 

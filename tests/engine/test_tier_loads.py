@@ -87,7 +87,7 @@ def test_what_hangs_is_computed_after_the_timeout_and_later_requests_do_not_wait
     driven.forget_pool()
     # Both readers still hang: nobody waits for a third.
     later = GenerationRequest("later", tuple(prompts[0]), SamplingParams(max_tokens=2, temperature=0.0))
-    assert driven.tiers.num_matched_tokens(driven.engine.add_request(later, lambda delta: None), 0) == 0
+    assert driven.tiers.max_matched_tokens(driven.engine.add_request(later, lambda delta: None), 0) == 0
     driven.run()
     gate.set()
     driven.engine.close()

@@ -17,7 +17,8 @@ class FreeQueue(Protocol):
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         """Remove and return the next blocks to evict; `num_free_blocks` must be at least `count`."""
 
-    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None: ...
+    def remove_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Remove blocks at any position, because a request uses them again."""
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add cached blocks as the most recently used ones, in the order of `blocks`."""
@@ -57,7 +58,7 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks -= count
         return popped
 
-    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def remove_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             before, after = block.prev, block.next
             if before is None or after is None:
@@ -132,7 +133,7 @@ class PolicyQueue:
         self.num_free_blocks -= count
         return popped
 
-    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def remove_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             self._remove(block)
         self.num_free_blocks -= len(blocks)
@@ -229,9 +230,9 @@ class PriorityQueue:
                 break
         return popped
 
-    def remove_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def remove_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
-            (self._uncached if block.hash is None else self.level(block.priority)).remove_n([block])
+            (self._uncached if block.hash is None else self.level(block.priority)).remove_blocks([block])
         self.num_free_blocks -= len(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:

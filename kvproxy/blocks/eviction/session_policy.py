@@ -22,7 +22,8 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.eviction.free_queues import Key
 
 PauseClass = tuple[str, ...]
-"""A class of pauses. The prior rates of `("tool", "<16")` are the rates of `("tool",)`; the class `()` has all pauses."""
+"""A class of pauses, general or special: `()` has all pauses, `("tool",)` the pauses for a tool, and `("tool", "<16")` those
+of them in sessions whose previous pause was shorter than 16 seconds."""
 
 _NUM_BINS = 18
 # Seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end.
@@ -41,7 +42,7 @@ _MAX_KEYS_PER_BLOCK = 4  # including hashes of evicted blocks
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The start or the end of a request that uses cached blocks."""
+    """Time and client of a request's start or end."""
 
     seconds: float  # Time of any clock.
     client: str | None = None
@@ -229,11 +230,12 @@ def _pause_bucket(seconds: float | None) -> str:
 
 
 class ReturnRates:
-    """Rates at which paused sessions return. A session pauses between two requests.
+    """Returns per second of paused sessions, by class and age of the pause. A session pauses between two requests.
 
     The index of a pause (Gittins index) is the probability of a return within a time limit, divided by the expected wait;
-    the limit maximizes it. The session with the lowest index loses its blocks first. `prior_factors` multiply the
-    prior rates of classes with one element.
+    the limit maximizes it. The session with the lowest index loses its blocks first. The prior
+    rates of a class are the rates of the class without its last element, such as `()` for `("left",)`. `prior_factors`
+    multiply the prior rates of classes with one element.
     """
 
     def __init__(self, prior_factors: dict[str, float]) -> None:

@@ -98,7 +98,7 @@ class Scheduler:
             if not self.manager.can_fit_full_sequence(sequence.cache_request, computed, max_step_tokens):
                 return
             self.waiting.remove(sequence)
-            matched = self._tiers.num_matched_tokens(sequence, computed.num_tokens) if self._tiers else 0
+            matched = self._tiers.max_matched_tokens(sequence, computed.num_tokens) if self._tiers else 0
             if matched > computed.num_tokens:
                 self._start_load(sequence, computed, matched)
             else:

@@ -25,7 +25,7 @@ class GeneratedResponse:
 
     Attributes:
         pieces: the output. The iterator raises a KvproxyError if the engine fails.
-        usage: token counts when the first output is sent.
+        usage: token counts after the first piece.
         echo: the prompt, if the response must begin with it.
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.

@@ -23,7 +23,7 @@ _BIND_HOSTS = ("*", "0.0.0.0", "[::]", "127.", "localhost", "[::1]")
 
 
 class KVEventPublisher:
-    """Publishes events on a thread that owns the sockets. A socket binds to `*` and this machine, and connects otherwise."""
+    """Publishes events on a thread that owns the sockets. A socket binds if its host is `*` or this machine, else it connects."""
 
     def __init__(
         self,

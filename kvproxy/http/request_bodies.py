@@ -158,7 +158,7 @@ def check_choices(body: JsonMap, limit: int) -> None:
 
 
 async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the chunks of a body, then set `upload_done`."""
+    """Yield the chunks of a body, each within `seconds`, then set `upload_done`."""
     parts = request.stream()
     try:
         while True:

@@ -64,7 +64,7 @@ Event = StoredEvent | RemovedEvent | ClearedEvent
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of one scheduler step. `rank` is the data-parallel rank; None with one rank."""
+    """Events of one scheduler step. `rank` is the data-parallel rank; None if there is only one."""
 
     timestamp: float
     events: list[Event]

@@ -83,7 +83,7 @@ class PromptHashes:
         return pool.blocks.get(self._short_hashes[index]) or pool.blocks.get(self.digests[index])
 
 
-class MirroredGroup:
+class GroupLookup:
     """The lookup of one prompt in one KV cache group of a mirrored engine."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
@@ -109,7 +109,7 @@ class MirroredGroup:
             found.append(block)
         return found
 
-    def next_blocks(self) -> list[MirroredBlock]:
+    def blocks_after_prefix(self) -> list[MirroredBlock]:
         return self.pool.children(self.cached_blocks[-1].hash if self.cached_blocks else None)
 
     def select_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
@@ -126,10 +126,10 @@ class MirroredGroup:
         )
 
 
-def _make_groups(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> list[MirroredGroup]:
+def _group_lookups(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> list[GroupLookup]:
     hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
     # A group with full attention finds the engine's hashes for the groups after it.
-    return [MirroredGroup(pool, hashes) for pool in sorted(pools, key=lambda pool: attention_window(pool) is not None)]
+    return [GroupLookup(pool, hashes) for pool in sorted(pools, key=lambda pool: attention_window(pool) is not None)]
 
 
 def attention_window(pool: MirroredPool) -> int | None:
@@ -153,20 +153,20 @@ class MirrorMatch:
     matched_tokens: int
     blocks: list[MirroredBlock]  # The prefix's blocks in `group`.
     hashes_match: bool | None  # The engine publishes the hashes that the proxy computes; None without a cached prefix.
-    group: MirroredGroup  # The first KV cache group, with full attention if there is any.
+    group: GroupLookup  # The first KV cache group, with full attention if there is any.
 
     def divergence(self) -> Divergence | None:
         group = self.group
         if group.window is not None:
             return None
         start = len(group.cached_blocks) * group.block_size
-        children = (child.tokens for child in group.next_blocks())
+        children = (child.tokens for child in group.blocks_after_prefix())
         return find_divergence(group.hashes.prompt.tokens, start, group.block_size, children)
 
 
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
     """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
-    groups = _make_groups(pools, prompt, hasher)
+    groups = _group_lookups(pools, prompt, hasher)
     first, hashes = groups[0], groups[0].hashes
     found, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
     blocks, last = [block for block in found[0] if block is not _NULL_BLOCK], length // hashes.block_size - 1
@@ -189,14 +189,16 @@ def chains_after_prefix(
 
     Return None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
     """
-    group = _make_groups(pools, prompt, hasher)[0]
+    group = _group_lookups(pools, prompt, hasher)[0]
     if group.window is not None:
         return None
     pool = group.pool
     start = len(group.cached_blocks) * pool.block_size
     rest, chains = prompt.tokens[start:], list[list[int]]()
     children = sorted(
-        group.next_blocks(), key=lambda each: (common_prefix_length(each.tokens, rest), each.stored), reverse=True
+        group.blocks_after_prefix(),
+        key=lambda each: (common_prefix_length(each.tokens, rest), each.stored),
+        reverse=True,
     )
     for child in children[:_MAX_CHAINS]:
         if list(child.tokens[: len(rest)]) == rest:

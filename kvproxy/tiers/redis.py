@@ -55,19 +55,19 @@ class RedisStore:
     def get(self, key: str) -> ChunkData | None:
         found: bytes | None = self._call(lambda: self._client.get(_PREFIX + key))
         if found is None:
-            self._remove_known(key)
+            self._remove_known_key(key)
             return None
-        self._add_known(key, len(found))
+        self._add_known_key(key, len(found))
         return bytearray(found)
 
     def put(self, key: str, data: ChunkData) -> None:
         self._call(lambda: self._client.set(_PREFIX + key, memoryview(data), ex=self._ttl))
-        self._add_known(key, len(data))
+        self._add_known_key(key, len(data))
 
     def contains(self, key: str) -> bool:
         if self._call(lambda: self._client.exists(_PREFIX + key)):
             return True
-        self._remove_known(key)
+        self._remove_known_key(key)
         return False
 
     def should_put(self, key: str) -> bool:
@@ -75,14 +75,14 @@ class RedisStore:
 
     def delete(self, key: str) -> None:
         self._call(lambda: self._client.delete(_PREFIX + key))
-        self._remove_known(key)
+        self._remove_known_key(key)
 
     def clear(self, matches: Callable[[str], bool]) -> int:
         num_deleted = 0
         for keys in self.scan_keys():
             if found := [key for key in keys if matches(key)]:
                 for key in found:
-                    self._remove_known(key)
+                    self._remove_known_key(key)
                 num_deleted += self._call(partial(self._client.unlink, *(_PREFIX + key for key in found)))
         return num_deleted
 
@@ -120,14 +120,14 @@ class RedisStore:
             self._failures += 1
             self._next_try = self._clock() + _PAUSE_SECONDS
 
-    def _add_known(self, key: str, size: int) -> None:
+    def _add_known_key(self, key: str, size: int) -> None:
         with self._lock:
             self._known[key] = size
             self._known.move_to_end(key)
             if len(self._known) > _MAX_KNOWN_KEYS:
                 self._known.popitem(last=False)
 
-    def _remove_known(self, key: str) -> None:
+    def _remove_known_key(self, key: str) -> None:
         with self._lock:
             self._known.pop(key, None)
 

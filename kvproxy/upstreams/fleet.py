@@ -151,7 +151,7 @@ class Fleet:
 
     async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> RelayedResponse:
         uncached = route.uncached_tokens[engine.url]
-        load = engine.load.add(uncached)
+        load = engine.load.add_request(uncached)
         engine.sent += 1
         try:
             sent = await engine.with_generated_tokens(request)

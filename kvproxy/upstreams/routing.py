@@ -47,7 +47,7 @@ class EngineLoad:
     tokens: float = 0.0
     requests: int = 0
 
-    def add(self, uncached_tokens: int) -> "RequestLoad":
+    def add_request(self, uncached_tokens: int) -> "RequestLoad":
         self.tokens += uncached_tokens + DECODE_TOKENS
         self.requests += 1
         return RequestLoad(self, uncached_tokens)

@@ -72,7 +72,7 @@ def test_a_faster_engine_takes_more() -> None:
 
 def test_load_decreases_after_prefill_and_at_the_end() -> None:
     load = EngineLoad()
-    first, second = load.add(1000), load.add(10)
+    first, second = load.add_request(1000), load.add_request(10)
     assert load.requests == 2
     full = load.tokens
     first.finish_prefill()

@@ -249,7 +249,7 @@ class ReturnRates:
     def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
         """Record the end of a pause: the session returned, or it is no longer observed."""
         for depth in range(len(pause) + 1):
-            (self._returned if returned else self._censored)[pause[:depth]][_bin(age)] += 1
+            (self._returned if returned else self._censored)[pause[:depth]][_bin_of(age)] += 1
         self._num_pauses += 1
         if self._num_pauses >= _MAX_PAUSES:
             self._num_pauses //= 2
@@ -263,14 +263,14 @@ class ReturnRates:
         self._indexes.clear()
         for pause, age in current:
             for depth in range(len(pause) + 1):
-                self._current[pause[:depth]][_bin(age)] += 1
+                self._current[pause[:depth]][_bin_of(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
         """Return the Gittins index of a pause of this age in seconds."""
         found = self._indexes.get(pause)
         if found is None:
-            found = self._indexes[pause] = _indexes(self._return_rates(pause))
-        return found[_bin(age)]
+            found = self._indexes[pause] = _gittins_indexes(self._return_rates(pause))
+        return found[_bin_of(age)]
 
     def _return_rates(self, pause: PauseClass) -> list[float]:
         found = self._rates.get(pause)
@@ -295,11 +295,11 @@ def _counts_by_class() -> defaultdict[PauseClass, list[float]]:
     return defaultdict(lambda: [0.0] * _NUM_BINS)
 
 
-def _bin(age: float) -> int:
+def _bin_of(age: float) -> int:
     return min(_NUM_BINS - 1, int(age).bit_length())
 
 
-def _indexes(rates: list[float]) -> list[float]:
+def _gittins_indexes(rates: list[float]) -> list[float]:
     indexes = []
     for start in range(_NUM_BINS):
         waiting, returns, seconds, best = 1.0, 0.0, 0.0, 0.0

@@ -87,7 +87,7 @@ class SimulatedEngine:
         return min(cached_prefix_length(chain.blocks, known), chain.reusable) * self._shape.block_tokens
 
     def add(self, arrival: Arrival) -> None:
-        self._queue.append((arrival, self.load.add(arrival.tokens - self.matched_tokens(arrival))))
+        self._queue.append((arrival, self.load.add_request(arrival.tokens - self.matched_tokens(arrival))))
 
     def advance(self, now: float) -> None:
         """Simulate until the time `now` in seconds: start queued requests, and end prefills and responses."""

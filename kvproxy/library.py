@@ -39,8 +39,10 @@ class AsyncCache:
         self._cache = cache
         self._ttl = ttl
         self._clock = clock
+        self._is_closed = False
 
     async def get(self, question: str, namespace: str = "") -> CachedAnswer | None:
+        self._check_open()
         _check_texts(question=question, namespace=namespace)
         cache, similarity = self._cache, None
         entry = await cache.find(_digest(namespace, question))
@@ -55,10 +57,11 @@ class AsyncCache:
         return CachedAnswer(json.loads(entry.response), entry.prompt, similarity)
 
     async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
+        self._check_open()
         _check_texts(question=question, answer=answer, namespace=namespace)
         now, lifetime = self._clock(), self._ttl if ttl is None else parse_seconds(ttl)
-        if lifetime < 0:
-            raise ValueError(f"ttl must not be negative, but it is {ttl!r}")
+        if ttl is not None and lifetime <= 0:
+            raise ValueError(f"ttl must be positive, but it is {ttl!r}")
         return await self._cache.insert(
             Entry(
                 id=new_id(),
@@ -77,11 +80,13 @@ class AsyncCache:
         )
 
     async def delete(self, question: str, namespace: str = "") -> bool:
+        self._check_open()
         _check_texts(question=question, namespace=namespace)
         entry = await self._cache.find(_digest(namespace, question))
         return entry is not None and await self._cache.remove([entry.id]) > 0
 
     async def close(self) -> None:
+        self._is_closed = True
         await asyncio.to_thread(self._cache.close)
 
     async def __aenter__(self) -> "AsyncCache":
@@ -90,12 +95,16 @@ class AsyncCache:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this cache is closed: open it again")
+
 
 class Cache:
     """Stored answers with exact and semantic lookups.
 
     Open it with `open_cache`. Works in threads and in running event loops. Methods raise CacheStoreError or
-    EmbedderError, and TypeError or ValueError for invalid arguments.
+    EmbedderError, TypeError or ValueError for invalid arguments, and RuntimeError after `close`.
     """
 
     def __init__(self, cache: AsyncCache) -> None:
@@ -138,7 +147,7 @@ class Cache:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
             work.close()
-            raise RuntimeError("this cache is closed: open it again with open_cache")
+            raise RuntimeError("this cache is closed: open it again")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

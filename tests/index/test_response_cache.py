@@ -71,15 +71,19 @@ async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
         await cache.set("a", "first")
         await cache.set("a", "second")
         await cache.set("b", "short", ttl=5)
-        assert await cache.set("c", "expired", ttl=0)
-        assert await cache.get("c") is None
-        assert store.count() == 3
+        for ttl in (0, "0s"):
+            with pytest.raises(ValueError, match="ttl must be positive"):
+                await cache.set("c", "expired", ttl=ttl)
+        assert store.count() == 2
         assert (await cache.get("a")).answer == "second"  # type: ignore[union-attr]
         now[0] += 10
         assert await cache.get("b") is None
         assert await cache.get("a") is not None
         now[0] += 45
         assert await cache.get("a") is None
+    for use in (cache.get("a"), cache.set("a", "b"), cache.delete("a")):
+        with pytest.raises(RuntimeError, match="this cache is closed"):
+            await use
 
 
 def test_errors_of_opening_name_the_cause(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     with open_cache(tmp_path / "x.db", CacheSettings(semantic=False)) as cache:
         assert cache.set("q", "a", ttl="1h")
         assert cache.get("q") is not None
-        for ttl, message in ((-1, "must not be negative"), ("soon", "is not a duration")):
+        for ttl, message in ((-1, "must be positive"), ("soon", "is not a duration")):
             with pytest.raises(ValueError, match=message):
                 cache.set("q", "b", ttl=ttl)
         wrong: Any = 5

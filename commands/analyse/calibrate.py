@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from kvproxy.index.evaluation.pair_evaluation import Calibration, LevelResult
     from kvproxy.index.evaluation.stream_evaluation import StreamReport
 
-_AREA = (
-    "P-CHR AUC is the precision with 1, 2, ... served {0}, highest score first, averaged over all {0}; {0} that no level"
-    " serves count as 0. It does not compare policies, because vetoes lower it: {1}."
-)
-
 
 @command
 def calibrate(
@@ -98,13 +93,13 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
             if point.level in (current_level, level)
         ]
     if None in result.recommended.values():
-        print_text("More pairs narrow the intervals; --target-error sets another limit.")
+        print_text(f"{_needed_pairs(result.target_error)}; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
     same = plural(result.same, "equivalent pair")
     print_text(
         f"Served counts all pairs at or above the level. Hit rate is the served share of the {same}, wrong the share of other"
-        f" pairs among the served ones. {_AREA.format('pairs', _format_areas(result.p_chr_auc))}"
+        f" pairs among the served ones."
     )
 
 
@@ -125,8 +120,12 @@ def _row(
     }
 
 
-def _format_areas(areas: dict[str, float]) -> str:
-    return ", ".join(f"{name} {area:.3f}" for name, area in areas.items())
+def _needed_pairs(target: float) -> str:
+    from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
+
+    if not target:
+        return "No number of pairs shows that no hit is wrong"
+    return f"This limit takes {plural(pairs_for_bound(target), 'served pair')} without a wrong hit, and more with one"
 
 
 def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
@@ -150,8 +149,7 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
         f"learned has the bound {percent(report.max_error)}: at most {report.most_wrong:,} of its"
         f" {int(report.outcomes['learned'].served.sum()):,} hits are wrong (90% confidence); threshold is the best"
         f" fixed threshold in hindsight; best has the highest hit rate within the"
-        f" bound; worst is the largest share of wrong hits after 500 hits. "
-        + _AREA.format("questions", _format_areas({name: found.p_chr_auc for name, found in report.outcomes.items()}))
+        f" bound; worst is the largest share of wrong hits after 500 hits."
     )
     if report.orders:
         orders = document["orders"]

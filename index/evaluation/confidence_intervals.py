@@ -3,6 +3,11 @@ import math
 _Z = 1.96  # 95%
 
 
+def pairs_for_bound(bound: float) -> int:
+    """Return the smallest total for which the upper end of the interval of 0 / total is within `bound`, which is positive."""
+    return math.ceil(_Z**2 * (1 / bound - 1))
+
+
 def wilson_interval(count: int, total: int) -> tuple[float, float]:
     """Return the 95% Wilson confidence interval of the share `count / total`; (0, 1) if the total is 0."""
     if not total:

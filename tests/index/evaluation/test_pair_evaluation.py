@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound, wilson_interval
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import LevelResult, calibrate
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
@@ -24,6 +24,13 @@ WORDS = st.lists(st.sampled_from("how what block cache not 2 3 open close Paris 
 TEXT = WORDS.map(" ".join)
 PAIRS = st.lists(st.builds(LabelledPair, TEXT, TEXT, st.booleans()), min_size=1, max_size=30)
 LEVELS, FLOOR = {"threshold": 0.951, "checked": 0.52}, 0.75
+
+
+@given(st.floats(0.0001, 1.0))
+def test_the_number_of_pairs_for_a_bound_is_minimal(bound: float) -> None:
+    total = pairs_for_bound(bound)
+    assert not total or wilson_interval(0, total)[1] <= bound + 1e-9
+    assert total < 2 or wilson_interval(0, total - 1)[1] > bound - 1e-9
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,4 +1,4 @@
-"""Clients and their API keys: those of the settings, and those of `kvproxy keys` in a file or in the PostgreSQL store."""
+"""Clients and their API keys: from kvproxy.toml, and from `kvproxy keys`, in a file or in the PostgreSQL store."""
 
 import hashlib
 import os
@@ -45,7 +45,7 @@ def requires_client_key(settings: Settings) -> bool:
     if settings.clients or clients_file(settings.data).exists():
         return True
     with _shared_state(settings) as shared:
-        return shared is not None and bool(shared.clients())
+        return shared is not None and bool(shared.client_settings())
 
 
 def add_client(settings: Settings, name: str, **limits: int | None) -> str:
@@ -137,7 +137,7 @@ def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
 
 def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
     with _shared_state(settings) as shared:
-        found = () if shared is None else shared.clients()
+        found = () if shared is None else shared.client_settings()
         return [ClientSettings.model_validate_json(each) for each in found if each is not None]
 
 

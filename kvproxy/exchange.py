@@ -39,7 +39,7 @@ class CacheKey:
         exact: digest of `parts`.
         namespace: digest of `parts` without `text`. Only questions of one namespace are compared.
         text: question for the semantic lookup; None allows exact hits only.
-        prompt: last user turn, for listings.
+        prompt: text of the last user message, to show to people.
         parts: everything that can change the response: body, tenant, backend, some headers.
     """
 

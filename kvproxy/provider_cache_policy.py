@@ -40,7 +40,7 @@ class SurvivalFunction:
         return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
     def end_probabilities(self) -> list[float]:
-        """Return for each keep-warm interval the probability that a pause ends in it, if it lasts until its start."""
+        """Return, for each keep-warm interval, the probability that a pause that reaches the interval ends in it."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
 

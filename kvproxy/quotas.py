@@ -14,7 +14,7 @@ from kvproxy.shared_state import SharedState
 class TokenBucket:
     """A rate limit in units (requests or tokens) per minute. The bucket starts full, and may be overdrawn.
 
-    `share` is the fraction of the limit at which the bucket refills.
+    The bucket refills at the rate limit times `share`, a fraction.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ def format_limit_reset(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-class _Bucket:
+class _ClientBucket:
     """A client's token bucket, shared between proxies in PostgreSQL if they have a `SharedState`.
 
     While PostgreSQL is unavailable, each proxy grants an equal part of the quota, and charges the shared bucket later.
@@ -136,8 +136,8 @@ class Quota:
         self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
         self._in_flight = 0
 
-    def _make_bucket(self, unit: str, per_minute: int | None) -> _Bucket | None:
-        return None if per_minute is None else _Bucket(self.client.name, unit, per_minute, self._shared)
+    def _make_bucket(self, unit: str, per_minute: int | None) -> _ClientBucket | None:
+        return None if per_minute is None else _ClientBucket(self.client.name, unit, per_minute, self._shared)
 
     def update(self, client: ClientSettings) -> None:
         before, self.client = self.client, client
@@ -170,7 +170,7 @@ class Quota:
 
 
 class Account:
-    """The reserved and charged tokens of one request, which count against its client's quota."""
+    """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the used tokens."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota

@@ -135,8 +135,8 @@ class SharedState:
     def unregister(self) -> None:
         self._database.query("delete from proxies where id = :me", {"me": self._id})
 
-    def clients(self) -> list[str | None]:
-        """Return the settings of clients as JSON; None for a removed client."""
+    def client_settings(self) -> list[str | None]:
+        """Return the settings (JSON) of each client of `kvproxy keys`; None for a removed client."""
         return [row["settings"] for row in self._database.query("select settings from clients order by name")]
 
     def set_client(self, name: str, settings: str | None, operator: str, change: str) -> None:

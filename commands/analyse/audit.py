@@ -61,7 +61,7 @@ def audit(
     with progress_bar("auditing") as progress:
         auditor = Auditor(url, headers, flush=flush, histories=history)
         pairs = asyncio.run(auditor.run(bodies, path, concurrency, progress))
-    proven = [pair for pair in pairs if history or pair.is_proven]
+    proven = [pair for pair in pairs if history or pair.is_reuse_reported]
     different = [pair for pair in proven if pair.differs_at is not None]
     document, code = _document(pairs, proven, different), 1 if different or not proven else 0
     return Output(document, lambda: _print(pairs, proven, different, history=history), code)

@@ -39,12 +39,12 @@ class UpstreamCheck:
 
 def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
     """Check that an upstream answers within `seconds`, by default `routing.health_timeout`. Raises KvproxyError."""
-    response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credentials(server))
+    response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credential_headers(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
     if response.status_code in (401, 403):
         # The proxy needs no key if clients send their own.
-        if _credentials(server):
+        if _credential_headers(server):
             raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
         return UpstreamCheck(server.url, requires_key=True)
     if response.status_code >= 500:
@@ -53,10 +53,10 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
 
 
 def check_proxy(url: str, token: str | None, data: Path | None = None) -> str:
-    """Check the proxy at a URL, if one is running. Raises KvproxyError, or CheckWarning with advice about an upstream.
+    """Check the proxy at a URL, if one is running. Raises KvproxyError.
 
-    Without the admin token, a proxy on another machine does not report why it is not ready. It is advice, too, that the
-    proxy uses another data folder than `data`.
+    Raises CheckWarning with advice about an upstream, or if the proxy uses another data folder than `data`. Without the
+    admin token, a proxy on another machine does not report why it is not ready.
     """
     url = url.rstrip("/")
     headers = {ADMIN_TOKEN_HEADER: token} if token else {}
@@ -93,7 +93,7 @@ def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None"
         return None
 
 
-def _credentials(server: "UpstreamServer") -> dict[str, str]:
+def _credential_headers(server: "UpstreamServer") -> dict[str, str]:
     if server.authorization is not None:
         return {"authorization": server.authorization.get_secret_value()}
     return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}

@@ -115,7 +115,7 @@ class Answerer:
         if seconds is None or not self.store.remote:
             return await self._lookup.find_exact(exchange)
         left = max(0.0, seconds - (time.perf_counter() - exchange.started))
-        return await _in_time(left, self._lookup.find_exact(exchange), "the store did not answer")
+        return await _with_timeout(left, self._lookup.find_exact(exchange), "the store did not answer")
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control
@@ -135,7 +135,7 @@ class Answerer:
             return hit
         try:
             seconds = self._lookup.fallback_timeout(exchange)
-            return await _in_time(seconds, self._forward(exchange), "no fresh answer came")
+            return await _with_timeout(seconds, self._forward(exchange), "no fresh answer came")
         except KvproxyError as error:
             if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
                 raise
@@ -199,7 +199,7 @@ class Answerer:
             await self.semantic.deferred_embeddings.stop()
 
 
-async def _in_time(seconds: float | None, work: Awaitable[Value], problem: str) -> Value:
+async def _with_timeout(seconds: float | None, work: Awaitable[Value], problem: str) -> Value:
     try:
         return await asyncio.wait_for(work, seconds)
     except TimeoutError:

@@ -129,9 +129,9 @@ class SharedRequest:
             self._client_moved.clear()
             await self._client_moved.wait()
 
-    def _bytes_read_by(self, aggregate: Callable[[list[int]], int]) -> int:
+    def _bytes_read_by(self, min_or_max: Callable[[list[int]], int]) -> int:
         not_started = [0] * (self.num_clients - len(self._read))
-        return aggregate([*(size for _, size in self._read.values()), *not_started] or [self._size])
+        return min_or_max([*(size for _, size in self._read.values()), *not_started] or [self._size])
 
     def _drop_read_chunks(self) -> None:
         if len(self._read) < self.num_clients:

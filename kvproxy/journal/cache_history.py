@@ -18,13 +18,13 @@ _FIND = (
     " left join prompts p on p.key = k.key left join tombstones t on t.key = k.key"
 )
 Tombstone: TypeAlias = tuple[str, float]
-"""Reason for the removal of a stored response, and its time in seconds since the epoch."""
+"""Reason, such as `expired`, and time (seconds since the epoch) of the removal of a stored response."""
 _SLACK = 1.0  # Seconds between the creation of an entry and of its record.
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStored:
-    """A response was stored. `time` and `expires` are seconds since the epoch; `request` is the id of the request."""
+    """A response was stored under an exact `key`. Times are seconds since the epoch; `request` is the id of the request."""
 
     key: str
     id: str
@@ -60,7 +60,7 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Names of the regions in which a request differs from an earlier request, whose prompt has the number `against`."""
+    """Names of the regions (see `Regions`) in which a request differs from an earlier prompt, which has the number `against`."""
 
     regions: tuple[str, ...]
     against: int
@@ -75,7 +75,7 @@ class CacheHistory:
         self._regions: dict[int, Regions] = {}
 
     def find(self, key: bytes) -> tuple[PromptRecord | None, Tombstone | None]:
-        """Return the prompt of an exact key, and the last removal of its response."""
+        """Return the prompt of a `short_key`, and the last removal of its response."""
         ((number, entry, expires, seconds, reason, time),) = self._database.rows(_FIND, [key])
         prompt = None if number is None else PromptRecord(number, entry, expires, seconds)
         return prompt, None if reason is None else (reason, time)
@@ -97,7 +97,10 @@ class CacheHistory:
         self._regions.clear()
 
     def add(self, key: bytes, regions: Regions, text: str | None, contents: bytes | None) -> int:
-        """Insert a prompt, and return its number. `contents` is the compressed JSON of all regions."""
+        """Insert a prompt, and return its number.
+
+        `text` is the beginning of the question, and `contents` the compressed JSON of all regions; None does not store them.
+        """
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
         digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
@@ -115,8 +118,8 @@ class CacheHistory:
         sql = "update prompts set entry = ?, expires = ? where key = ?"
         self._database.execute(sql, [stored.id, stored.expires, key])
 
-    def set_last_records(self, records: Mapping[int | None, int]) -> None:
-        """Set the last record of each prompt; `records` maps numbers of prompts to numbers of records."""
+    def set_last_records(self, records: Mapping[int, int]) -> None:
+        """Set the last record of each prompt. `records` has the number of the record by the number of the prompt."""
         sql = "update prompts set last = ? where number = ?"
         self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
 
@@ -148,7 +151,9 @@ class CacheHistory:
         return ("expired", prompt.expires) if is_expired else ("removed", None)
 
     def closest_change(self, key: bytes, regions: Regions) -> Change | None:
-        """Return the difference from the most similar earlier request with the same question; None if too much differs."""
+        """Return the difference from the most similar earlier prompt with the same question; None if more than two
+        regions differ.
+        """
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

@@ -125,8 +125,8 @@ class Journal:
 class StoredJournal(Journal):
     """A journal in a database. Thread-safe.
 
-    If several proxies write the journal, `proxy` is the name of this one. Records then stay in memory while the database
-    fails, as many as the queue holds; otherwise they are lost.
+    If several proxies write the journal, `proxy` is the name of this one. While their database fails, records stay in memory,
+    as many as the queue holds. With `proxy=None`, these records are lost.
     """
 
     def __init__(

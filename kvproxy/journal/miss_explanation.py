@@ -59,7 +59,7 @@ class MissExplanation:
         cause: name of the first changed region, or else the record's reason token without `miss-`.
         earlier: the most similar earlier request; None if no request is similar.
         differences: regions that differ from `earlier`.
-        turn: None if the request did not reach the backend.
+        turn: place of the request in its session; None if it did not reach the backend.
     """
 
     record: Record

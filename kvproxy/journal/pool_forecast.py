@@ -12,7 +12,7 @@ _TIER_BYTES_PER_SECOND = 20 * 2**30  # Host memory to GPU over PCIe 4.0.
 
 @dataclass(frozen=True, slots=True)
 class ForecastPoint:
-    """The forecast for one pool size, or for a tier.
+    """The forecast for one pool size, or for the current pool with a tier.
 
     Attributes:
         name: `half`, `current`, `double`, `quadruple`, `unlimited`, or `tier`.

@@ -34,7 +34,7 @@ class Query:
 
     Attributes:
         since, until: seconds since the epoch.
-        reason: beginning of the reason token.
+        reason: beginning of the reason token (see `reasons.py`): `miss` selects all misses.
         where: SQL condition over the view `requests`.
         after, before: exclusive bounds of `Record.number`.
         judged: only requests whose semantic lookup compared a stored question.
@@ -292,7 +292,7 @@ class JournalReader:
         return self._strings.regions(*rows[0]) if rows else None
 
     def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return the other prompts of the last `limit` records before a record, newest first, by their numbers."""
+        """Return number and regions of the other prompts of the last `limit` records before a record, newest first."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"

@@ -136,7 +136,9 @@ class RecordWriter:
             else:
                 self._write_change(event, records)
         self._turns.end_batch()
-        self._history.set_last_records({record.prompt: number for number, record in records.items()})
+        self._history.set_last_records(
+            {record.prompt: number for number, record in records.items() if record.prompt is not None}
+        )
         self._database.insert_records(
             [record_row(record, self._database, self._strings) for record in records.values()]
         )
@@ -147,7 +149,7 @@ class RecordWriter:
         if isinstance(change, ResponseRemoved):
             self._history.add_removal(change)
             return
-        self._set_entry(change, records)
+        self._set_deferred_entry(change, records)
         # An entry is stored before its request ends, and the record requires the state before it.
         earlier_removal = self._history.removal(*self._history.find(short_key(change.key)), change.time)
         if len(self._stored_responses) >= _MAX_CACHED_PROMPTS:
@@ -155,7 +157,7 @@ class RecordWriter:
         self._stored_responses[change.key] = _StoredResponse(change, earlier_removal)
         self._history.set_entry(change)
 
-    def _set_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
+    def _set_deferred_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
         number = self._without_entry.pop((stored.key, stored.request), None)
         record = None if number is None else records.get(number)
         if record is not None:
@@ -194,7 +196,7 @@ class RecordWriter:
         record.prompt = prompt.number
         self._turns.add(exchange, record, regions)
         if record.entry is None:
-            self._set_or_await_entry(key, exchange, record)
+            self._set_or_defer_entry(key, exchange, record)
 
     def _explain_miss(
         self,
@@ -220,7 +222,7 @@ class RecordWriter:
         computed = prompt is not None and prompt.seconds is not None
         record.reason = reason_of_unexplained_miss(exchange, asked_before=prompt is not None, computed_before=computed)
 
-    def _set_or_await_entry(self, key: str, exchange: Exchange, record: Record) -> None:
+    def _set_or_defer_entry(self, key: str, exchange: Exchange, record: Record) -> None:
         stored_response = self._stored_responses.get(key)
         if stored_response is not None and stored_response.event.request == exchange.request_id:
             record.entry = stored_response.event.id

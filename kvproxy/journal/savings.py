@@ -121,7 +121,9 @@ def savings(
 ) -> list[Saving]:
     """Return the savings of each group, the largest first, or in order of time for days.
 
-    `since` is the first day to count, such as 2026-11-21; None counts all days.
+    Args:
+        wrong_interval: its upper bound lowers the `least_money` of semantic hits; None lowers it to 0.
+        since: first UTC day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _cached_shares(reader)
@@ -245,17 +247,17 @@ def prefill_cost(tokens: Sequence[int], seconds: Sequence[float]) -> PrefillCost
     y = np.asarray(seconds[:_MAX_REQUESTS], dtype=np.float64)
     if len(x) < MIN_REQUESTS or np.subtract(*np.quantile(x, (0.9, 0.1))) < _MIN_SPREAD:
         return None
-    slopes = _slopes(x, y)
+    slopes = _pairwise_slopes(x, y)
     half = _Z * np.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / (2 * len(slopes))
     low, middle, high = np.quantile(slopes, (max(0.0, 0.5 - half), 0.5, min(1.0, 0.5 + half)))
     ends = [float(low), float(high)]
     if len(x) >= _WINDOWS * MIN_REQUESTS:
         parts = zip(np.array_split(x, _WINDOWS), np.array_split(y, _WINDOWS), strict=True)
-        ends += [float(np.median(part)) for xs, ys in parts if len(part := _slopes(xs, ys))]
+        ends += [float(np.median(part)) for xs, ys in parts if len(part := _pairwise_slopes(xs, ys))]
     return PrefillCost(max(0.0, float(middle)), max(0.0, min(ends)), max(0.0, *ends))
 
 
-def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _pairwise_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     one, other = np.triu_indices(len(x), 1)
     run = x[other] - x[one]
     differ = run != 0

@@ -53,7 +53,7 @@ _MAX_CACHED = 50_000
 
 
 class StringIds:
-    """Reads and writes ids of strings in the table `names`. Methods may raise JournalFailed."""
+    """Replaces repeated strings by their ids in the table `names`. Methods may raise JournalFailed."""
 
     def __init__(self, database: JournalDatabase) -> None:
         self._database = database

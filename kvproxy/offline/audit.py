@@ -35,7 +35,7 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The two responses to a request, which is numbered from 1.
+    """The responses to the same request with a cold and with a warm prefix cache. `number` counts the requests from 1.
 
     If `Auditor` compares histories, `cold` is the response after the original answer, and `warm` after the changed answer.
     """
@@ -45,8 +45,8 @@ class AuditedPair:
     warm: AuditedResponse
 
     @property
-    def is_proven(self) -> bool:
-        """Whether the server reported that it reused the warm prompt only. Other pairs do not count."""
+    def is_reuse_reported(self) -> bool:
+        """Whether the server reported reuse for the warm prompt, and none for the cold prompt. Other pairs do not count."""
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
@@ -68,12 +68,12 @@ def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[
 
 
 class Auditor:
-    """Sends each request with a cold and with a warm prefix cache.
+    """Sends each request twice: a new `cache_salt` makes the prefix cache cold (empty), and the first request makes it warm.
 
     Args:
         flush: empty the prefix cache before each cold request, for servers that ignore `cache_salt`.
-        histories: instead, continue each chat twice: after the original answer, and after the answer with other white space
-            and without reasoning.
+        histories: continue each chat twice instead: after the original answer, and after the answer without reasoning and
+            with other white space.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, flush: bool, histories: bool) -> None:

@@ -27,7 +27,10 @@ from kvproxy.settings import LEAST_SIMILARITY, Settings
 def calibrate_pairs(
     file: Path, settings: Settings, target_error: float, progress: Callable[[float], None]
 ) -> Calibration:
-    """Measure the semantic policies on the distinct labelled pairs of a file. Raises NotFound or SettingsError."""
+    """Measure the semantic policies on the distinct labelled pairs of a file. Raises NotFound or SettingsError.
+
+    `target_error` is the maximum share of wrong hits.
+    """
     cache = settings.cache
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):

@@ -218,14 +218,14 @@ def _patterns(span: ChangedSpan, lead: str = "") -> list[str]:
             shape = group(shape)
             return [f"{context}{shape}", f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
     found = [f"{context}{group('.*?')}{after}", f"{start}{group('.*?')}{after}"]
-    shapes = sorted({_shape(text) for text in (span.old, span.new) if _VOLATILE.search(text)})
+    shapes = sorted({_value_insensitive_pattern(text) for text in (span.old, span.new) if _VOLATILE.search(text)})
     if shapes:
         shape = group("|".join(shapes))
         found = [f"{context}{shape}", *found, f"{context}{shape}(?={after})", f"{start}{shape}(?={after})"]
     return list(dict.fromkeys(found))
 
 
-def _shape(text: str) -> str:
+def _value_insensitive_pattern(text: str) -> str:
     parts, end = [], 0
     for match in _VOLATILE.finditer(text):
         parts += [_escape(text[end : match.start()]), _VOLATILE_PATTERNS[(match.lastindex or 1) - 1][1]]

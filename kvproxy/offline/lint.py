@@ -149,9 +149,13 @@ class _TokenizedPrompts:
         requests = moved_requests = [self.requests[member] for member in members]
         least = reuse.computed
         while len(savings) < _MAX_SPANS:
-            others = [[self.requests[member] for member in each.members] for each in families if each is not family]
+            other_families = [
+                [self.requests[member] for member in each.members] for each in families if each is not family
+            ]
             found = _spans_by_cost([prompt_input(request) for request in requests])
-            chosen = next(((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, others))), None)
+            chosen = next(
+                ((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, other_families))), None
+            )
             if chosen is None:
                 break
             spans, edit = chosen
@@ -182,14 +186,14 @@ class _TokenizedPrompts:
 
 
 def _safe_edit(
-    span: ChangedSpan, requests: Sequence[ApiRequest], others: Sequence[Sequence[ApiRequest]]
+    span: ChangedSpan, requests: Sequence[ApiRequest], other_families: Sequence[Sequence[ApiRequest]]
 ) -> EditSettings | None:
-    """Return the edit that matches most requests, of the edits that match only changing text in each family."""
+    """Return the edit that matches most `requests`, of the edits that match only changing text in all families."""
     chosen, most = None, 0
     for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
         if edit.action == "sort-tools":
             return edit
-        families = [[matched_spans(request, edit) for request in each] for each in (requests, *others)]
+        families = [[matched_spans(request, edit) for request in each] for each in (requests, *other_families)]
         count = sum(map(bool, families[0]))
         if count > most and all(matches_only_changes(edit, matches) for matches in families):
             chosen, most = whole, count
@@ -206,12 +210,12 @@ def _spans_by_cost(forms: Sequence[PromptInput]) -> list[list[ChangedSpan]]:
         if span is not None:
             found[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
-    _merge_inserted(found)
+    _merge_changes_in_inserted_texts(found)
     return sorted(found.values(), key=lambda spans: -sum(span.recomputed_words for span in spans))
 
 
-def _merge_inserted(found: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
-    """Count a change within text that only some prompts have, such as its date, as a change of that text."""
+def _merge_changes_in_inserted_texts(found: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
+    # A text that only some prompts have may contain a change, such as a date; that is no change of its own.
     inserted = {key: spans for key, spans in found.items() if not (spans[0].old and spans[0].new)}
     for key in [key for key in found if key not in inserted]:
         around = without_digits("".join((found[key][0].before, found[key][0].new, found[key][0].after)))

@@ -156,10 +156,10 @@ class LoggedBackend:
             vector: JsonObject = {"object": "embedding", "index": 0, "embedding": [0.0]}
             response = {"object": "list", "data": [vector], "model": request.model}
         if isinstance(response, dict):
-            return RelayedResponse(200, [("content-type", "application/json")], _stream(dumps(response)))
+            return RelayedResponse(200, [("content-type", "application/json")], _yield_once(dumps(response)))
         delta = Delta(0, response or request.request_id, (), (), "stop", _NO_USAGE)
-        return GeneratedResponse(_stream(delta), _NO_USAGE, request.model)
+        return GeneratedResponse(_yield_once(delta), _NO_USAGE, request.model)
 
 
-async def _stream(item: T) -> AsyncIterator[T]:
+async def _yield_once(item: T) -> AsyncIterator[T]:
     yield item

@@ -103,8 +103,8 @@ def report_sessions(
         ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
         sorted(regions, key=lambda each: -each.tokens),
         (median(shares), mean(shares)) if shares else None,
-        sum(_cost(turn, prices) for turn in turns),
-        sum(_cost(turn, prices, cached=False) for turn in turns),
+        sum(_input_cost(turn, prices) for turn in turns),
+        sum(_input_cost(turn, prices, cached=False) for turn in turns),
         _pause_costs(list(by_session.values()), prices),
         without_usage,
         is_relative,
@@ -199,7 +199,7 @@ def _repeated_share(turn: Turn) -> float:
     return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
 
 
-def _cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
+def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
     found = price_of(turn.model, prices)
     if found is None:
         return 0.0

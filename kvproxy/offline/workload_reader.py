@@ -85,11 +85,11 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
             raise TraceError(f"{path}, line 1: the transcript has no request")
         regions = (regions_of({"endpoint": each.api.path, "body": each.body}) for each in requests)
         prompts = [(each.time or 0.0, chain_of(own, ""), None, 0) for each, own in zip(requests, regions, strict=True)]
-        return _region_trace(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
+        return _workload_of_regions(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
     return read_trace(path, block_size, ids)
 
 
-def _region_trace(
+def _workload_of_regions(
     prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
     lengths = [
@@ -99,14 +99,14 @@ def _region_trace(
     scope = ids.new_scope()
     arrivals = []
     for (seconds, chain, _, output), length in zip(prompts, lengths, strict=True):
-        blocks = ids.chain(_region_blocks(chain, ends, size), scope)
+        blocks = ids.chain_numbers(_region_blocks(chain, ends, size), scope)
         reusable = min(len(blocks), max(0, length - 1) // size)
         arrivals.append(Arrival(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
     return Workload(arrivals, size, notes)
 
 
 def _prefix_ends(chains: Sequence[PromptChain], lengths: Sequence[int]) -> dict[int, float]:
-    """Estimate the tokens of each prefix: the mean share by bytes of the prompts that begin with it."""
+    """Return the estimated tokens of each prefix by its hash: the mean over the prompts that begin with it."""
     shares: dict[int, list[float]] = {}
     for chain, length in zip(chains, lengths, strict=True):
         rate = length / max(1, sum(chain.sizes))
@@ -150,7 +150,7 @@ def _read_events(path: Path, ids: BlockNumbers) -> Workload:
         while at is not None:
             path_up.append(at)
             at = parents.get(at)
-        blocks = ids.chain(reversed(path_up), scope)
+        blocks = ids.chain_numbers(reversed(path_up), scope)
         chain = ChainRequest(blocks, len(blocks), partial=False)
         arrivals.append(Arrival(seconds, chain, len(blocks) * size, 0))
     return Workload(arrivals, size, (_EVENTS_NOTE,))
@@ -193,4 +193,4 @@ def _read_journal(path: Path, size: int, ids: BlockNumbers) -> Workload:
     measured = (f"the backend reused {reuse:.1%} of the prompt tokens in the journal",) if reported else ()
     if not prompts:
         raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
-    return _region_trace(prompts, size, ids, (_JOURNAL_NOTE, *measured))
+    return _workload_of_regions(prompts, size, ids, (_JOURNAL_NOTE, *measured))

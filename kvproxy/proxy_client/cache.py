@@ -51,7 +51,7 @@ class RemoteCache:
         return int(self._client.delete("/admin/cache", **options, **where)["removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
-        """Record a person's verdict on a response for a similar question, or by default for all similar questions."""
+        """Record a person's verdict on a response for a similar `question`; None stands for all similar questions."""
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
 
@@ -78,7 +78,7 @@ def open_cache(
     """Open the stored responses of `store`, or of the data folder `data`. Raises ProxyUnreachable or NotFound.
 
     If both are None, open the responses of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
-    the configured store. `create` creates a store that does not exist, if it is named.
+    the configured store. `create` creates a missing store of `store` or `data`.
     """
     is_named = store is not None or data is not None
     if not is_named:

@@ -84,7 +84,7 @@ class ProxyClient:
         body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         explanation = self.post("/admin/explain", body, headers=headers)
         if not isinstance(explanation, dict) or "tenant" not in explanation:
-            raise self._not_a_proxy()
+            raise self._not_a_proxy_error()
         return str(explanation["tenant"])
 
     def is_reachable(self) -> bool:
@@ -112,9 +112,9 @@ class ProxyClient:
         try:
             return response.json()
         except ValueError:
-            raise self._not_a_proxy() from None
+            raise self._not_a_proxy_error() from None
 
-    def _not_a_proxy(self) -> KvproxyError:
+    def _not_a_proxy_error(self) -> KvproxyError:
         return KvproxyError(f"the server at {self.url} is not a kvproxy: correct --url")
 
     @contextmanager

@@ -60,7 +60,7 @@ class DirectJournal:
 
     def records(self, query: Query) -> list[RecordWithQuestions]:
         records = self.reader.records(query)
-        return add_questions(records, self._prompts(entry_ids(records)))
+        return add_questions(records, self._questions(entry_ids(records)))
 
     def record(self, request: str) -> Record:
         return self.reader.find(request)
@@ -82,7 +82,7 @@ class DirectJournal:
         rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
-        prompts = self._prompts([row.entry for row in rows if row.entry is not None])
+        prompts = self._questions([row.entry for row in rows if row.entry is not None])
         first: dict[str, RequestGroup] = {}
         named = [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
         return [replace(row, differs_in=self._differences(row, first.setdefault(row.name, row))) for row in named]
@@ -133,7 +133,7 @@ class DirectJournal:
                 else:
                     yield None if contents is None else request_body_of(contents)
 
-    def _prompts(self, ids: Sequence[str]) -> dict[str, str]:
+    def _questions(self, ids: Sequence[str]) -> dict[str, str]:
         # Records are useful even without the store or its keys.
         with contextlib.suppress(KvproxyError), self._open_store() as store:
             if ids and store is not None:

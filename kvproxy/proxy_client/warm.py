@@ -153,7 +153,7 @@ def logged_requests(
 
 
 def prefix_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return requests that fill only the prefix cache: without embeddings, and with one output token each."""
+    """Return requests that fill only the prefix cache: each generates one token. Requests for embeddings are omitted."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)

@@ -98,5 +98,5 @@ def test_pairs_without_reports_are_not_counted() -> None:
 def test_the_first_different_token(cold: str, warm: str, at: int | None) -> None:
     pair = AuditedPair(1, AuditedResponse(tuple(cold), 9, 0), AuditedResponse(tuple(warm), 9, 8))
     assert pair.differs_at == at
-    assert pair.is_proven
-    assert not AuditedPair(1, pair.warm, pair.warm).is_proven
+    assert pair.is_reuse_reported
+    assert not AuditedPair(1, pair.warm, pair.warm).is_reuse_reported

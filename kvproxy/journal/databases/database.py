@@ -33,7 +33,7 @@ class JournalDatabase(Protocol):
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     def execute(self, sql: str, values: Sequence[object]) -> None:
-        """Run a statement without a result in the open transaction, at the latest before the next query or the commit."""
+        """Run a statement without a result in the open transaction; it may be delayed until the next query or the commit."""
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
@@ -41,7 +41,7 @@ class JournalDatabase(Protocol):
         """Insert rows into `records`, with a value for each field of `stored`."""
 
     def transaction(self) -> AbstractContextManager[int]:
-        """Open a transaction, and block other writers. The value changes if another connection may have deleted prompts."""
+        """Open a transaction, and block other writers. The number changes if another connection may have deleted prompts."""
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
         """Reserve consecutive numbers for records with these arrival times (seconds since the epoch); return the first."""
@@ -50,12 +50,12 @@ class JournalDatabase(Protocol):
         """Delete a batch of records older than `before` or beyond `max_rows`, and return their number; delete unused prompts."""
 
     def stored_id(self, id: str) -> object:
-        """Return the database's form of a response's id."""
+        """Return the value that stores a response's id in this database."""
 
     def integer_part_sql(self, expression: str) -> str: ...
 
     def tag_rows_sql(self) -> str:
-        """Return a `from` clause: the view `requests` with one row for each tag, which the column `value` contains."""
+        """Return a `from` clause: the view `requests` with a row for each tag of a request, in the column `value`."""
 
     def close(self) -> None: ...
 

@@ -35,7 +35,7 @@ _SESSION = (
 )
 
 
-def _ddl(statement: str) -> str:
+def _postgres_ddl(statement: str) -> str:
     statement = re.sub(
         r"^(create table (?:names|prompts) \(number) integer", r"\1 bigint generated always as identity", statement
     )
@@ -73,7 +73,7 @@ _SCHEMA = (
     "create table state (pruned bigint not null)",
     "insert into state values (0)",
     "create sequence record_numbers",
-    *map(_ddl, TABLES),
+    *map(_postgres_ddl, TABLES),
     "create index on records using brin (time)",
     _view_sql(),
 )
@@ -103,7 +103,7 @@ class PostgresJournalDatabase:
         with self._errors():
             connection = psycopg.connect(self._url, **_CONNECT)
             try:
-                _configure(connection)
+                _configure_connection(connection)
                 _create_or_check_schema(connection, self.name, create=self._writable)
                 if not self._writable:
                     connection.execute("set default_transaction_read_only = on")
@@ -262,7 +262,7 @@ class PostgresJournalDatabase:
         self.close()
 
 
-def _configure(connection: psycopg.Connection[Any]) -> None:
+def _configure_connection(connection: psycopg.Connection[Any]) -> None:
     connection.adapters.register_loader("numeric", _NumberLoader)
     for setting in _SESSION:
         connection.execute(setting.encode())

@@ -1,1 +1,1 @@
-"""Conversations in the journal, and the ledger of their prompt tokens."""
+"""Conversations (sessions) in the journal, their requests (turns), and the ledger of reused and lost prompt tokens."""

@@ -60,7 +60,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
     reused = min(reused_tokens, prompt_tokens)
     lost: dict[str, int] = {}
     covered = reused
-    tolerance = _tolerance(reused, known, earlier)
+    tolerance = _reuse_tolerance(reused, known, earlier)
     end = min(prompt_tokens, known + earlier.answer)
     if known - reused > tolerance:
         lost = _lost_prefix(reused, known if earlier.answer_changed else end, tolerance, earlier)
@@ -72,7 +72,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
     return _add_changed_and_new(lost, prompt_tokens - covered, earlier.repeated)
 
 
-def _tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
+def _reuse_tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
     if _is_below_minimum(reused, known, earlier):
         return 0
     block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(_BLOCK, earlier.block)

@@ -27,7 +27,7 @@ class PromptChain:
     Attributes:
         sizes: bytes of each region.
         prefixes: for each region, the hash of the prompt up to its end.
-        conversation: the same without the regions before `first`, for which it is None.
+        conversation: the same for the prompt without the regions before `first`, which have None.
         first: index of the first message that is not a system message.
     """
 
@@ -39,7 +39,7 @@ class PromptChain:
     first: int
 
     def estimate_tokens(self, num_regions: int, prompt_tokens: int, known: tuple[int, int] = (0, 0)) -> int:
-        """Estimate the tokens of the first regions by their bytes. `known` is a number of first regions, and their tokens."""
+        """Estimate the tokens of the first regions by their bytes. `known` is a smaller number of regions, and their tokens."""
         regions, tokens = known
         before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
@@ -79,8 +79,8 @@ class KnownTurn:
     """A request of a session, as `SessionIndex` stores it.
 
     Attributes:
-        parent: number of the turn that it continues; None for a first turn.
-        prompt: number of its prompt in the journal.
+        number, prompt: numbers of its record and of its prompt in the journal.
+        turn, parent: see `session_reader.Turn`.
         time, ended: arrival and end in seconds since the epoch.
         stored: prompt tokens in the provider's cache after the request; None if unknown.
         ttl: seconds for which the provider stores an unused prefix.
@@ -106,7 +106,7 @@ class KnownTurn:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """The longest common prefix of a prompt with an earlier request.
+    """The longest common prefix of a prompt with an earlier prompt.
 
     Attributes:
         regions, tokens: its length in regions (see `Regions`), and in tokens, estimated unless `is_exact`.

@@ -270,8 +270,8 @@ class TurnWriter:
             if not is_start:
                 self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
 
-    def prune(self, least: int) -> None:
-        self._database.execute("delete from turns where number < ?", [least])
+    def prune(self, oldest_number: int) -> None:
+        self._database.execute("delete from turns where number < ?", [oldest_number])
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:

@@ -184,7 +184,7 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
 
 
 def can_have_hits(requests: Sequence[ChainRequest]) -> bool:
-    """Return False for a trace of lengths, whose blocks are ranges of negative ids."""
+    """Return whether blocks can repeat: not in a trace with only lengths of prompts, whose block ids are negative."""
     return not all(isinstance(each.blocks, range) and (each.blocks.start < 0 or not each.blocks) for each in requests)
 
 

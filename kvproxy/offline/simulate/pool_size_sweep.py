@@ -53,7 +53,7 @@ def sweep(
     exact: bool = False,
     tokens: int | None = None,
 ) -> Sweep:
-    """Compute the hit rate for each pool size in blocks and each policy of `simulate_pool`.
+    """Compute the hit rate for each pool size in blocks and each policy of `simulate`.
 
     Args:
         exact: do not sample. By default, rates of policies other than LRU are estimates for traces of 100,000 blocks or more.
@@ -64,7 +64,7 @@ def sweep(
     tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
     is_sampled = not exact and blocks >= _MIN_SAMPLED and can_have_hits(requests)
-    samples = _sample_blocks(requests) if is_sampled else []
+    samples = _sampled_traces(requests) if is_sampled else []
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
@@ -89,7 +89,7 @@ def sweep(
     return Sweep(ordered, rates, errors, best, block_tokens, len(requests), blocks, tokens)
 
 
-def _sample_blocks(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
+def _sampled_traces(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]]:
     # SHARDS (Waldspurger et al., 2015): a sample has every 21st distinct block, for a pool of 1/21 of the size.
     uses = Counter(chain.from_iterable(request.blocks for request in requests))
     # More frequent blocks are hits in any pool.

@@ -68,11 +68,11 @@ class BlockNumbers:
         self._num_single = 0
 
     def new_scope(self) -> int:
-        """Return a scope for `chain`. Blocks of different scopes never have the same number."""
+        """Return a scope for `chain_numbers`. Blocks of different scopes never have the same number."""
         self._num_scopes += 1
         return -self._num_scopes
 
-    def chain(self, ids: Iterable[Hashable], scope: int) -> list[int]:
+    def chain_numbers(self, ids: Iterable[Hashable], scope: int) -> list[int]:
         parent, numbers = scope, self._numbers
         return [parent := numbers.setdefault((parent, id), len(numbers)) for id in ids]
 
@@ -227,11 +227,11 @@ def _make_parser(kind: str, size: int, ids: BlockNumbers) -> Callable[[dict[str,
         if kind == "tokens":
             if not isinstance(fields["tokens"], list):
                 raise TypeError("tokens is a list of ids")
-            length, blocks = len(fields["tokens"]), ids.chain(hasher.hash_blocks(fields["tokens"], size), scope)
+            length, blocks = len(fields["tokens"]), ids.chain_numbers(hasher.hash_blocks(fields["tokens"], size), scope)
         else:
             length = _parse_count(fields["input_length"])
             if kind == "hash_ids":
-                blocks = ids.chain((int(id) for id in fields["hash_ids"][: length // size]), scope)
+                blocks = ids.chain_numbers((int(id) for id in fields["hash_ids"][: length // size]), scope)
             else:
                 blocks = ids.new_numbers(length // size)
         is_partial = len(blocks) < len(fields["hash_ids"]) if kind == "hash_ids" else bool(length % size)

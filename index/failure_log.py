@@ -6,7 +6,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class FailureLog:
-    """Logs a failure and its recovery. Consecutive failures are logged once, and failures at most once a minute."""
+    """Logs the first of consecutive failures, but at most one failure a minute, and the recovery from a logged failure."""
 
     def __init__(self) -> None:
         self.is_failing = False

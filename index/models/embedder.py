@@ -120,10 +120,10 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
     if name in (DEFAULT, MULTILINGUAL):
         from kvproxy.index.models.e5 import MultilingualEmbedder
         from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-        from kvproxy.index.models.minilm.graph_files import graph_files
+        from kvproxy.index.models.minilm.onnx_files import default_onnx_files
 
         packaged = MultilingualEmbedder if name == MULTILINGUAL else MiniLMEmbedder
-        return packaged(files=graph_files(data), threads=threads)
+        return packaged(files=default_onnx_files(data), threads=threads)
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 

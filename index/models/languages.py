@@ -123,14 +123,17 @@ def _script(text: str) -> str | None:
 
 
 def can_match(text: str, embedder: Embedder, languages: Sequence[str]) -> bool:
-    """Whether a text may have semantic hits."""
+    """Whether a text may have semantic hits: no hidden text, in one of the languages, and readable for the embedder."""
     return (
         not has_hidden_text(text) and is_in_languages(text, languages, embedder.vocabulary) and embedder.can_read(text)
     )
 
 
 def is_in_languages(text: str, language_codes: Sequence[str], vocabulary: Container[str] | None = None) -> bool:
-    """Whether a text is in one of the languages: ISO 639-1 codes, or `*` for all."""
+    """Whether a text is in one of the languages: ISO 639-1 codes, or `*` for all.
+
+    Text that counts as English must have words of the English `vocabulary`, if given.
+    """
     if EVERY in language_codes:
         return True
     language = language_of(text)

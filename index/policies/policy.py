@@ -35,7 +35,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a request, which can only make the policy stricter; None keeps the policy's own limit."""
+    """Limits that a request sets for the policy's decision. They can only be stricter; None keeps the policy's own limit."""
 
     min_similarity: float | None = None
     min_probability: float | None = None
@@ -81,7 +81,7 @@ class Decision:
 class LearningRecord:
     """The decision about the neighbour with index `place`, as the policy `learned` learns from it.
 
-    `features`, `error`, and `checked` are those of `Observation`. A hit adds `risk` to `ServingLevel.risk`.
+    `features`, `error`, and `checked` are those of `Observation`. If the answer is served, `ServingLevel.risk` grows by `risk`.
     """
 
     place: int
@@ -118,7 +118,7 @@ class LearningStatus:
         expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and its upper bound with 90%
             probability, apart from answers that `checked` accepted.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
-        doubted: number of answer classes that may have changed.
+        doubted: number of answer classes whose right answer may have changed.
     """
 
     observations: int
@@ -171,7 +171,7 @@ class Policy(Protocol):
     def decide(
         self, question: str, neighbours: Sequence[Neighbour], limits: Limits = ..., namespace: str = ...
     ) -> PolicyResult:
-        """Decide about all neighbours, which are sorted by similarity, nearest first."""
+        """Decide about all neighbours, which are sorted by similarity, nearest first. Only `learned` needs `namespace`."""
 
 
 def find_rejection(question: str, neighbour: Neighbour, floor: float, guards: Sequence[Guard]) -> Decision | None:

@@ -41,7 +41,7 @@ class EarlierTurns:
         self._known: dict[tuple[str, str], bool] = {}
 
     def matches(self, question: str) -> bool:
-        """Return whether each earlier turn equals the turn of a stored conversation, or the policy accepts the difference."""
+        """Return whether the earlier turns of a stored `question` are equal, or the policy accepts each difference."""
         stored = earlier_turns(question)
         return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
 

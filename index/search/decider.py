@@ -26,10 +26,10 @@ _REFUSALS: tuple[Verdict, ...] = ("vetoed", "low probability")
 
 
 class RefusalBudget:
-    """Limits how many questions may be compared with an entry and refused, against attackers who search for wrong hits.
+    """Limits how many similar questions may be refused per entry, because attackers try many questions to find a wrong hit.
 
-    Each entry has a budget of 32 different questions, and regains one per hour. The budgets of the 20,000 entries with the
-    latest refusals are kept in memory. Thread-safe.
+    A refusal is a veto or a too low probability. An entry may have 32, of different questions, and one more per hour, before it
+    has exact hits only. The counts of the 20,000 entries with the latest refusals are kept in memory. Thread-safe.
 
     Args:
         clock: returns monotonic seconds.
@@ -70,7 +70,7 @@ class Decider:
     """Finds the neighbours of a question, and lets a policy decide which of them is served. Thread-safe.
 
     Args:
-        observations: the log of people's verdicts on entries; None ignores verdicts.
+        observations: contain people's verdicts on entries; None ignores verdicts.
         make_policy: creates the policy that a request names; may load a model. None uses `policy` for every request.
         random_number: returns a uniform random number below 1, for exploration.
         embed: see `EarlierTurns`.

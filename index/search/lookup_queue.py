@@ -17,7 +17,7 @@ from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 
 Value = TypeVar("Value")
 LookupResult = Lookup | list[PendingWrite]
-"""A result, or the pending writes of similar questions, after which the lookup must be repeated."""
+"""A result; or pending writes of similar questions: repeat the lookup when they have ended."""
 _MAX_QUEUED_SHARE = 0.5
 _BACKGROUND_SECONDS = 1.0
 

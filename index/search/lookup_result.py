@@ -27,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PendingObservation:
-    """A decision of the policy. If the request is forwarded, the backend's response shows whether the decision was right.
+    """A decision that becomes an `Observation` if the request is forwarded, because the fresh answer shows whether it was right.
 
     Attributes:
         candidate: the accepted candidate, or else the one with the highest score.
@@ -66,7 +66,7 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen candidate, else the one with the highest score, else the nearest; ignore some verdicts."""
+        """Return the chosen candidate, else the one with the highest score, else the nearest, without the verdicts `ignored`."""
         remaining = [each for each in self.candidates if each.verdict not in ignored]
         best = max(remaining, key=lambda each: -1.0 if each.score is None else each.score, default=None)
         return self.chosen or best

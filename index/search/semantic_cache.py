@@ -74,10 +74,10 @@ class SemanticCache:
     """Finds responses to similar questions of the same namespace.
 
     Args:
-        observations: None disables learning.
+        observations: stores comparisons and verdicts; None disables learning.
         random_number: returns a uniform random number below 1, for exploration.
         languages: ISO 639-1 codes; questions in other languages have exact hits only.
-        make_policy: see `Decider`.
+        make_policy: creates the policy that a request names.
     """
 
     def __init__(
@@ -140,9 +140,10 @@ class SemanticCache:
 
         Args:
             text: the prompt, see `Entry`.
-            explore: the policy may forward a request that it could serve, in order to compare the answers, and a refusal
-                counts in the `RefusalBudget`.
+            limits: make the policy stricter for this request.
+            explore: a request that could be served may be forwarded, to compare the answers. Refusals count (`RefusalBudget`).
             seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
+            allowed_freshness: an entry in another state is not served.
             policy: None uses the configured policy.
         """
         pending = self.pending_writes.in_namespace(namespace)

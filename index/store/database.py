@@ -59,7 +59,7 @@ class Database(Protocol):
         """
 
     def in_list(self, column: str, name: str) -> str:
-        """Return the SQL condition that a column is in the list `:name`; `as_list_parameter` returns the list's value."""
+        """Return the SQL condition that a column is in the list parameter `:name`, whose value is from `as_list_parameter`."""
 
     def as_list_parameter(self, values: Sequence[str]) -> Any: ...
 

@@ -40,7 +40,7 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
 
 
 def batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[NewEntry]]:
-    """Split entries into batches that an empty store can hold, and in which no two entries have the same id or key."""
+    """Split entries into batches, each of which fits the capacity, and in which no two entries have the same id or key."""
     batch: list[NewEntry] = []
     names: set[str] = set()
     sizes: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[Ne
 
 
 def make_room(run: Transaction, remove: Remove, capacity: Capacity, batch: Sequence[NewEntry], now: float) -> float:
-    """Evict entries with `remove` until a batch (see `batches`) fits; return the age of the store."""
+    """Evict entries with `remove` until a batch (see `batches`) fits; return the store's `age` (see the module)."""
     sizes: Counter[str] = Counter()
     for new in batch:
         sizes[_client_of(new.entry.tenant)] += new.size

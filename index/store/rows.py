@@ -107,7 +107,7 @@ class RowCodec:
 
 
 def expire_row(row: Row, now: float) -> Row:
-    """Return the row with the expiry time `now`. The checksum of a damaged row stays wrong."""
+    """Return the row with the expiry time `now`, and a new checksum. The checksum of a damaged row stays wrong."""
     expired = row | {"expires": now}
     return expired | {"checksum": _checksum(expired)} if row["checksum"] == _checksum(row) else expired
 

@@ -97,10 +97,10 @@ class Store(StoreWriter):
         rows = self.database.query(sql, {"ids": self.database.as_list_parameter(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
-    def answer_class(self, namespace: str, text: str) -> str | None:
-        """Return the class (see `answer_classes`) of a stored answer with the `text_digest` `text`; None if no answer has it."""
+    def answer_class(self, namespace: str, digest: str) -> str | None:
+        """Return the class (see `answer_classes`) of the stored answers with a `text_digest`; None if no answer has it."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
-        rows = self.database.query(sql, {"namespace": namespace, "text": text})
+        rows = self.database.query(sql, {"namespace": namespace, "text": digest})
         return str(rows[0]["name"]) if rows else None
 
     def ids_with_prefix(self, prefix: str) -> list[str]:

@@ -120,9 +120,9 @@ def _find_variable(path: SettingPath) -> str | None:
 
 
 def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return one line per unknown variable `KVPROXY_NAME` whose name resembles a setting outside the sections.
+    """Return a message for each unknown variable `KVPROXY_NAME` that resembles a setting without a section, such as `data`.
 
-    `known` are valid variables that are no settings, in lower case and without `KVPROXY_`.
+    `known` are variables with another use, in lower case and without `KVPROXY_`.
     """
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):

@@ -75,7 +75,7 @@ MILLION = 1_000_000
 
 
 def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the price of a prompt, from the number of its tokens, and of those that the provider reused and wrote."""
+    """Return the price of a prompt from numbers of tokens: all, reused, and written to the provider's cache (for 5m, 1h)."""
     plain = max(0, prompt - reused - written_5m - written_1h)
     paid = (
         reused * price.price_of_reuse

@@ -54,7 +54,7 @@ class RuleSettings(Section):
 
     @property
     def keeps_provider_prefixes(self) -> bool:
-        """Whether the rule enables keep-warm requests or automatic breakpoints, which both depend on pauses."""
+        """Whether the rule keeps prompts in the provider's cache during pauses: by keep-warm requests or `breakpoints`."""
         has_budget = self.keep_warm_tokens is not None or self.keep_warm_money is not None
         return has_budget or self.breakpoints == "auto"
 

@@ -6,7 +6,7 @@ import numpy as np
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import ThreadedEmbedder
 from kvproxy.index.models.minilm.graph_builder import code_digest, embedder_graph
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exactly, content_digest, default_onnx_files
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     RANGES,
@@ -34,9 +34,9 @@ class MiniLMEmbedder(ThreadedEmbedder):
 
     dim = WIDTH
 
-    def __init__(self, int8: bool | None = None, files: GraphFiles | None = None, threads: int | None = None) -> None:
+    def __init__(self, int8: bool | None = None, files: OnnxFiles | None = None, threads: int | None = None) -> None:
         super().__init__(threads)
-        files = files or graph_files()
+        files = files or default_onnx_files()
         int8 = computes_int8_exactly(files) if int8 is None else int8
         folder = packaged_model()
         ranges = _load_ranges() if int8 else None

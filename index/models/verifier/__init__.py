@@ -26,11 +26,11 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
     """
     if name == BUILT_IN:
         from kvproxy.index.models.e5 import NAME
-        from kvproxy.index.models.minilm.graph_files import graph_files
+        from kvproxy.index.models.minilm.onnx_files import default_onnx_files
         from kvproxy.index.models.verifier.built_in import BuiltInVerifier
         from kvproxy.index.models.verifier.multilingual import MultilingualVerifier
 
-        english = BuiltInVerifier.load(embedder, files=graph_files(data))
+        english = BuiltInVerifier.load(embedder, files=default_onnx_files(data))
         return MultilingualVerifier(english) if (embedder or "").startswith(NAME) else english
     from kvproxy.index.models.verifier.cross_encoder import CrossEncoderVerifier
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.minilm.graph_builder import code_digest, verifier_graph
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, content_digest, graph_files
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exactly, content_digest, default_onnx_files
 from kvproxy.index.models.minilm.weights import (
     PACKAGED,
     Weights,
@@ -53,9 +53,9 @@ class BuiltInVerifier:
     """
 
     def __init__(
-        self, adapter: Weights, scaling: PlattScaling, int8: bool | None = None, files: GraphFiles | None = None
+        self, adapter: Weights, scaling: PlattScaling, int8: bool | None = None, files: OnnxFiles | None = None
     ) -> None:
-        files = files or graph_files()
+        files = files or default_onnx_files()
         int8 = computes_int8_exactly(files) if int8 is None else int8
         folder = packaged_model()
         trained = {name: value for name, value in adapter.items() if not name.startswith(RANGES)}
@@ -75,7 +75,7 @@ class BuiltInVerifier:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "kvproxy-verify")
 
     @classmethod
-    def load(cls, embedder: str | None = None, files: GraphFiles | None = None) -> "BuiltInVerifier":
+    def load(cls, embedder: str | None = None, files: OnnxFiles | None = None) -> "BuiltInVerifier":
         if not ADAPTER.is_file():
             raise VerifierError(f"{ADAPTER} is missing: install kvproxy again, or name a CrossEncoder")
         try:
@@ -106,7 +106,7 @@ class BuiltInVerifier:
 
 
 def read_scaling(metadata: Mapping[str, str], embedder: str | None) -> PlattScaling:
-    """Return the scaling for an embedder's cosines; for an unknown embedder, it ignores cosines."""
+    """Return the scaling for an embedder's cosines; for an unknown embedder, it ignores cosines. `metadata` is the adapter's."""
     scalings = json.loads(metadata["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**scalings.get(family, scalings[ALONE]))

@@ -57,7 +57,7 @@ def has_exchanged_words(question: str, cached_question: str) -> bool:
     participles |= {names.get(token, token) for token in theirs if _is_participle(token)}
     theirs = tuple(names.get(token, token) for token in theirs)
     phrases = {phrase for phrase in _phrases(ours) & _phrases(theirs) if phrase[1] not in participles}
-    ours, theirs = _join(ours, phrases), _join(theirs, phrases)
+    ours, theirs = _join_phrases(ours, phrases), _join_phrases(theirs, phrases)
     one, other = _roles(ours, participles), _roles(theirs, participles)
     moved = [word for word, roles in one.items() if roles != other.get(word, roles)]
     return any(_are_exchanged(ours, theirs, one, other, pair) for pair in combinations(moved, 2)) or _is_reordered(
@@ -87,7 +87,7 @@ def _phrases(tokens: Sequence[str]) -> set[tuple[str, str]]:
     return {(one, other) for one, other in pairwise(tokens) if _is_content(one) and _is_content(other)}
 
 
-def _join(tokens: Sequence[str], phrases: Set[tuple[str, str]]) -> tuple[str, ...]:
+def _join_phrases(tokens: Sequence[str], phrases: Set[tuple[str, str]]) -> tuple[str, ...]:
     joined: list[str] = []
     for previous, token in pairwise(("", *tokens)):
         if (previous, token) in phrases:
@@ -145,7 +145,7 @@ def _are_exchanged(
     kept, forth, back = (_shared_weight(a, c) + _shared_weight(b, d), _shared_weight(a, d), _shared_weight(b, c))
     if forth + back - kept < _DECISIVE:
         return False
-    between, also_between = _between(ours, pair), _between(theirs, pair)
+    between, also_between = _tokens_between(ours, pair), _tokens_between(theirs, pair)
     if not between and not also_between:
         return False  # `speed reading` and `reading speed`
     if _is_coordination(between) or _is_coordination(also_between):
@@ -162,7 +162,7 @@ def _shared_weight(one: set[Role], other: set[Role]) -> int:
     return sum(_WEIGHTS[side] for side, _ in one & other)
 
 
-def _between(tokens: Sequence[str], pair: tuple[str, str]) -> Sequence[str]:
+def _tokens_between(tokens: Sequence[str], pair: tuple[str, str]) -> Sequence[str]:
     start, end = sorted(map(tokens.index, pair))
     return tokens[start + 1 : end]
 

@@ -1,4 +1,7 @@
-"""Answer classes: sets of entries with equal answers. A fresh answer is compared with stored answers to find its class."""
+"""Answer classes: sets of entries with equal answers, named by the id of their first entry.
+
+A fresh answer is compared with stored answers to find its class.
+"""
 
 import hashlib
 import re
@@ -14,9 +17,9 @@ class ClassAssignment:
     """The result of comparing a fresh answer with the answers of its question's neighbours.
 
     Attributes:
-        right: it equals the answer of the neighbour about which the policy decided.
-        joined: its class; None if it differs from all compared answers.
-        is_outlier: this neighbour's answer differs, but another answer of its class is equal.
+        right: the fresh answer equals the answer of the neighbour about which the policy decided.
+        joined: class of the fresh answer; None if it differs from all compared answers.
+        is_outlier: the neighbour's answer differs, but another answer of the neighbour's class is equal.
     """
 
     right: bool
@@ -39,7 +42,7 @@ def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
 def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
     """Assign a fresh answer to the class of the answer that it equals.
 
-    `are_equal` has the results of comparisons with `places` (see `comparison_order`), up to the first equal answer or failure.
+    `are_equal` has the results of comparisons with `places`, up to the first equal answer or the first failed comparison.
     """
     joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
     return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])
@@ -70,38 +73,38 @@ class ClassEvidence:
     odds: dict[str, float] = field(default_factory=dict)
     lifted_guards: set[tuple[str, str]] = field(default_factory=set)
 
-    def change_probability(self, name: str) -> float:
-        odds = self.odds.get(name, _PRIOR_ODDS)
+    def change_probability(self, answer_class: str) -> float:
+        odds = self.odds.get(answer_class, _PRIOR_ODDS)
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
-    def is_obsolete(self, name: str) -> bool:
-        """Whether a class's answer has almost certainly changed."""
-        return self.odds.get(name, 0.0) >= _OBSOLETE_ODDS
+    def is_obsolete(self, answer_class: str) -> bool:
+        """Whether the right answer has almost certainly changed."""
+        return self.odds.get(answer_class, 0.0) >= _OBSOLETE_ODDS
 
-    def add_comparison(self, name: str, error: float, right: bool) -> None:
+    def add_comparison(self, answer_class: str, error: float, right: bool) -> None:
         """Update the odds of a change, after an answer of the class was compared with a fresh answer.
 
         `error` was the estimated probability that the two answers differ.
         """
         expected = max(error, _MIN_DIFFERENCE)
         ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
-        self._set_odds(name, (self.odds.get(name, _PRIOR_ODDS) + _ODDS_PER_COMPARISON) * ratio)
+        self._set_odds(answer_class, (self.odds.get(answer_class, _PRIOR_ODDS) + _ODDS_PER_COMPARISON) * ratio)
 
-    def add_member(self, name: str) -> None:
+    def add_member(self, answer_class: str) -> None:
         """Reduce the odds of a change after a fresh answer joined the class."""
-        if name in self.odds:
-            self._set_odds(name, self.odds[name] * (1 - _DIFFERENCE_IF_CHANGED))
+        if answer_class in self.odds:
+            self._set_odds(answer_class, self.odds[answer_class] * (1 - _DIFFERENCE_IF_CHANGED))
 
-    def _set_odds(self, name: str, odds: float) -> None:
+    def _set_odds(self, answer_class: str, odds: float) -> None:
         if odds <= _PRIOR_ODDS:
-            self.odds.pop(name, None)
+            self.odds.pop(answer_class, None)
         else:
-            self.odds[name] = min(odds, _MAX_ODDS)
+            self.odds[answer_class] = min(odds, _MAX_ODDS)
 
-    def effective_veto(self, name: str, guards: Iterable[str]) -> str | None:
+    def effective_veto(self, answer_class: str, guards: Iterable[str]) -> str | None:
         """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
-        return next((guard for guard in guards if (name, guard) not in self.lifted_guards), None)
+        return next((guard for guard in guards if (answer_class, guard) not in self.lifted_guards), None)
 
-    def update_guards(self, name: str, guards: Iterable[str], right: bool) -> None:
+    def update_guards(self, answer_class: str, guards: Iterable[str], right: bool) -> None:
         for guard in guards:
-            (self.lifted_guards.add if right else self.lifted_guards.discard)((name, guard))
+            (self.lifted_guards.add if right else self.lifted_guards.discard)((answer_class, guard))

@@ -70,7 +70,7 @@ class ErrorModel:
         return 1 - (1 - self.num_random_errors / self.num_predictable) * _sigmoid(float(features @ self.weights))
 
     def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
-        """Update the weights by one Newton step after a comparison, for which the request was chosen with probability `chance`.
+        """Update the weights by one Newton step after a comparison, which was made with probability `chance`.
 
         An answer that the model expects to be wrong has little influence, because it would not be served.
         """
@@ -93,14 +93,14 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Initial `ServingLevel.expected` of a namespace. It is below `MIN_EXPECTED_ERRORS`, so each namespace needs comparisons."""
+"""Initial `ServingLevel.expected` of a new namespace. As `MIN_EXPECTED_ERRORS` is larger, each namespace needs comparisons."""
 
 
 @dataclass(slots=True)
 class Prior:
-    """The initial error model of new namespaces, which learns from the comparisons in all namespaces.
+    """The initial error model of new namespaces, which learns from the `Observation`s of all namespaces.
 
-    `seen_wrong` is the number of wrong answers in comparisons with a small estimated error; `seen_expected` sums these errors.
+    `seen_wrong` and `seen_expected` count like `ServingLevel.wrong` and `ServingLevel.expected`, but over all namespaces.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))

@@ -18,7 +18,7 @@ _MAX_OBSERVATIONS = 10_000
 
 
 class FeedbackRecorder:
-    """Compares fresh answers with stored answers, and stores the results, from which the policy learns, if any.
+    """Compares fresh answers with stored answers, and stores the results. `policy`, if given, learns from them.
 
     `unindex` deletes the vectors of entries, on a worker thread.
     """
@@ -59,10 +59,10 @@ class FeedbackRecorder:
         assignment: ClassAssignment | None,
         was_to_be_served: bool,
     ) -> Observation | None:
-        pending, text = lookup.observation, text_digest(answer_text)
-        known = self._store.answer_class(fresh_entry.namespace, text)
+        pending, digest = lookup.observation, text_digest(answer_text)
+        known = self._store.answer_class(fresh_entry.namespace, digest)
         joined = known or (assignment.joined if assignment is not None else None) or fresh_entry.id
-        self._store.set_answer_class(fresh_entry.id, fresh_entry.namespace, joined, text)
+        self._store.set_answer_class(fresh_entry.id, fresh_entry.namespace, joined, digest)
         if pending is None or assignment is None:
             return None
         if assignment.is_outlier:

@@ -28,7 +28,7 @@ _SURE_SHARE = 0.5
 
 
 class LearnedPolicy:
-    """Serves the nearest neighbour if its answer is unlikely to be wrong: see `ServingLevel.limit`.
+    """Serves the nearest neighbour if its answer is unlikely to be wrong: see `ServingLevel.error_limit`.
 
     Args:
         checked: decides in new namespaces, and if no other neighbour has the same answer. Without it, no neighbour is served
@@ -84,7 +84,7 @@ class LearnedPolicy:
             return PolicyResult(decisions, estimate.place, learner.exploration_share(estimate.error), record)
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
-        decided = estimate.error <= learner.level.limit
+        decided = estimate.error <= learner.level.error_limit
         if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return PolicyResult(decisions, None, 0.0, record)
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
@@ -95,7 +95,7 @@ class LearnedPolicy:
         error = estimate.error
         if not nearest.similarity >= (limits.min_similarity or 0.0):  # A NaN is refused, too.
             return Decision("low similarity", error=error)
-        if not (error <= learner.level.limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
+        if not (error <= learner.level.error_limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
             return Decision("uncertain", error=error)
         vetoes = self.vetoes(question, nearest.prompt)
         veto = learner.class_evidence.effective_veto(nearest.answer, vetoes)
@@ -230,12 +230,12 @@ class LearnedPolicy:
         return LearningStatus(
             learner.num_comparisons,
             learner.is_ready,
-            level.limit,
+            level.error_limit,
             level.served,
             level.risk,
             level.most_wrong,
             self.max_error,
-            level.share_within_limit,
+            level.share_within_error_limit,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
         )
 

@@ -31,9 +31,9 @@ _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The error of the nearest neighbour whose class is not obsolete; `place` is its index.
+    """The estimated error of the nearest neighbour whose answer class is not obsolete; `place` is the neighbour's index.
 
-    `is_only_member`: no other neighbour has its answer class.
+    `is_only_member`: no other neighbour has this class.
     """
 
     place: int
@@ -44,7 +44,7 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """`num_checked` counts compared answers that `checked` had accepted; `number` is that of the last added observation."""
+    """`num_checked` counts compared answers that the policy `checked` accepted; `number` is the last `Observation.number`."""
 
     error_model: ErrorModel
     level: ServingLevel
@@ -75,7 +75,7 @@ class Learner:
 
     @property
     def is_ready(self) -> bool:
-        return self.level.limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
+        return self.level.error_limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
         known = min(1.0, math.sqrt(_KNOWN_ERRORS / max(self.level.expected, 1.0)))
@@ -83,7 +83,7 @@ class Learner:
 
     @property
     def checked_error(self) -> float:
-        """The estimated share of wrong answers among the answers that `checked` accepted."""
+        """The estimated share of wrong answers among those that the policy `checked` accepted."""
         return (_CHECKED_WRONG + self.num_checked_wrong) / (_CHECKED_SEEN + self.num_checked)
 
     @property
@@ -94,9 +94,9 @@ class Learner:
 
     @property
     def may_serve_checked(self) -> bool:
-        """Whether answers that `checked` accepts may be served.
+        """Whether answers that the policy `checked` accepts may be served.
 
-        `checked_error` must be within `max_error`. Once the policy is ready, `checked_error` must be within half of `max_error`,
+        `checked_error` must be within `max_error`. Once `is_ready`, `checked_error` must be within half of `max_error`,
         and enough answers of `checked` must have been compared.
         """
         if self.is_ready and not (self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2):
@@ -105,7 +105,7 @@ class Learner:
         return within and (self.num_comparisons < _MIN_COMPARISONS or self.level.bound_allows(self.checked_error))
 
     def add(self, observation: Observation) -> None:
-        """Add an observation. After the last one, call `level.update`, which is slow."""
+        """Add an observation. After adding several, call `level.update` once, because it is slow."""
         self.number = max(self.number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:

@@ -86,15 +86,17 @@ _MAX_LIMIT_FACTOR = 12.0
 class ServingLevel:
     """The maximum estimated error of served answers in one namespace, and the counts from which it is computed.
 
+    The error of an answer is the probability that it is wrong; `ErrorModel` estimates it.
+
     Attributes:
         max_error: maximum share of wrong answers.
         served, risk: number of served answers, and the sum of their estimated errors.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
-            estimated error up to `max_tested_error` count.
+            estimated error up to `max_tested_error` count: larger errors say little about served answers.
         num_repeats, num_judged_different: comparisons of answers to equal questions, and how many found different answers; they
             measure how often a comparison errs.
         factor: the true errors are at most the estimated errors times this factor; see `max_error_factor`.
-        limit: maximum estimated error of a served answer; 0 serves no answer.
+        error_limit: maximum estimated error of a served answer; 0 serves no answer.
         error_histogram: numbers of requests by estimated error, `[64]`; older requests count less.
     """
 
@@ -106,7 +108,7 @@ class ServingLevel:
     num_repeats: int = 0
     num_judged_different: int = 0
     factor: float = math.inf
-    limit: float = 0.0
+    error_limit: float = 0.0
     error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
 
     @property
@@ -122,9 +124,9 @@ class ServingLevel:
         )
 
     @property
-    def share_within_limit(self) -> float:
+    def share_within_error_limit(self) -> float:
         total = float(self.error_histogram.sum())
-        return float(self.error_histogram[self.limit >= _EDGES].sum()) / total if total else 0.0
+        return float(self.error_histogram[self.error_limit >= _EDGES].sum()) / total if total else 0.0
 
     def bound_allows(self, error: float) -> bool:
         """Whether `max_error` allows the policy `checked` to serve one more answer with this estimated error."""
@@ -153,7 +155,7 @@ class ServingLevel:
 
     def update(self) -> None:
         self.update_factor()
-        self.update_limit()
+        self.update_error_limit()
 
     def update_factor(self) -> None:
         self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.comparison_error_rate)
@@ -168,9 +170,9 @@ class ServingLevel:
             0.0, min(left, _MAX_PLANNED_FACTOR * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR))
         )
 
-    def update_limit(self) -> None:
+    def update_error_limit(self) -> None:
         total = np.cumsum(self.error_histogram)
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
         highest = min(_HIGHEST, _MAX_LIMIT_FACTOR * self.max_error)
-        self.limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0
+        self.error_limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0

@@ -77,7 +77,7 @@ class DatabaseFiles:
         self._next_check = 0.0
 
     def were_replaced(self, *, check_now: bool = True) -> bool:
-        """Return whether a file was deleted or replaced. Without `check_now`, check at most every 0.1 seconds."""
+        """Return whether a file was deleted or replaced. Without `check_now`, a result may be 0.1 seconds old."""
         if not check_now and time.monotonic() < self._next_check:
             return False
         if self._read_inodes() != self._inodes:

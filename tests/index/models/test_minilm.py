@@ -10,7 +10,7 @@ import torch
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
-from kvproxy.index.models.minilm.graph_files import GraphFiles, computes_int8_exactly, graph_files
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exactly, default_onnx_files
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -36,7 +36,7 @@ def reference() -> np.ndarray:
 def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_of_the_weights(
     reference: np.ndarray,
 ) -> None:
-    embedder = MiniLMEmbedder(int8=False, files=GraphFiles([]))
+    embedder = MiniLMEmbedder(int8=False, files=OnnxFiles([]))
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), embedder.dim)
     assert vectors.dtype == np.float32
@@ -45,7 +45,7 @@ def test_float_vectors_equal_those_of_sentence_transformers_up_to_the_rounding_o
 
 
 def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray) -> None:
-    if not computes_int8_exactly(graph_files()):
+    if not computes_int8_exactly(default_onnx_files()):
         pytest.skip("this processor's 8-bit products are not exact, so that float32 is used")
     embedder = load_embedder()
     vectors = embedder.embed(TEXTS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvproxy.index.errors import VerifierError
-from kvproxy.index.models.minilm.graph_files import GraphFiles
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles
 from kvproxy.index.models.minilm.weights import (
     base_weights,
     load_tokenizer,
@@ -69,7 +69,7 @@ def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -
     with torch.no_grad():
         encoded = load_tokenizer(folder, MAX_TOKENS).encode_batch(pairs)
         wanted = network(*map(torch.from_numpy, pad(encoded))).numpy()
-    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), int8=False, files=GraphFiles([]))
+    exact = BuiltInVerifier(adapter, PlattScaling(1, 0), int8=False, files=OnnxFiles([]))
     np.testing.assert_allclose(exact.logits(pairs), wanted, atol=1e-3)
     assert np.abs(verifier.logits(pairs) - wanted).max() < 1.5
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair
-from kvproxy.index.models.minilm.graph_files import GraphFiles
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles
 from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
 from tests.ports import free_port
@@ -53,7 +53,7 @@ def test_a_small_training_writes_an_adapter_that_scores(
     assert int(notes["pairs_seen"]) >= 48
     before = read_tensors(ADAPTER)[0]
     assert all(np.abs(value - before[name]).max() > 0 for name, value in trained.items() if name.endswith(".high"))
-    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), int8=False, files=GraphFiles([]))
+    verifier = BuiltInVerifier(trained, PlattScaling(1, 0), int8=False, files=OnnxFiles([]))
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
 
 

@@ -31,7 +31,7 @@ class Fixed(OverlapVerifier):
 def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
     """Return a learned policy that serves answers with errors up to a level."""
     policy = LearnedPolicy(MemoryObservations(), checked, 0.1, floor=0.5)
-    policy.learner("").level.limit = level
+    policy.learner("").level.error_limit = level
     policy.learner("").level.expected = 100.0
     policy.learner("").level.factor = 1.0
     return policy

@@ -125,7 +125,7 @@ def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.Mo
 def test_across_a_lifted_guard_only_small_errors_are_served(other: float) -> None:
     policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
     learner, is_small = policy.learner("n"), other < 0.6
-    learner.level.limit, learner.level.factor = 0.25, 1.0
+    learner.level.error_limit, learner.level.factor = 0.25, 1.0
     near = [Neighbour("port 80", 0.95, "a"), Neighbour("port 81", 0.94, "a")]
     near += [*[Neighbour("port", other, "a" if is_small else "b")] * 3, Neighbour("x", 0.5, "b")]
     estimate = learner.estimate(near)
@@ -142,7 +142,7 @@ def test_namespaces_learn_separately_and_share_the_prior() -> None:
     generator = random.Random(1)
     policy.learn([observation(generator, "n") for _ in range(300)])
     fresh = policy.learner("m")
-    assert (fresh.num_comparisons, fresh.level.limit) == (0, 0.0)
+    assert (fresh.num_comparisons, fresh.level.error_limit) == (0, 0.0)
     shipped = Prior().error_model().weights
     assert not np.allclose(fresh.error_model.weights, shipped)
     assert not np.allclose(fresh.error_model.weights, policy.learner("n").error_model.weights)

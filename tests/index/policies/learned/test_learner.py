@@ -93,7 +93,7 @@ def test_checked_may_serve_within_the_bound() -> None:
         assert learner.checked_error == pytest.approx(error)
         assert learner.may_serve_checked is allowed
     # Once the policy is ready, `checked` needs 30 comparisons and half of the allowed errors.
-    learner.level.limit, learner.level.expected = 0.01, 8.0
+    learner.level.error_limit, learner.level.expected = 0.01, 8.0
     for seen, wrong, allowed in ((29, 0, False), (30, 0, True), (50, 1, False)):
         learner.num_checked, learner.num_checked_wrong = seen, wrong
         assert learner.may_serve_checked is allowed
@@ -164,12 +164,16 @@ def test_a_saved_state_keeps_its_level() -> None:
     learn(taught, following)
     learn(learner, following)
     # Each observation moves the level.
-    assert (taught.level.limit, taught.level.factor) == (learner.level.limit, learner.level.factor)
+    assert (taught.level.error_limit, taught.level.factor) == (learner.level.error_limit, learner.level.factor)
     state = learner.to_json()
     again, stricter = Learner.from_json(state, 0.1), Learner.from_json(state, 0.01)
     assert again is not None
     assert stricter is not None
-    assert (again.level.limit, again.level.factor, again.number) == (learner.level.limit, learner.level.factor, 400)
-    assert 0 <= stricter.level.limit < learner.level.limit
+    assert (again.level.error_limit, again.level.factor, again.number) == (
+        learner.level.error_limit,
+        learner.level.factor,
+        400,
+    )
+    assert 0 <= stricter.level.error_limit < learner.level.error_limit
     for changed in (('"margin"', '"another"'), ('"version": 1', '"version": 0')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

@@ -99,7 +99,7 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
     for _ in range(requests):
         error = min(1.0, 10 ** generator.uniform(-3.5, 0))
         is_wrong = generator.random() < min(1.0, factor * error)
-        if error <= level.limit and generator.random() >= 0.1:
+        if error <= level.error_limit and generator.random() >= 0.1:
             level.add_served(1, error)
             served, wrong = served + 1, wrong + is_wrong
             worst = max(worst, wrong / served) if served >= MIN_SERVED else worst
@@ -137,25 +137,25 @@ def test_the_level_uses_most_of_its_allowance() -> None:
     level = ServingLevel(0.05)
     assert serve(level, 5000, 0)[0] > 2000
     assert 0 < level.most_wrong <= 0.05 * level.served
-    assert 0.3 < level.share_within_limit < 0.9
+    assert 0.3 < level.share_within_error_limit < 0.9
 
 
 def test_wrong_comparisons_lower_the_level() -> None:
     level = ServingLevel(0.02)
-    assert (level.limit, level.most_wrong) == (0.0, 0)
+    assert (level.error_limit, level.most_wrong) == (0.0, 0)
     serve(level, 3000, 0)
-    before = level.limit
+    before = level.error_limit
     for _ in range(30):
         level.add_comparison(0.01, right=False)
     level.update()
-    assert level.limit < before / 2
+    assert level.error_limit < before / 2
 
 
 def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor() -> None:
     level = ServingLevel(0.02)
     level.update()
     assert level.factor > 1e3
-    assert level.limit == 0.0
+    assert level.error_limit == 0.0
     for error, right in ((0.12, False), (0.13, False), (0.1, True)):
         level.add_comparison(error, right)
     assert (level.wrong, level.expected) == (1, pytest.approx(0.22))

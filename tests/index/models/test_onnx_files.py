@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.models.minilm.graph_builder import int8_test_graph
-from kvproxy.index.models.minilm.graph_files import MAX_FILES, GraphFiles, content_digest
+from kvproxy.index.models.minilm.onnx_files import MAX_FILES, OnnxFiles, content_digest
 
 PROBE = int8_test_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
@@ -28,10 +28,10 @@ def works(session: object) -> bool:
 
 def test_a_graph_is_built_once(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "graphs"
-    files = GraphFiles([folder])
+    files = OnnxFiles([folder])
     assert works(files.open("probe", "one", lambda: PROBE))
     assert works(files.open("probe", "one", never))
-    assert works(GraphFiles([tmp_path / "empty", folder]).open("probe", "one", never))
+    assert works(OnnxFiles([tmp_path / "empty", folder]).open("probe", "one", never))
     with pytest.raises(AssertionError, match="it was built"):
         files.open("probe", "other", never)
     assert [file.suffix for file in folder.iterdir()] == [".onnx"]
@@ -41,7 +41,7 @@ def test_a_graph_is_built_once(tmp_path: Path) -> None:
 @given(st.data())
 def test_a_damaged_file_is_built_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("graphs")
-    files = GraphFiles([folder])
+    files = OnnxFiles([folder])
     files.open("probe", "one", lambda: PROBE)
     (file,) = folder.iterdir()
     whole = file.read_bytes()
@@ -66,14 +66,14 @@ def test_a_read_only_folder_is_tolerated(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file, in which no folder can be made")
     for _ in range(2):
-        assert works(GraphFiles([blocked / "graphs"]).open("probe", "one", lambda: PROBE))
-    assert works(GraphFiles([blocked / "graphs", tmp_path / "second"]).open("probe", "one", lambda: PROBE))
-    assert works(GraphFiles([blocked / "graphs", tmp_path / "second"]).open("probe", "one", never))
-    assert works(GraphFiles([]).open("probe", "one", lambda: PROBE))
+        assert works(OnnxFiles([blocked / "graphs"]).open("probe", "one", lambda: PROBE))
+    assert works(OnnxFiles([blocked / "graphs", tmp_path / "second"]).open("probe", "one", lambda: PROBE))
+    assert works(OnnxFiles([blocked / "graphs", tmp_path / "second"]).open("probe", "one", never))
+    assert works(OnnxFiles([]).open("probe", "one", lambda: PROBE))
 
 
 def test_old_files_of_a_kind_are_removed(tmp_path: Path) -> None:
-    files = GraphFiles([tmp_path])
+    files = OnnxFiles([tmp_path])
     files.open("other", "x", lambda: PROBE)
     abandoned, written = tmp_path / "probe-abandoned.part", tmp_path / "probe-written.part"
     abandoned.touch()
@@ -93,13 +93,13 @@ def test_old_files_of_a_kind_are_removed(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from kvproxy.index.models.minilm.graph_files import GraphFiles
+from kvproxy.index.models.minilm.onnx_files import OnnxFiles
 from kvproxy.index.models.minilm.graph_builder import int8_test_graph
 graph = int8_test_graph()
 print("ready", flush=True)
 number = 0
 while True:
-    GraphFiles([Path(sys.argv[1])]).open("probe", f"made{number % 3}", lambda: graph)
+    OnnxFiles([Path(sys.argv[1])]).open("probe", f"made{number % 3}", lambda: graph)
     for file in Path(sys.argv[1]).glob(f"probe-made{number % 3}-*.onnx"):
         file.unlink(missing_ok=True)
     number += 1
@@ -115,7 +115,7 @@ def test_concurrent_and_killed_writers_leave_intact_files(tmp_path: Path) -> Non
             assert writer.stdout is not None
             writer.stdout.readline()
         for number in range(100):
-            assert works(GraphFiles([tmp_path]).open("probe", f"made{number % 3}", lambda: PROBE))
+            assert works(OnnxFiles([tmp_path]).open("probe", f"made{number % 3}", lambda: PROBE))
     finally:
         for writer in writers:
             writer.kill()

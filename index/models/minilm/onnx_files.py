@@ -25,14 +25,14 @@ _MAX_TEMPORARY_AGE = 3600.0  # Seconds.
 _log = logging.getLogger("kvproxy")
 
 
-class GraphFiles:
+class OnnxFiles:
     """Opens ONNX graphs in the first folder that has them. Missing graphs are built, and written to the first writable folder."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
     def open(self, kind: str, source_digest: str, build: Callable[[], bytes]) -> Any:
-        """Return an ONNX Runtime session of a graph; `build` returns its content if it has no file."""
+        """Return an ONNX Runtime session of a graph, for instance of the kind `verifier`. Without a file, `build` creates it."""
         name = f"{kind}-{source_digest}"
         for folder in self._folders:
             session = _open_intact_file(folder, name)
@@ -49,12 +49,12 @@ class GraphFiles:
         return open_session(graph)
 
 
-def graph_files(data: Path | None = None) -> GraphFiles:
-    """Return the graph files of the user's cache folder, or of the data folder if the cache folder is not writable."""
+def default_onnx_files(data: Path | None = None) -> OnnxFiles:
+    """Return the files in the user's cache folder, or in the data folder if the cache folder is not writable."""
     import platformdirs
 
     folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
-    return GraphFiles([folder / "graphs" for folder in folders])
+    return OnnxFiles([folder / "graphs" for folder in folders])
 
 
 def content_digest(parts: Mapping[str, np.ndarray], *texts: str) -> str:
@@ -104,7 +104,7 @@ def _delete_old_files(folder: Path, kind: str) -> None:
             file.unlink()
 
 
-def computes_int8_exactly(files: GraphFiles) -> bool:
+def computes_int8_exactly(files: OnnxFiles) -> bool:
     """Whether this processor multiplies the largest int8 values exactly.
 
     x86 processors without VNNI add two products in 16 bits, which saturate, unless ONNX Runtime selects exact products.

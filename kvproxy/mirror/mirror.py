@@ -109,7 +109,7 @@ class Mirror:
         return [subscriber.state.num_resets for subscriber in self.subscribers]
 
     def clear_after_reset(self, num_resets_before: list[int]) -> None:
-        """Clear the pools of the ranks that have not published a confirmed reset as an event yet.
+        """Clear the pools of the ranks that have not yet published the reset that the engine confirmed.
 
         `num_resets_before` is the result of `num_resets` before the request to reset.
         """

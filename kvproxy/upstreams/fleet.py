@@ -174,7 +174,7 @@ class Fleet:
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
         return reply
 
-    def engine(self, name: str) -> FleetEngine:
+    def find_engine(self, name: str) -> FleetEngine:
         """Find an engine by its URL, or by its number from 1. Raises NotFound."""
         engines = list(self.engines.values())
         if name.isdecimal() and len(name) < 5 and 0 < int(name) <= len(engines):

@@ -32,6 +32,6 @@ def queue_factory(policy: str, capacity: int, *, priorities: bool) -> Callable[[
 
 
 def session_policy_of(queue: FreeQueue, priority: int) -> SessionPolicy[GroupHash] | None:
-    level = queue.level(priority) if isinstance(queue, PriorityQueue) else queue
+    level = queue.queue_of_priority(priority) if isinstance(queue, PriorityQueue) else queue
     policy = level.policy if isinstance(level, PolicyQueue) else None
     return policy if isinstance(policy, SessionPolicy) else None

@@ -209,7 +209,7 @@ def _parent_key(block: KVCacheBlock) -> GroupHash | None:
 
 
 class PriorityQueue:
-    """A `FreeQueue` that evicts blocks of lower priorities first. It has one queue (level) per priority.
+    """A `FreeQueue` that evicts blocks of lower priorities first. It has one queue per priority.
 
     A block's priority is at least the priority of the next block in a chain, so a chain is evicted from its end.
     """
@@ -232,16 +232,16 @@ class PriorityQueue:
 
     def remove_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
-            (self._uncached if block.hash is None else self.level(block.priority)).remove_blocks([block])
+            (self._uncached if block.hash is None else self.queue_of_priority(block.priority)).remove_blocks([block])
         self.num_free_blocks -= len(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         self.num_free_blocks += len(blocks)
         if blocks and all(block.hash is not None and block.priority == blocks[0].priority for block in blocks):
-            self.level(blocks[0].priority).append_n(blocks)
+            self.queue_of_priority(blocks[0].priority).append_n(blocks)
             return
         for block in blocks:
-            (self._uncached if block.hash is None else self.level(block.priority)).append_n([block])
+            (self._uncached if block.hash is None else self.queue_of_priority(block.priority)).append_n([block])
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         self._uncached.prepend_n(blocks)
@@ -251,7 +251,7 @@ class PriorityQueue:
         for level in self._levels_in_order():
             yield from level
 
-    def level(self, priority: int) -> FreeQueue:
+    def queue_of_priority(self, priority: int) -> FreeQueue:
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = self._make_level()

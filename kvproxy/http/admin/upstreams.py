@@ -29,7 +29,7 @@ async def undrain(request: Request) -> Response:
 
 def _set_draining(request: Request, draining: bool) -> Response:
     fleet = _fleet(request)
-    engine = fleet.engine(request.query_params.get("name", ""))
+    engine = fleet.find_engine(request.query_params.get("name", ""))
     engine.health.draining = draining
     status = engine.status()
     if draining and fleet.failure() is not None:

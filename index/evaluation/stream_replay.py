@@ -35,7 +35,7 @@ class Stream:
 class ReplayOutcome:
     """Arrays with a value for each request: whether an answer was served, and whether it was wrong.
 
-    `scores` is the highest score of a stored answer, or -1 if none may be served; `right` tells whether this answer is right.
+    `scores` has the highest score of a stored answer, or -1 if none may be served; `right`: that answer is right.
     """
 
     served: np.ndarray

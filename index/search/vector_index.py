@@ -149,7 +149,7 @@ class VectorIndex:
         return self._segment.gpu is not None
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Add vectors, `[n, dim]`, with ascending numbers. Vectors that the index already has are skipped."""
+        """Add vectors, `[n, dim]`, with the store's ascending numbers. Vectors that the index already has are skipped."""
         step = _STEP if self.is_graph else max(1, len(numbers))
         for start in range(0, len(numbers), step):
             if start:

@@ -78,7 +78,7 @@ class ClassEvidence:
         return max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
 
     def is_obsolete(self, answer_class: str) -> bool:
-        """Whether the right answer has almost certainly changed."""
+        """Whether the right answer to the questions of a class has almost certainly changed."""
         return self.odds.get(answer_class, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, answer_class: str, error: float, right: bool) -> None:

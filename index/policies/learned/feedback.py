@@ -20,7 +20,7 @@ _MAX_OBSERVATIONS = 10_000
 class FeedbackRecorder:
     """Compares fresh answers with stored answers, and stores the results. `policy`, if given, learns from them.
 
-    `unindex` deletes the vectors of entries, on a worker thread.
+    `unindex` deletes the vectors of entries; it is called on a worker thread.
     """
 
     def __init__(

@@ -74,7 +74,9 @@ class Settings(BaseSettings):
         repr=False,
         description="File of stored responses, or postgresql://USER@HOST/DATABASE; by default responses.db in the data folder.",
     )
-    admin_token: PlainKey = Field(None, repr=False, description="Bearer token of the admin routes.")
+    admin_token: PlainKey = Field(
+        None, repr=False, description="Bearer token of the admin routes; required beyond loopback."
+    )
     cache: CacheSettings = CacheSettings()
     engine: EngineSettings = EngineSettings()
     tiers: TierSettings = TierSettings()

@@ -271,7 +271,7 @@ MANAGERS: dict[GroupKind, type[SingleTypeKVCacheManager]] = {
 
 
 class KVCacheGroup(Protocol[Hash, Block]):
-    """A KV cache group, of the embedded engine or of a mirror, in which a prompt is looked up by its hashes."""
+    """A KV cache group of the embedded engine or of a mirror."""
 
     @property
     def block_size(self) -> int: ...

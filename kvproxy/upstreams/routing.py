@@ -73,8 +73,6 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """An engine that can serve a request."""
-
     name: str
     matched_tokens: int | None  # Length of the cached prefix; None if unknown.
     load: float  # See `EngineLoad.tokens`.

@@ -22,8 +22,8 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.eviction.free_queues import Key
 
 PauseClass = tuple[str, ...]
-"""A class of pauses, general or special: `()` has all pauses, `("tool",)` the pauses for a tool, and `("tool", "<16")` those
-of them in sessions whose previous pause was shorter than 16 seconds."""
+"""A class of pauses, general or special: `()` has all pauses, `("tool",)` those for a tool, and `("tool", "<16")` those
+of them after a previous pause of less than 16 seconds."""
 
 _NUM_BINS = 18
 # Seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end.
@@ -230,7 +230,7 @@ def _pause_bucket(seconds: float | None) -> str:
 
 
 class ReturnRates:
-    """Returns per second of paused sessions, by class and age of the pause. A session pauses between two requests.
+    """Returns per second of paused sessions. A session pauses between two requests.
 
     The index of a pause (Gittins index) is the probability of a return within a time limit, divided by the expected wait;
     the limit maximizes it. The session with the lowest index loses its blocks first. The prior

@@ -15,8 +15,6 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """Options of a layer's attention scores."""
-
     scaling: float | None = None  # factor of the scores; None for `head_dim ** -0.5`
     softcap: float | None = None  # limits scores to ±softcap
     sinks: torch.Tensor | None = None  # scores that belong to no key but count in the softmax, `[heads]`

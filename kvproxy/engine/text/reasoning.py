@@ -40,8 +40,6 @@ class _ParserState:
 
 @dataclass(slots=True)
 class ReasoningParser:
-    """Separates the reasoning from the answer in a stream of deltas."""
-
     form: ReasoningFormat
     begins_in_prompt: bool  # the output continues reasoning that began in the prompt
     _states: dict[int, _ParserState] = field(default_factory=dict)

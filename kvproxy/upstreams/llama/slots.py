@@ -44,8 +44,6 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """The slot for a request."""
-
     slot: int
     kept: int  # Length of the common prefix of the prompt and the slot's tokens.
     restore: str | None  # Name of the file to restore into the slot first, if any.

@@ -47,7 +47,7 @@ def write_backup(
         )
     if archive.exists() and not replace:
         raise InvalidRequest(f"{archive} exists: name another file, or overwrite it with --force")
-    sources = {name: path for name, path in _source_files(settings).items() if path.is_file()}
+    sources = {name: path for name, path in _files_to_back_up(settings).items() if path.is_file()}
     if not sources:
         raise NotFound(f"there is nothing to save in {settings.data}: give --data")
     try:
@@ -74,7 +74,7 @@ def write_backup(
 
 def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) -> BackupSummary:
     """Restore an archive to a data folder that no proxy uses. All files are checked before the first is restored."""
-    places = _source_files(settings)
+    places = _files_to_back_up(settings)
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         locked_folder(settings.data, "kvproxy restore"),
@@ -98,7 +98,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
     return BackupSummary(str(manifest["version"]), float(manifest["created"]), sizes)
 
 
-def _source_files(settings: Settings) -> dict[str, Path]:
+def _files_to_back_up(settings: Settings) -> dict[str, Path]:
     found = {name: settings.data / name for name in (*_DATABASES, *_FILES)}
     if "://" in settings.store_location:
         del found[_RESPONSES]

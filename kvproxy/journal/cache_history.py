@@ -85,10 +85,10 @@ class CacheHistory:
             sql = "select regions, shape from prompts where number = ? and regions is not null"
             if not (rows := self._database.rows(sql, [number])):
                 return None
-            self._keep(number, self._strings.regions(*rows[0]))
+            self._cache_regions(number, self._strings.regions(*rows[0]))
         return self._regions[number]
 
-    def _keep(self, number: int, regions: Regions) -> None:
+    def _cache_regions(self, number: int, regions: Regions) -> None:
         if len(self._regions) >= _MAX_CACHED_REGIONS:
             self._regions.clear()
         self._regions[number] = regions
@@ -106,7 +106,7 @@ class CacheHistory:
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
         sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
         self._database.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])
-        self._keep(number, regions)
+        self._cache_regions(number, regions)
         return int(number)
 
     def set_seconds(self, key: bytes, seconds: float) -> None:

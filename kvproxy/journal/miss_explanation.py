@@ -189,7 +189,7 @@ def _shorten(text: str) -> str:
 
 
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
-    """Return the explanation as sentences, which quote requests unescaped."""
+    """Return the explanation as sentences, which quote requests without escaping control characters."""
     record = explanation.record
     sentences = [meaning_of(record.reason)]
     if record.removed_at is not None:

@@ -125,7 +125,7 @@ class Auditor:
         choice = next(iter(objects(whole.get("choices"))), {})
         reuse = reported_reuse(whole)
         counts = (None, None) if reuse is None else (reuse.prompt_tokens, reuse.cached_tokens)
-        return AuditedResponse(_tokens(choice), *counts), as_object(choice.get("message") or {})
+        return AuditedResponse(_output_tokens(choice), *counts), as_object(choice.get("message") or {})
 
     async def _post(self, path: str, body: JsonObject) -> httpx.Response:
         try:
@@ -140,7 +140,7 @@ class Auditor:
             ) from None
 
 
-def _tokens(choice: JsonObject) -> tuple[str, ...]:
+def _output_tokens(choice: JsonObject) -> tuple[str, ...]:
     scores = choice.get("logprobs")
     tokens = field(scores, "tokens")
     if isinstance(tokens, list) and tokens:

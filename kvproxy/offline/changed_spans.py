@@ -130,10 +130,10 @@ def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> t
         one, other = _widen_match(pattern, old, line, at, end_old), _widen_match(pattern, new, line, at, end_new)
         if one is not None and other is not None and one.start() == other.start():
             return kind, other.start(), one.end(), other.end()
-    return "text", *_word_span(old, new, at, end_old, end_new)
+    return "text", *_widen_to_words(old, new, at, end_old, end_new)
 
 
-def _word_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[int, int, int]:
+def _widen_to_words(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[int, int, int]:
     while at < min(end_old, end_new) and new[at] == old[at] and new[at].isspace():
         at += 1
     while at < min(end_old, end_new) and new[end_new - 1] == old[end_old - 1] and new[end_new - 1].isspace():

@@ -65,7 +65,7 @@ class EditSaving:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """The findings about one family of prompts.
+    """The findings about one `Family` of prompts.
 
     Attributes:
         reuse: reuse without edits.

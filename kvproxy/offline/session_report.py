@@ -59,7 +59,7 @@ class SessionReport:
         pause_costs: for each way to keep prefixes during pauses, the cost of the input as a multiple of the cost with
             five-minute writes.
         without_usage: number of ignored requests whose response does not report its usage.
-        is_relative: whether a model has no price, so that the unit of all prices is the price of a million input tokens.
+        is_relative: whether all prices are multiples of the price of a million input tokens, because a model has no price.
     """
 
     sessions: list[Session]

@@ -95,14 +95,14 @@ def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
         if not isinstance(usage, dict) or end is None or message.get("model") == "<synthetic>":
             continue
         start = min(end, logged_time(before or parts[0]) or end)
-        body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages(before, by_id))}
+        body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages_up_to(before, by_id))}
         response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
         headers = {"x-claude-code-session-id": str(parts[-1].get("sessionId", ""))}
         found.append(LoggedRequest(0, APIS["messages"], body, headers, start, response, end - start))
     return found
 
 
-def _messages(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> list[JsonObject]:
+def _messages_up_to(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> list[JsonObject]:
     path: list[JsonObject] = []
     seen: set[Json] = set()
     while line is not None and line["uuid"] not in seen:

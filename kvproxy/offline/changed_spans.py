@@ -205,7 +205,8 @@ def _have_common_end(texts: Sequence[str]) -> bool:
 
 def _patterns(span: ChangedSpan, lead: str = "") -> list[str]:
     def group(pattern: str) -> str:
-        return f"({_digit_insensitive_pattern(lead)}(?:{pattern}))" if lead else f"({pattern})"
+        span = f"(?:{pattern})" if lead and "|" in pattern else pattern
+        return f"({_digit_insensitive_pattern(lead)}{span})"
 
     before, after = (
         _digit_insensitive_pattern(span.before.removesuffix(lead)),

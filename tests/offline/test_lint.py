@@ -190,7 +190,7 @@ def test_an_edit_takes_the_first_word_and_its_pattern_contains_whole_words(tmp_p
     log, lines = mixed_log(tmp_path, [f"Session {name} You are the support agent. " for name in names])
     found(log, "--edits", tmp_path / "kvproxy.toml")
     (edit,) = load_settings(data=tmp_path).edits
-    assert (edit.pattern, edit.lead) == (r"(Session (?:.*?)) You are the support ", "")
+    assert (edit.pattern, edit.lead) == (r"(Session .*?) You are the support ", "")
     system, question = (message["content"] for message in edited(lines[2]["body"], [edit])["messages"])
     assert system.strip().startswith("You are the support agent.")
     assert question.endswith("Session violet")

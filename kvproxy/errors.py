@@ -40,6 +40,10 @@ class KvproxyError(Exception):
 class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exit_code=2): ...
 
 
+class InvalidDirective(InvalidRequest, code="invalid_directive"):
+    """A header or a switch of kvproxy has an unknown name or an invalid value."""
+
+
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
     """The prompt, or prompt plus max_tokens, exceeds the model's context or the KV pool."""
 

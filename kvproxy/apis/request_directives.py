@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidDirective
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings.rules import NO_RULE, RuleSettings
 from kvproxy.units import parse_seconds
@@ -67,7 +67,7 @@ NO_DIRECTIVES = RequestDirectives()
 
 
 def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
-    """Parse a request's headers. Raises InvalidRequest for an invalid value or an unknown `x-kvproxy-*` header."""
+    """Parse a request's headers. Raises InvalidDirective for an invalid value or an unknown `x-kvproxy-*` header."""
     for name in headers:
         if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
             raise _unknown_header(name)
@@ -98,11 +98,11 @@ def parse_cache_control(values: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _unknown_header(name: str) -> InvalidRequest:
+def _unknown_header(name: str) -> InvalidDirective:
     known = [each.removeprefix(HEADER_PREFIX) for each in DIRECTIVE_HEADERS]
     close = difflib.get_close_matches(name.removeprefix(HEADER_PREFIX), known, n=1)
     hint = f"did you mean {HEADER_PREFIX}{close[0]}?" if close else f"valid headers are {', '.join(DIRECTIVE_HEADERS)}"
-    return InvalidRequest(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
+    return InvalidDirective(f"unknown header {name[:80]!r}: {hint}", param=name[:80])
 
 
 def _parse_score(directives: Mapping[str, str], name: str) -> float | None:
@@ -114,7 +114,7 @@ def _parse_score(directives: Mapping[str, str], name: str) -> float | None:
         number = math.nan
     if not 0 <= number <= 1:
         message = f"{_CACHE_CONTROL}: {name} takes a number from 0 to 1, as in {name}=0.9"
-        raise InvalidRequest(message, param=_CACHE_CONTROL)
+        raise InvalidDirective(message, param=_CACHE_CONTROL)
     return number
 
 
@@ -124,20 +124,20 @@ def _parse_seconds(values: Mapping[str, str], name: str, header: str = "") -> fl
     try:
         return parse_seconds(values[name])
     except ValueError as error:
-        raise InvalidRequest(f"{f'{header}: ' if header else ''}{name}: {error}", param=header or name) from None
+        raise InvalidDirective(f"{f'{header}: ' if header else ''}{name}: {error}", param=header or name) from None
 
 
 def check_namespace(text: str, param: str) -> str:
     name = text.strip()
     if len(name) > MAX_NAMESPACE_LENGTH:
-        raise InvalidRequest(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)
+        raise InvalidDirective(f"{param}: a namespace has up to {MAX_NAMESPACE_LENGTH} characters", param=param)
     return name
 
 
 def _parse_tags(text: str) -> tuple[str, ...]:
     tags = tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
     if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
-        raise InvalidRequest(
+        raise InvalidDirective(
             f"{TAGS_HEADER} takes up to {MAX_TAGS} tags of {MAX_TAG_LENGTH} characters", param=TAGS_HEADER
         )
     return tags
@@ -146,7 +146,7 @@ def _parse_tags(text: str) -> tuple[str, ...]:
 def _parse_priority(text: str) -> int:
     digit = text.strip()
     if len(digit) != 1 or digit not in "0123456789":
-        raise InvalidRequest(
+        raise InvalidDirective(
             f"{PRIORITY_HEADER} must be a whole number from 0 to 9, not {text[:20]!r}", param=PRIORITY_HEADER
         )
     return int(digit)
@@ -175,12 +175,12 @@ def _read_switch(name: str, value: Json) -> dict[str, Any]:
             if (seconds := parse_seconds(value)) >= 0:
                 return {_LITELLM_DURATIONS[name]: seconds}
         except ValueError as error:
-            raise InvalidRequest(f"{CACHE_FIELD}.{name}: {error}", param=CACHE_FIELD) from None
+            raise InvalidDirective(f"{CACHE_FIELD}.{name}: {error}", param=CACHE_FIELD) from None
     if name == "namespace" and isinstance(value, str):
         return {name: check_namespace(value, CACHE_FIELD)}
     if name not in _LITELLM_SWITCHES:
-        raise InvalidRequest(
+        raise InvalidDirective(
             f"unknown switch {name[:40]!r} in cache: use {', '.join(_LITELLM_SWITCHES)}", param=CACHE_FIELD
         )
     form = "true or false" if name in _LITELLM_FLAGS else "at least 0" if name in _LITELLM_DURATIONS else "a text"
-    raise InvalidRequest(f"{CACHE_FIELD}.{name} must be {form}", param=CACHE_FIELD)
+    raise InvalidDirective(f"{CACHE_FIELD}.{name} must be {form}", param=CACHE_FIELD)

@@ -75,3 +75,4 @@ def test_invalid_values_are_rejected_by_name(name: str, value: str, said: str) -
     with pytest.raises(InvalidRequest, match=said) as raised:
         read_directives({name: value})
     assert str(raised.value.param).lower() == name
+    assert raised.value.code == "invalid_directive"

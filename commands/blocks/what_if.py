@@ -69,3 +69,4 @@ def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
         print_note("--tier sets the size of the host tier")
     if forecasts:
         print_note("forecasts compare whole messages: equal beginnings of different messages count as new")
+        print_note("requests without a complete response count in kvproxy blocks stats, but not here")

@@ -45,6 +45,9 @@ def command(function: Callable[..., Output | None]) -> Callable[..., None]:
         if output.exit_code:
             raise typer.Exit(output.exit_code)
 
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    # Rich keeps the line breaks of a paragraph, also in a narrower terminal.
+    run.__doc__ = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run

@@ -53,6 +53,11 @@ def test_the_help_of_each_option_is_one_sentence() -> None:
     assert wrong == []
 
 
+def test_the_help_has_no_line_breaks_in_paragraphs() -> None:
+    for path, command in commands():
+        assert not re.search(r"[^\n]\n[^\n]", command.help or ""), path
+
+
 def test_the_help_shows_all_text_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
     for path, command in commands():

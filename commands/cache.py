@@ -332,7 +332,7 @@ def import_(
     lines = read_bytes(file)
     with responses.open(create=True) as cache:
         done = cache.import_(lines)
-    return text_output(done, f"imported {done['imported']:,} responses, skipped {done['skipped']:,}")
+    return text_output(done, f"imported {plural(done['imported'], 'response')}, skipped {done['skipped']:,}")
 
 
 @app.command("encrypt")

@@ -309,7 +309,8 @@ async def _send(
             break
         await asyncio.sleep(0.2 * 2**attempt)
     if not response.is_success:
-        report.errors.append(LineError(request.line, response_error(response).message))
+        status, message = f"HTTP {response.status_code}: ", response_error(response).message
+        report.errors.append(LineError(request.line, status + message.removeprefix(status)))
         return
     try:
         value = loads(response.content)

@@ -180,6 +180,17 @@ def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, cod
         assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
 
 
+def test_a_failure_has_the_status_of_the_response(tmp_path: Path) -> None:
+    async def answer(request: Request) -> Response:
+        return JSONResponse({"error": {"message": "no such user"}}, 422)
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one")
+    with run_upstream(answer) as url:
+        done = kvproxy("warm", prompts, "--model", "m", url=url)
+    assert (done.returncode, done.stderr) == (1, "line 1: HTTP 422: no such user\n")
+
+
 def test_a_foreign_server_with_the_header_of_a_kvproxy_has_no_tenant(tmp_path: Path) -> None:
     async def answer(request: Request) -> Response:
         body: dict[str, Any] = {"data": [{"id": "m"}], "choices": []}

@@ -110,6 +110,10 @@ def warm(
     if report.has_cache and not prefix_only and not report.num_cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
+    if report.has_cache and report.num_cached and report.not_stored and not prefix_only:
+        print_note(
+            f"not stored: {_line_numbers(report.not_stored)}: truncated, private, no-store, or excluded by a rule"
+        )
     if cache and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
     if from_log and found.skipped:

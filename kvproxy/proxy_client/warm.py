@@ -178,6 +178,7 @@ class WarmReport:
         pinned: number of pinned tokens; None if no pins were requested.
         not_pinned: number of prompts that could not be pinned; `errors` has them, too.
         has_cache: whether the server is a kvproxy.
+        not_stored: lines of the requests whose responses were computed, but not stored.
     """
 
     outcomes: Counter[str] = dataclass_field(default_factory=Counter)
@@ -189,6 +190,7 @@ class WarmReport:
     pinned: int | None = None
     not_pinned: int = 0
     has_cache: bool = False
+    not_stored: list[int] = dataclass_field(default_factory=list)
     errors: list[LineError] = dataclass_field(default_factory=list)
 
     @property
@@ -316,4 +318,7 @@ async def _send(
         value = loads(response.content)
     except ValueError:
         value = None
+    before = report.outcomes["forwarded"]
     report.add_response(response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})
+    if report.outcomes["forwarded"] > before:
+        report.not_stored.append(request.line)

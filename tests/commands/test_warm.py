@@ -180,6 +180,19 @@ def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, cod
         assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
 
 
+def test_responses_that_are_not_stored_are_named(tmp_path: Path) -> None:
+    async def answer(request: Request) -> Response:
+        stored = b"two" not in await request.body()
+        return JSONResponse({}, headers={"cache-status": f"kvproxy; fwd=uri-miss{'; stored' if stored else ''}"})
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo\nthree")
+    with run_upstream(answer) as url:
+        done = kvproxy("warm", prompts, "--model", "m", url=url)
+    told = "not stored: line 2: truncated, private, no-store, or excluded by a rule\n"
+    assert (done.returncode, done.stderr) == (0, told)
+
+
 def test_a_failure_has_the_status_of_the_response(tmp_path: Path) -> None:
     async def answer(request: Request) -> Response:
         return JSONResponse({"error": {"message": "no such user"}}, 422)

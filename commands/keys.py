@@ -74,8 +74,8 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
             "Name": client.name,
             "Requests/min#": client.requests_per_minute,
             "Tokens/min#": client.tokens_per_minute,
-            "In flight#": client.concurrent_requests,
-            "Stored#": None if client.stored_bytes is None else format_bytes(client.stored_bytes),
+            "In flight#?": client.concurrent_requests,
+            "Stored#?": None if client.stored_bytes is None else format_bytes(client.stored_bytes),
             "Last used": None if client.name not in used else f"{format_age(used[client.name])} ago",
             "Old key until?": None if client.previous_key_expires is None else local_time(client.previous_key_expires),
         }

@@ -39,10 +39,15 @@ def print_json(value: Any) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print names and values on stdout. At a terminal, wrap long values between words."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
     pairs = [(name, one_line(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
-        typer.echo(f"{name:<{width}}  {value}")
+        line = f"{name:<{width}}  {value}"
+        typer.echo(_wrap(line, console.width, width + 2) if console.is_terminal else line)
 
 
 def print_text(text: str, *, err: bool = False) -> None:
@@ -51,16 +56,19 @@ def print_text(text: str, *, err: bool = False) -> None:
 
     console = Console(stderr=True) if err else Console(file=sys.stdout)
     if console.is_terminal:
-        lines = (_wrap(line, console.width) for line in text.split("\n"))
+        lines = (_wrap(line, console.width, _first_columns(line)) for line in text.split("\n"))
         text = "\n".join(lines)
     typer.echo(text, err=err)
 
 
-def _wrap(line: str, width: int) -> str:
+def _first_columns(line: str) -> int:
     columns = re.match(r" *(?:\S+ {2,})*", line)
-    indent = " " * len(columns[0] if columns else "")
+    return len(columns[0] if columns else "")
+
+
+def _wrap(line: str, width: int, indent: int) -> str:
     return "\n".join(
-        textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     )
 
 

@@ -181,6 +181,9 @@ def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     assert "2KiB" in kvproxy("keys", "ls", "--data", tmp_path).stdout
     assert kvproxy("keys", "rm", "team", "--data", tmp_path).returncode == 0
     assert result("keys", "ls", "--data", tmp_path) == []
+    result("keys", "add", "the-agents-of-the-help-desk-in-Bern", *flags, "--data", tmp_path)
+    lines = re.sub("\x1b.*?m", "", kvproxy("keys", "ls", "--data", tmp_path, columns=80).stdout).splitlines()
+    assert max(map(len, lines)) <= 80, lines
 
 
 def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def test_blocks_commands_agree(demo: Demo) -> None:
     assert [block["computed"] for block in blocks] == [block["hash"] is not None for block in blocks]
     shown = result("blocks", "show", cached[0]["id"], url=url)
     assert len(shown["tokens"]) == stats["block_size"]
+    lines = kvproxy("blocks", "show", cached[0]["id"], url=url, columns=80).stdout.splitlines()
+    assert max(map(len, lines)) <= 80, lines
     assert any("You are a helpful" in chain["first_text"] for chain in result("blocks", "chains", url=url))
     picture = kvproxy("blocks", url=url).stdout
     assert "▒ cached" in picture

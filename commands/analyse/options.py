@@ -28,8 +28,11 @@ DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give 
 def print_unread_lines(log: "RequestLog") -> None:
     for error in log.errors[:5]:
         print_note(f"line {error.line}: {error.message}")
-    if log.skipped:
-        print_note(f"skipped {plural(log.skipped, 'line')} without a successful request to a cached API")
+    if log.plain_lines:
+        first = ", ".join(map(str, log.plain_lines[:5])) + (", ..." if len(log.plain_lines) > 5 else "")
+        print_note(f"skipped {plural(len(log.plain_lines), 'line')} without a JSON object: {first}")
+    if skipped := log.skipped - len(log.plain_lines):
+        print_note(f"skipped {plural(skipped, 'line')} without a successful request to a cached API")
 
 
 def format_pool_size(blocks: int, block_size: int) -> str:

@@ -164,6 +164,14 @@ def test_fields_of_a_log_may_stand_beside_those_of_its_requests() -> None:
     assert (first.time, second.time, first.response) == (1.0, 2.0, "9 to 5.")
 
 
+def test_lines_without_a_json_object_are_named(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "a"}\n[1, 2]\n# a comment\n')
+    notes = kvproxy("estimate", log, "--data", tmp_path).stderr
+    assert "skipped 1 line without a JSON object: 2\n" in notes
+    assert "skipped 1 line without a successful request to a cached API\n" in notes
+
+
 def test_records_of_the_journal_are_no_requests() -> None:
     with pytest.raises(InvalidRequest, match="line 1: the prompt is a number: kvproxy log prints no whole prompts"):
         logged([{"model": "m", "prompt": 7, "status": 200}])

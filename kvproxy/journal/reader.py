@@ -177,7 +177,9 @@ class JournalReader:
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0)"
         source = self._database.tag_rows_sql() if by == "tag" else "requests"
-        name = {"prompt": "coalesce(max(text), 'prompt ' || prompt)", "tag": "value"}.get(by, by)
+        name = {"prompt": "coalesce(max(text), 'prompt ' || prompt || ' (no text recorded)')", "tag": "value"}.get(
+            by, by
+        )
         group = {"prompt": "prompt", "tag": "value"}.get(by, by)
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"

@@ -43,7 +43,7 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
             services.answerer.journal.latest(1)
             top = json.loads(kvproxy("log", "top", "--json", "--data", tmp_path, url=url).stdout)
     named = {row["name"]: row["requests"] for row in top}
-    assert named == {STORED: 2, ASKED if text == "hits" or shadow else "prompt 2": 1}
+    assert named == {STORED: 2, ASKED if text == "hits" or shadow else "prompt 2 (no text recorded)": 1}
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert (first["question"], first["stored_question"]) == (STORED, None)
     assert (second["question"], second["stored_question"]) == (ASKED if text == "hits" else None, STORED)

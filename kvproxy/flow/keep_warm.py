@@ -80,7 +80,7 @@ class KeepWarm:
         self._fixed_models: set[str] = set()
 
     def add_pauses(self, pauses: Iterable[tuple[float, str, float]]) -> None:
-        """Add recorded pauses, as `SessionReader.pauses` returns them."""
+        """Add recorded pauses of sessions: duration in seconds, tenant, and begin in seconds since the epoch."""
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 

@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access_rules import AdminGuard, PageGuard
-from kvproxy.http.client_guard import ClientGuard
+from kvproxy.http.client_authentication import ClientGuard
 from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.services import Services

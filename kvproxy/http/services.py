@@ -20,7 +20,7 @@ from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.finish import finish
 from kvproxy.http.access_rules import AccessRules
-from kvproxy.http.client_guard import Clients
+from kvproxy.http.client_authentication import Clients
 from kvproxy.http.deadlines_and_disconnects import Deadlines
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.request_bodies import BodyBudget

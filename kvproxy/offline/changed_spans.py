@@ -157,7 +157,7 @@ def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Ma
 
 
 def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSettings]:
-    """Return edits that remove the span from prompts, although its text changes. Each edit matches less than the one before.
+    """Return alternative edits that remove the span from prompts, whatever its text, the most general first.
 
     Args:
         with_lead: also remove a single word before the span if it begins the prompt.

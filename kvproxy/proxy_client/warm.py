@@ -115,7 +115,7 @@ def logged_requests(
     Args:
         data: data folder of the proxy; None for the folder that the proxy reports.
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
-        prefix_only: also return requests that no stored response may answer.
+        prefix_only: also return requests whose responses are never stored; warming computes their prefixes.
     """
     journal = open_journal(client.url, admin_token, data)
     if not isinstance(journal, DirectJournal):

@@ -15,7 +15,10 @@ _GIB = 2**30
 
 
 def check_chunks(chunk_tokens: int, block_size: int, hash_algorithm: str, *, is_persistent: bool) -> str:
-    """Check that the block size divides `chunk_tokens`, and that block hashes of a persistent tier survive a restart."""
+    """Return the size of a chunk as a text for `doctor`.
+
+    Raises a KvproxyError if the block size does not divide it, or if a restart changes the block hashes of a persistent tier.
+    """
     check_chunk_tokens(chunk_tokens, block_size)
     if is_persistent and hash_algorithm.startswith("xxhash") and not os.environ.get("PYTHONHASHSEED"):
         raise KvproxyError(

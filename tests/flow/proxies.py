@@ -18,7 +18,7 @@ from kvproxy.backends.build import build_backend
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.http.app import create_app
-from kvproxy.http.client_guard import Clients
+from kvproxy.http.client_authentication import Clients
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.index.policies.checked import CheckedPolicy

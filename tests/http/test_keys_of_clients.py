@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
-from kvproxy.http import client_guard
+from kvproxy.http import client_authentication
 from kvproxy.http.serve import serve
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
@@ -72,7 +72,7 @@ def test_the_upstream_gets_its_own_key_and_never_ours(tmp_path: Path, recorder: 
 def test_a_key_that_was_taken_back_is_noticed(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.2)
     found = settings(tmp_path, recorder.url)
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
@@ -93,7 +93,7 @@ def test_a_proxy_whose_last_client_has_gone_stays_closed(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """It was open to everybody, with the operator's key."""
-    monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, recorder.url)
     one = add_client(found, "one")
     with run_proxy(found) as (url, _):
@@ -131,7 +131,7 @@ def test_users_of_one_client_share_no_answers(tmp_path: Path, recorder: Recorder
 def test_a_rotated_key_stays_valid_for_the_grace_period(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_guard, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.0)
     found = settings(tmp_path, recorder.url)
     old = add_client(found, "one", requests_per_minute=100)
     with run_proxy(found) as (url, _):

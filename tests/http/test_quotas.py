@@ -94,7 +94,7 @@ def run(data: Path, **limits: object) -> Iterator[Proxy]:
         run_front(data, url, limits=limits) as (proxy, services),
     ):
         patch.setattr("kvproxy.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
-        patch.setattr("kvproxy.http.client_guard._CHECK_SECONDS", 0.0)
+        patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
         yield Proxy(proxy, services, upstream)
 
 

@@ -91,7 +91,7 @@ class ClassEvidence:
         self._set_odds(answer_class, (self.odds.get(answer_class, _PRIOR_ODDS) + _ODDS_PER_COMPARISON) * ratio)
 
     def add_member(self, answer_class: str) -> None:
-        """Reduce the odds of a change after a fresh answer joined the class."""
+        """Reduce the odds that the right answer of the class has changed, because a fresh answer joined it."""
         if answer_class in self.odds:
             self._set_odds(answer_class, self.odds[answer_class] * (1 - _DIFFERENCE_IF_CHANGED))
 

@@ -119,7 +119,7 @@ class PostgresJournalDatabase:
             if self._pending:
                 # One round trip for all.
                 with connection.pipeline() as pipeline:
-                    self._send(connection)
+                    self._send_pending(connection)
                     cursor = connection.execute(_placeholders(sql), parameters)
                     pipeline.sync()
             else:
@@ -129,7 +129,7 @@ class PostgresJournalDatabase:
     def execute(self, sql: str, values: Sequence[object]) -> None:
         self._pending.append((sql, values))
 
-    def _send(self, connection: _Connection) -> None:
+    def _send_pending(self, connection: _Connection) -> None:
         pending, self._pending = self._pending, []
         for sql, values in pending:
             connection.execute(_placeholders(sql), [_without_invalid_characters(each) for each in values])
@@ -137,7 +137,7 @@ class PostgresJournalDatabase:
     def _flush(self) -> None:
         if self._pending:
             with self._errors(), self._open().pipeline():
-                self._send(self._open())
+                self._send_pending(self._open())
 
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
         if rows:

@@ -116,7 +116,7 @@ class Exchange:
         predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
         is_engine: the backend is a self-hosted engine, not a provider's API.
         block_size: tokens per KV block of the backend; 0 if it is unknown.
-        answer_digests: kind and digest of each part of the answer, by which the next turn is recognised; None for several choices.
+        answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         backend_seconds: duration from the call of the backend until its last chunk.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.

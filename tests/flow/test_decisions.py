@@ -74,9 +74,9 @@ def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
 def test_after_many_refused_questions_an_entry_has_exact_hits_only(tmp_path: Path) -> None:
     with proxy(tmp_path, checked()) as (url, _, _):
         ask(url, QUESTION)
-        for _ in range(MAX_REFUSALS):
+        for number in range(MAX_REFUSALS):
             explain(url, FAR)
-            assert "fwd=" in ask(url, FAR, "no-store").headers["cache-status"]
+            assert "fwd=" in ask(url, FAR + " " * number, "no-store").headers["cache-status"]
         assert "fwd=" in ask(url, NEAR, "no-store").headers["cache-status"]
         neighbour = explain(url, NEAR)["semantic"]["neighbours"][0]
         assert (neighbour["verdict"], neighbour["served"]) == ("refusal limit", False)

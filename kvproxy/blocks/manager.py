@@ -147,7 +147,7 @@ class KVCacheManager:
             group.get_num_blocks_to_allocate(request.id, num_tokens, hit)
             for group, hit in zip(groups, hits, strict=True)
         )
-        shared = self._shared_blocks(request)
+        shared = self._places_of_shared_blocks(request)
         if needed + len(shared) > self.pool.num_free_blocks:
             return None
         if computed is not None:
@@ -215,7 +215,7 @@ class KVCacheManager:
         copies, self._copies = self._copies, {}
         return [(source, destination) for destination, source in copies.items()]
 
-    def _shared_blocks(self, request: CacheRequest) -> list[tuple[SingleTypeKVCacheManager, int]]:
+    def _places_of_shared_blocks(self, request: CacheRequest) -> list[tuple[SingleTypeKVCacheManager, int]]:
         return [
             (group, index)
             for group in self.groups

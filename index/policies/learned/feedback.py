@@ -99,7 +99,7 @@ class FeedbackRecorder:
         return assign_class(places, results, classes) if results else None
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
-        """Store a person's verdict on an entry. After a rejection, the entry leaves its answer class.
+        """Store a person's verdict on an entry. A rejected entry leaves its class of equal answers.
 
         `lookup` is the semantic lookup of the question that the entry answered; None if the question is unknown.
         """

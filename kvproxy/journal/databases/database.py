@@ -38,7 +38,7 @@ class JournalDatabase(Protocol):
     def executemany(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
-        """Insert rows into `records`, with a value for each field of `stored`."""
+        """Insert rows into `records`, with a value for each field in the attribute `stored`."""
 
     def transaction(self) -> AbstractContextManager[int]:
         """Open a transaction, and block other writers. The number changes if another connection may have deleted prompts."""

@@ -94,7 +94,7 @@ _PRUNE_TOTALS = "update pruned_totals set " + ", ".join(
 
 
 class Observations:
-    """Log of comparisons of responses and of people's verdicts, in a database. Thread-safe. A power failure may lose the latest."""
+    """Log of compared responses and of people's verdicts. Thread-safe. A power failure may lose the latest."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -64,7 +64,7 @@ class Regions:
 
 
 def region_items(key_parts: JsonObject) -> Iterator[tuple[str, Json]]:
-    """Yield the name and the content of each region (a field, a header, or a message) of a request, from its `CacheKey.parts`."""
+    """Yield the name and the content of each region (field, header, or message) of a request, from `CacheKey.parts`."""
     for name, value in key_parts.items():
         if name == "headers" and isinstance(value, dict):
             yield from ((f"header {header}", text) for header, text in sorted(value.items()))

@@ -106,7 +106,7 @@ class SlotFiles:
         return is_unused
 
     def commit(self, name: str, identity: str, tokens: Tokens, num_tokens: int, num_bytes: int) -> None:
-        """Record a written file, and discard the files of the same model (`identity`) whose tokens are a prefix of `tokens`."""
+        """Record a written file, and discard the files of the same server identity whose tokens are a prefix of `tokens`."""
         for file in self.list_restorable(identity):
             if file.name != name and tokens.startswith(file.tokens or b""):
                 self.discard(file.name)

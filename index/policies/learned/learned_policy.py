@@ -104,7 +104,9 @@ class LearnedPolicy:
         if vetoes and error > _LIFTED_ERROR * self.max_error:
             # The guard is irrelevant to this class, but the question may need another class.
             return Decision("vetoed", vetoes[0], error=error)
-        if not estimate.is_only_member and limits.min_probability is None:
+        # In a new namespace, estimated errors are unproven: `checked` must agree.
+        is_proven = learner.is_ready or self.checked is None
+        if is_proven and not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         if self.checked is None:
             return Decision("uncertain", error=error)

@@ -1,6 +1,7 @@
 """The learned policy: all proxies on one log have the same state, also after a crash, and the rules of a decision."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from kvproxy.index.policies.learned import learned_policy as learned
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.learned.learner import Learner
-from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult
 from kvproxy.index.store import open_observations
 from kvproxy.index.store.observations import Observation
 from tests.reference.memory_observations import MemoryObservations
@@ -147,3 +148,26 @@ def test_namespaces_learn_separately_and_share_the_prior() -> None:
     assert not np.allclose(fresh.error_model.weights, shipped)
     assert not np.allclose(fresh.error_model.weights, policy.learner("n").error_model.weights)
     assert set(policy.statuses()) == {"n", "m"}
+
+
+class Refusing:
+    """A policy that refuses every neighbour."""
+
+    level, num_neighbours = 0.9, 5
+
+    def decide(self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits()) -> PolicyResult:
+        return PolicyResult([Decision("low probability", score=0.1) for _ in neighbours], None)
+
+
+def test_in_a_new_namespace_checked_must_agree() -> None:
+    policy = LearnedPolicy(MemoryObservations(), Refusing(), 0.02, 0.5)  # type: ignore[arg-type]
+    near = [Neighbour(f"Is the {thing} in stock?", 0.65, "a") for thing in ("helmet", "saddle", "pedal")]
+    near.append(Neighbour("What is the capital of France?", 0.05, "b"))
+    learner = policy.learner("n")
+    learner.level.error_limit, learner.level.factor = 0.02, 1.0
+    estimate = learner.estimate(near)
+    assert estimate is not None
+    assert estimate.error < 0.002
+    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen is None
+    learner.level.expected = 10.0
+    assert policy.decide("Is the lamp in stock?", near, namespace="n").chosen == 0

@@ -91,7 +91,7 @@ def storage_price(price: PriceSettings, token_hours: float) -> float:
 
 
 def price_lost_per_token(price: PriceSettings, prompt: int, reused: int, written_5m: int, written_1h: int) -> float:
-    """Return the mean price that reuse would save per computed token. Arguments are those of `input_price`."""
+    """Return the mean price that reuse would save per computed token. See `input_price` for the arguments."""
     computed = prompt - reused
     if computed <= 0:
         return 0.0

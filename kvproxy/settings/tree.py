@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     access: AccessSettings = AccessSettings()
     clients: tuple[ClientSettings, ...] = Field(
         (),
-        description="Clients besides those of `kvproxy keys`: tables with name, key_sha256, requests_per_minute,"
+        description="Clients in addition to those that `kvproxy keys` lists: tables with name, key_sha256, requests_per_minute,"
         " tokens_per_minute, concurrent_requests and stored_bytes.",
     )
     limits: LimitSettings = LimitSettings()

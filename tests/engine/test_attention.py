@@ -35,7 +35,7 @@ def test_flash_attention_on_a_cpu_is_refused() -> None:
 
 
 def test_triton_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As it is where the interpreter is off: the kernels are none of its functions.
+    # Without the interpreter, the kernels are not its functions.
     monkeypatch.setattr(triton_kernels, "split_kv_attention", object())
     with pytest.raises(SettingsError, match="decode_attention = triton cannot run on cpu: it needs a CUDA device"):
         select_backends(CPU, torch.float32, 64, decode="triton")

@@ -47,12 +47,12 @@ _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
 def new_words_detector(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
-    """Return `has_new_words` for the multilingual embedder; None for an English embedder, where the guards suffice."""
+    """Return `has_new_words` for the multilingual embedder; None for an English embedder, whose questions the guards check."""
     return has_new_words if embedder.startswith(NAME) else None
 
 
 def has_new_words(question: str, stored: Sequence[str]) -> bool:
-    """Whether a question has content words that no stored question has. False in English, where the guards suffice."""
+    """Whether a question has content words that no stored question has. Always False in English, where guards check it."""
     return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 

@@ -52,7 +52,7 @@ def new_words_detector(embedder: str) -> Callable[[str, Sequence[str]], bool] | 
 
 
 def has_new_words(question: str, stored: Sequence[str]) -> bool:
-    """Whether a question has content words that no stored question has. Always False in English, where guards check it."""
+    """Whether a question has content words that no stored question has. Always False in English, where guards decide."""
     return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
 
 

@@ -11,7 +11,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.formatting import format_age, json_text, local_time
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option, load_settings
-from kvproxy.commands.output import Output, print_facts, print_hidden_rows, print_text, text_output
+from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_rows, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
@@ -73,7 +73,7 @@ def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, response
             empty="no stored response matches these options" if where.values else _EMPTY,
             layout=layout,
         )
-        print_hidden_rows(len(entries), total, "responses")
+        print_note_on_hidden_rows(len(entries), total, "responses")
 
     return Output(entries, show)
 
@@ -105,14 +105,16 @@ def show(id: Id, responses: StoreOptions) -> Output:
 
     def show() -> None:
         texts = ("request", "response")
-        print_facts((_label(name), _readable_value(name, value)) for name, value in entry.items() if name not in texts)
+        print_facts(
+            (_field_label(name), _readable_value(name, value)) for name, value in entry.items() if name not in texts
+        )
         for name in texts:
-            typer.echo(f"{_label(name)}\n{json_text(entry[name])}")
+            typer.echo(f"{_field_label(name)}\n{json_text(entry[name])}")
 
     return Output(entry, show)
 
 
-def _label(name: str) -> str:
+def _field_label(name: str) -> str:
     return _LABELS.get(name) or name.replace("_", " ").capitalize()
 
 

@@ -14,8 +14,8 @@ app = typer.Typer(help="Check the settings.", no_args_is_help=True)
 def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
-    The data folder and the keys of encryption are checked too. Each error is one line, with the flag, variable, or line of the
-    file that sets it.
+    The data folder and the encryption keys are checked too. Each error is one line, with the flag, the variable, or the line
+    of the file that has the invalid value.
     """
     from kvproxy.checks.all_checks import check_files
 

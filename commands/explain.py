@@ -111,7 +111,7 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
             *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
-            *([("policy", _policy_with_limits(semantic))] if semantic.get("policy") else []),
+            *([("policy", _policy_text(semantic))] if semantic.get("policy") else []),
         ]
     )
     if found["other_tenants"]:
@@ -154,7 +154,7 @@ def _format_field(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _policy_with_limits(semantic: dict[str, Any]) -> str:
+def _policy_text(semantic: dict[str, Any]) -> str:
     limits = ", ".join(f"{text} {semantic[name]}" for name, text in _LIMITS.items() if semantic.get(name))
     return f"{semantic['policy']} ({limits})" if limits else str(semantic["policy"])
 

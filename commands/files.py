@@ -68,7 +68,7 @@ def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:
             with open(os.open(file, os.O_WRONLY | os.O_NOCTTY), "wb") as out:
                 out.writelines(chunks)
         else:
-            _replace(Path(os.path.realpath(file)), chunks)
+            _replace_file(Path(os.path.realpath(file)), chunks)
 
 
 def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
@@ -112,7 +112,7 @@ def explain_write_errors(file: Path) -> Iterator[None]:
         raise KvproxyError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _replace(file: Path, chunks: Iterable[bytes]) -> None:
+def _replace_file(file: Path, chunks: Iterable[bytes]) -> None:
     # An unpredictable name cannot be a link of another user.
     handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:100]}.")
     try:

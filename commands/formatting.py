@@ -16,7 +16,7 @@ def format_age(created: float) -> str:
 
 
 def local_time(seconds: float) -> str:
-    """Format seconds since the epoch as local time; in a pipe, as ISO 8601. A time outside the calendar stays a number."""
+    """Format seconds since the epoch as local time; if stdout is a pipe, as ISO 8601. An invalid time stays a number."""
     try:
         time = datetime.fromtimestamp(seconds).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -53,7 +53,7 @@ def escape_controls(text: str) -> str:
 
 
 def one_line(value: object) -> str:
-    """Format a value on one line: an integer with thousands separators; None and the empty text as `-`."""
+    """Format a value on one line: an integer with thousands separators, None and "" as `-`."""
     if value is None or value == "":
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):

@@ -49,7 +49,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import add_client, all_clients
 
-    settings = _settings(data)
+    settings = _load_settings(data)
     key = add_client(settings, name, **asdict(limits))
     if len(all_clients(settings)) == 1:
         print_note(f"the first client: from now on, a proxy of {settings.data} rejects requests without a key")
@@ -65,7 +65,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import all_clients
 
-    settings = _settings(data)
+    settings = _load_settings(data)
     clients, used = all_clients(settings), _last_uses(settings.journal_location)
     shown = {"name", "previous_key_expires", *(field.name for field in fields(LimitOptions))}
     document = [client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients]
@@ -94,7 +94,7 @@ def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import operator_changes
 
-    found = operator_changes(_settings(data), limit)
+    found = operator_changes(_load_settings(data), limit)
     rows: list[Row] = [
         {
             "Time": table_time(each["changed"]),
@@ -135,7 +135,7 @@ def rotate(
     """
     from kvproxy.client_keys import rotate_key
 
-    key = rotate_key(_settings(data), name, grace)
+    key = rotate_key(_load_settings(data), name, grace)
     return text_output({"name": name, "key": key, "grace": grace}, key)
 
 
@@ -150,12 +150,12 @@ def rm(name: Name, data: Data = None) -> Output:
     """
     from kvproxy.client_keys import remove_client
 
-    settings = _settings(data)
+    settings = _load_settings(data)
     remove_client(settings, name)
     return text_output({"removed": name}, f"removed {name} from the clients of {settings.data}")
 
 
-def _settings(data: Path | None) -> "Settings":
+def _load_settings(data: Path | None) -> "Settings":
     folder = used_data_folder(data)
     if folder != data:
         print_note(f"data folder of the running proxy: {folder}")

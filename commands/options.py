@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8484"
 
 
-def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
+def _option_parsed_by(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
     def parser(value: Any) -> float:
         try:
             return parse(value)
@@ -30,20 +30,20 @@ def _option(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
     return partial(typer.Option, parser=parser, metavar=metavar)
 
 
-duration_option = _option(parse_seconds, "DURATION")
+duration_option = _option_parsed_by(parse_seconds, "DURATION")
 """An option such as `90s` or `7d`; its value is in seconds."""
-size_option = _option(parse_bytes, "SIZE")
+size_option = _option_parsed_by(parse_bytes, "SIZE")
 """An option such as `2GiB`; its value is in bytes."""
 
 
-def _url(context: typer.Context, value: str) -> str:
+def _url_or_configured(context: typer.Context, value: str) -> str:
     source = context.get_parameter_source("url")
     if context.resilient_parsing or source is None or source.name != "DEFAULT":
         return value
     return configured_url(context.params.get("data"))
 
 
-def _token(context: typer.Context, value: str | None) -> str | None:
+def _token_or_configured(context: typer.Context, value: str | None) -> str | None:
     if context.resilient_parsing or value is not None or "url" not in context.params:
         return value
     return configured_token(context.params["url"], context.params.get("data"))
@@ -55,7 +55,7 @@ Url = Annotated[
         "--url",
         envvar="KVPROXY_URL",
         help="URL of the running proxy, by default of the one that uses the data folder, or else from the settings.",
-        callback=_url,
+        callback=_url_or_configured,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -67,7 +67,7 @@ Token = Annotated[
         "--token",
         envvar="KVPROXY_ADMIN_TOKEN",
         help="Admin token of the proxy, by default from the settings if they have its URL.",
-        callback=_token,
+        callback=_token_or_configured,
     ),
 ]
 ApiKey = Annotated[
@@ -82,14 +82,14 @@ LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number o
 
 
 def load_settings(**values: Any) -> "Settings":
-    """Load the settings, with values of options (see `kvproxy.settings`, which is slow to import). Raises SettingsError."""
+    """Call `kvproxy.settings.load_settings`; the import is here because it is slow."""
     from kvproxy import settings
 
     return settings.load_settings(**values)
 
 
 def settings_section(**values: Any) -> dict[str, Any] | None:
-    """Return the values that are not None, as a section for `load_settings`; None if all values are None."""
+    """Return the given values as a section of settings, without those that are None; None if all are."""
     return {name: value for name, value in values.items() if value is not None} or None
 
 

@@ -47,7 +47,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         line = f"{name:<{width}}  {value}"
-        typer.echo(_wrap(line, console.width, width + 2) if console.is_terminal else line)
+        typer.echo(_wrap_line(line, console.width, width + 2) if console.is_terminal else line)
 
 
 def print_text(text: str, *, err: bool = False) -> None:
@@ -56,17 +56,17 @@ def print_text(text: str, *, err: bool = False) -> None:
 
     console = Console(stderr=True) if err else Console(file=sys.stdout)
     if console.is_terminal:
-        lines = (_wrap(line, console.width, _first_columns(line)) for line in text.split("\n"))
+        lines = (_wrap_line(line, console.width, _width_of_names(line)) for line in text.split("\n"))
         text = "\n".join(lines)
     typer.echo(text, err=err)
 
 
-def _first_columns(line: str) -> int:
+def _width_of_names(line: str) -> int:
     columns = re.match(r" *(?:\S+ {2,})*", line)
     return len(columns[0] if columns else "")
 
 
-def _wrap(line: str, width: int, indent: int) -> str:
+def _wrap_line(line: str, width: int, indent: int) -> str:
     return "\n".join(
         textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     )
@@ -76,7 +76,7 @@ def print_note(sentence: str) -> None:
     print_text(sentence, err=True)
 
 
-def print_hidden_rows(shown: int, total: int, noun: str) -> None:
+def print_note_on_hidden_rows(shown: int, total: int, noun: str) -> None:
     if total > shown:
         print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
 

@@ -56,7 +56,7 @@ def savings(
         return Output(asdict(found), lambda: _print_ledger(found, layout))
     check_writable(plot, PLOT_SUFFIXES)
     report = source.open().savings(by, since)
-    charts = _charts(report, by)
+    charts = _savings_charts(report, by)
     save_charts(charts, plot)
 
     def show() -> None:
@@ -66,7 +66,7 @@ def savings(
     return Output(asdict(report), show)
 
 
-def _charts(report: "SavingsReport", by: str) -> "list[Chart]":
+def _savings_charts(report: "SavingsReport", by: str) -> "list[Chart]":
     from kvproxy.charts import Chart
 
     def name(row: "Saving") -> str:
@@ -105,8 +105,8 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
             "Prompt tokens#?": row.prompt_tokens,
             "Response tokens#?": row.completion_tokens,
             "Reused tokens#": row.reused_tokens,
-            "Seconds#": _seconds(row),
-            **({f"{report.currency}#": _money(row)} if has_price else {}),
+            "Seconds#": _seconds_text(row),
+            **({f"{report.currency}#": _money_text(row)} if has_price else {}),
             **({f"At least {report.currency}#?": money(row.least_money)} if has_price else {}),
         }
         for row in [*report.rows, *total]
@@ -117,7 +117,7 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
         _print_notes(report, has_price=has_price)
 
 
-def _money(row: "Saving") -> str | None:
+def _money_text(row: "Saving") -> str | None:
     return f"at most {money(row.money)}" if row.uncertain_tokens else money(row.money)
 
 
@@ -125,7 +125,7 @@ def _has_seconds(row: "Saving") -> bool:
     return not row.unmeasured_tokens or bool(row.seconds)
 
 
-def _seconds(row: "Saving") -> str:
+def _seconds_text(row: "Saving") -> str:
     if not _has_seconds(row):
         return "not known yet"
     if f"{row.least_seconds:,.1f}" == f"{row.most_seconds:,.1f}":

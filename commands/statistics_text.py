@@ -65,7 +65,7 @@ _DURATIONS = ("lifetime", "idle", "reuse_gap")
 
 
 def label_statistics(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield the label and the formatted value of each statistic, except lists. `group` is `cache` or `blocks`."""
+    """Yield the label and the formatted value of each statistic, except lists. `group` (`cache` or `blocks`) has the labels."""
     for name, value in values.items():
         path = f"{group}.{name}"
         if isinstance(value, Mapping):

@@ -52,7 +52,7 @@ _FITTED = Layout()
 Row: TypeAlias = Mapping[Column | str, object]
 """Values by column; None prints as `-`.
 
-A string names a column that is not truncated. Its end `#` marks a column of numbers, and then `?` an optional column.
+A column given as a string is not truncated. The suffix `#` of its name means `is_number`; a last suffix `?` means `is_optional`.
 """
 
 
@@ -96,7 +96,7 @@ def print_table(
         print_note(f"not shown: {', '.join(column.name for column in hidden)} (--wide shows all columns)")
 
 
-def print_lines(rows: Iterable[Row], layout: Layout) -> None:
+def print_rows_without_names(rows: Iterable[Row], layout: Layout) -> None:
     """Print rows without column names, separated by tabs."""
     _print_lines(_select_columns(*_parse_rows(rows), layout)[1])
 
@@ -134,17 +134,17 @@ def _select_columns(
 ) -> tuple[list[Column], list[list[str]]]:
     if layout.columns is None:
         return columns, cells
-    places = {_normalize(column.name): index for index, column in enumerate(columns)}
-    chosen = [_normalize(name) for name in layout.columns.split(",") if name.strip()]
+    places = {_normalize_name(column.name): index for index, column in enumerate(columns)}
+    chosen = [_normalize_name(name) for name in layout.columns.split(",") if name.strip()]
     unknown = next((name for name in chosen if name not in places), None)
     if unknown is not None or not chosen:
-        names = ", ".join(_normalize(column.name) for column in columns)
+        names = ", ".join(_normalize_name(column.name) for column in columns)
         raise InvalidRequest(f"there is no column {unknown or ''!r}: use some of {names}")
     indexes = [places[name] for name in chosen]
     return [columns[index] for index in indexes], [[row[index] for index in indexes] for row in cells]
 
 
-def _normalize(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
@@ -154,7 +154,7 @@ def _columns_to_hide(columns: list[Column], cells: list[list[str]], width: int) 
     for column in reversed([column for column in columns if column.is_optional]):
         used = [columns[index] for index in shown]
         digits = [[row[index][: columns[index].digits] for index in shown] for row in cells]
-        if sum(_widths(used, digits, width)) + _GAP * (len(used) - 1) <= width:
+        if sum(_column_widths(used, digits, width)) + _GAP * (len(used) - 1) <= width:
             break
         hidden.insert(0, column)
         shown.remove(columns.index(column))
@@ -166,7 +166,7 @@ def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> "tu
     from rich.text import Text
 
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
-    widths = _widths(columns, cells, width)
+    widths = _column_widths(columns, cells, width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         side: Literal["right", "left"] = "right" if column.is_number else "left"
@@ -176,7 +176,7 @@ def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> "tu
     return table, sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _widths(columns: list[Column], cells: list[list[str]], width: int) -> list[int]:
+def _column_widths(columns: list[Column], cells: list[list[str]], width: int) -> list[int]:
     from rich.cells import cell_len
 
     names = [column.name for column in columns]

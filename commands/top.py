@@ -94,7 +94,7 @@ def _show_live(client: ProxyClient, interval: float) -> None:
 
 
 def summary_page(figures: Mapping[str, Any]) -> "Group":
-    """Return a page with the requests by layer and with both caches. `figures` is from `proxy_statistics.rates_between`."""
+    """Return a page on the requests by layer, and on both caches. `figures` is a result of `proxy_statistics.rates_between`."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -134,7 +134,7 @@ def warm(
     def show() -> None:
         _print(report)
         if required := document.get("required"):
-            fields = [f"{name} {_field_text(value)}" for name, value in required["fields"].items()]
+            fields = [f"{name} {_format_field(value)}" for name, value in required["fields"].items()]
             fields += [f"{name} of each request" for name in required["varying"]]
             tenants = " and ".join(map(tenant_name, required["tenants"]))
             print_text(f"stored for tenant {', '.join([tenants, *fields])}")
@@ -142,7 +142,7 @@ def warm(
     return Output(document, show, code or int(bool(report.errors)))
 
 
-def _field_text(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if value is None:
         return "unset"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
@@ -157,7 +157,7 @@ def _hit_requirements(
         tenants = [client.tenant(credential_headers(api, api_key) | headers, model) for api, model in models.items()]
     except KvproxyError as error:
         tenants = [f"unknown ({error.message})"]
-    fields = [_key_fields(request) for request in requests]
+    fields = [_fields_in_cache_key(request) for request in requests]
     names = [*SAMPLING, *sorted(set().union(*fields) - set(SAMPLING))]
     same = [name for name in names if all(each.get(name) == fields[0].get(name) for each in fields)]
     return {
@@ -167,7 +167,7 @@ def _hit_requirements(
     }
 
 
-def _key_fields(request: "WarmRequest") -> dict[str, Any]:
+def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
     from kvproxy.apis import APIS
 
     known = {"model", "messages", "prompt", "input", "system", *APIS[API_NAMES[request.path]].ignored_fields}

@@ -88,12 +88,12 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
         print_text(f"{name}: {decision}; in use: {current_level}")
         rows += [
-            {"Policy": name, **_row(point, current_level, level, name == best)}
+            {"Policy": name, **_score_row(point, current_level, level, name == best)}
             for point in curve
             if point.level in (current_level, level)
         ]
     if None in result.recommended.values():
-        print_text(f"{_needed_pairs(result.target_error)}; --target-error sets another limit.")
+        print_text(f"{_needed_pairs_sentence(result.target_error)}; --target-error sets another limit.")
     print_charts(charts)
     print_table(rows)
     same = plural(result.same, "equivalent pair")
@@ -103,7 +103,7 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     )
 
 
-def _row(
+def _score_row(
     point: "LevelResult", current_level: float, recommended: float | None, is_best: bool
 ) -> dict[Column | str, object]:
     recommendation = "recommended, best" if is_best else "recommended"
@@ -120,7 +120,7 @@ def _row(
     }
 
 
-def _needed_pairs(target: float) -> str:
+def _needed_pairs_sentence(target: float) -> str:
     from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
 
     if not target:

@@ -48,7 +48,7 @@ def estimate(
 ) -> Output:
     """Estimate from a log what caching would save.
 
-    The log is replayed through the proxy with an empty cache and the settings of the data folder. If the log has responses,
+    The log is replayed in this process, with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
     For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports the cost of the input,
@@ -77,17 +77,17 @@ def estimate(
         found = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
     charts = estimate_charts(found)
     save_charts(charts, plot)
-    rates, currency = (prefill_rate, decode_rate), settings.journal.currency
+    tokens_per_second, currency = (prefill_rate, decode_rate), settings.journal.currency
 
     def show() -> None:
-        _print(found, rates, currency)
+        _print(found, tokens_per_second, currency)
         print_charts(charts)
         print_unread_lines(content)
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 
     more = {"skipped_lines": content.skipped, "failures": len(content.errors), "currency": currency}
-    return Output(_document(found, rates) | more, show)
+    return Output(_document(found, tokens_per_second) | more, show)
 
 
 def _price_settings(price: str | None) -> dict[str, Any] | None:
@@ -101,8 +101,10 @@ def _price_settings(price: str | None) -> dict[str, Any] | None:
     return {"prices": {"*": {"input": given, "output": computed, "cached": found}}}
 
 
-def _saved_seconds(hits: "HitSavings", rates: tuple[float, float]) -> float:
-    return (hits.prompt_tokens - hits.cached_tokens) / rates[0] + hits.response_tokens / rates[1]
+def _saved_seconds(hits: "HitSavings", tokens_per_second: tuple[float, float]) -> float:
+    return (hits.prompt_tokens - hits.cached_tokens) / tokens_per_second[0] + hits.response_tokens / tokens_per_second[
+        1
+    ]
 
 
 def _hit_money(hits: "HitSavings", discount: float | None) -> str | None:
@@ -110,7 +112,7 @@ def _hit_money(hits: "HitSavings", discount: float | None) -> str | None:
     return f"at most {money(hits.money)}" if is_bound else money(hits.money)
 
 
-def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None:
+def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: str) -> None:
     total = found.requests
     layers = {"Exact hits": found.exact_savings, "Semantic hits": found.semantic_savings, "Engine": None}
     rows: list[Row] = [
@@ -120,7 +122,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
             "Share#": percent((hits.requests if hits else found.forwarded) / total),
             "Saved tokens#": hits and hits.prompt_tokens + hits.response_tokens,
             "Cached anyway#": hits and hits.cached_tokens,
-            "Saved seconds#": hits and f"{_saved_seconds(hits, rates):,.1f}",
+            "Saved seconds#": hits and f"{_saved_seconds(hits, tokens_per_second):,.1f}",
             f"Saved {currency}#": hits and _hit_money(hits, found.reuse_discount),
         }
         for name, hits in layers.items()
@@ -139,7 +141,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
         {
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
-            "Saved seconds#": f"{reused / rates[0]:,.1f}",
+            "Saved seconds#": f"{reused / tokens_per_second[0]:,.1f}",
             f"Saved {currency}#": None if found.reuse_discount is None else money(reused * found.reuse_discount),
             "Without response cache#": percent(alone.share(other)),
         }
@@ -147,7 +149,7 @@ def _print(found: "Estimate", rates: tuple[float, float], currency: str) -> None
     ]
     print_table(reuse, title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine")
     print_text(
-        f"seconds: {rates[0]:,g} prompt tokens per second and {rates[1]:,g} response tokens per second"
+        f"seconds: {tokens_per_second[0]:,g} prompt tokens per second and {tokens_per_second[1]:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
     )
     savings = (found.exact_savings, found.semantic_savings)
@@ -181,12 +183,12 @@ def _error_sentence(found: "Estimate") -> str:
     return f"the log has no responses to compare with semantic hits{guess}"
 
 
-def _document(found: "Estimate", rates: tuple[float, float]) -> dict[str, Any]:
+def _document(found: "Estimate", tokens_per_second: tuple[float, float]) -> dict[str, Any]:
     document = asdict(found)
     document["wrong"]["interval"] = found.wrong.interval
     for prefix in (document["prefix"], document["prefix_alone"]):
         for point in prefix["points"]:
             point["money"] = None if found.reuse_discount is None else point["reused"] * found.reuse_discount
     for name, hits in (("exact_savings", found.exact_savings), ("semantic_savings", found.semantic_savings)):
-        document[name]["seconds"] = _saved_seconds(hits, rates)
+        document[name]["seconds"] = _saved_seconds(hits, tokens_per_second)
     return document

@@ -39,14 +39,14 @@ def format_pool_size(blocks: int, block_size: int) -> str:
     return f"{blocks * block_size:,} tokens ({blocks:,} blocks)"
 
 
-def parse_sizes(blocks: str | None, least: int) -> list[int] | None:
-    """Parse sizes such as `1000,5000`. Raises BadParameter for a size below `least`."""
+def parse_sizes(blocks: str | None, minimum: int) -> list[int] | None:
+    """Parse pool sizes in blocks, such as `1000,5000`. Raises BadParameter for a size below `minimum`."""
     if blocks is None:
         return None
     try:
         sizes = [int(size) for size in blocks.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < least:
-        raise typer.BadParameter(f"--blocks takes integers of at least {least}, such as 1000,5000, not {blocks!r}")
+    if not sizes or min(sizes) < minimum:
+        raise typer.BadParameter(f"--blocks takes integers of at minimum {minimum}, such as 1000,5000, not {blocks!r}")
     return sizes

@@ -24,7 +24,7 @@ _SHOWN_CHANGES = 5
 
 
 def read_session_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
-    """Report the sessions in transcripts, or in a log of requests if `sessions` is set; otherwise None. Raises KvproxyError."""
+    """Report the sessions in transcripts of agents; for a log of requests return None unless `sessions`. Raises KvproxyError."""
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.request_log import read_log
     from kvproxy.offline.session_report import report_sessions

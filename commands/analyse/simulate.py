@@ -101,11 +101,11 @@ def simulate(
         sweep_only |= {"--tier": engine.tier, "--hour-price": engine.hour_price}
         if memory is None:
             sweep_only |= {"--model": engine.model, "--bytes-per-token": engine.bytes_per_token}
-        _refuse_options(sweep_only, "with --engines or --ttft")
-        _refuse_options({"--engines": fleet.engines if fleet.ttft is not None else None}, "with --ttft")
+        _reject_options(sweep_only, "with --engines or --ttft")
+        _reject_options({"--engines": fleet.engines if fleet.ttft is not None else None}, "with --ttft")
     else:
         events = {"--event-delay": fleet.event_delay, "--event-loss": fleet.event_loss}
-        _refuse_options(events, "without --engines or --ttft")
+        _reject_options(events, "without --engines or --ttft")
     chosen = _parse_policies(_DEFAULT_POLICIES if policies is None else policies)
     workload = read_workload(trace, block_size, users)
     for note in workload.notes:
@@ -133,7 +133,7 @@ def simulate(
     return Output(_document(plan), show)
 
 
-def _refuse_options(values: Mapping[str, object], mode: str) -> None:
+def _reject_options(values: Mapping[str, object], mode: str) -> None:
     names = [name for name, value in values.items() if value]
     if names:
         raise typer.BadParameter(f"{', '.join(names)} cannot be used {mode}")

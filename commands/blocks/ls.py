@@ -6,7 +6,7 @@ import typer
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
-from kvproxy.commands.output import Output, print_facts, print_hidden_rows, print_text
+from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_rows, print_text
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
@@ -23,7 +23,7 @@ def ls(
     limit: LimitOrAll = 100,
     layout: Layout,
 ) -> Output:
-    """List blocks by id.
+    """List blocks in the order of their ids.
 
     Example: kvproxy blocks ls --state cached
     """
@@ -112,7 +112,7 @@ def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: La
 def _with_hidden_rows_note(output: Output, found: Sequence[object], noun: str) -> Output:
     def show() -> None:
         output.show()
-        print_hidden_rows(len(output.document), len(found), noun)
+        print_note_on_hidden_rows(len(output.document), len(found), noun)
 
     return Output(output.document, show)
 

@@ -82,15 +82,15 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
 
     console = Console()
     width = max(_MIN_WIDTH, min(console.width, _MAX_WIDTH) - 2)
-    per_cell = -(-len(states) // (width * _ROWS))
-    runs = (states[start : start + per_cell] for start in range(0, len(states), per_cell))
+    blocks_per_cell = -(-len(states) // (width * _ROWS))
+    runs = (states[start : start + blocks_per_cell] for start in range(0, len(states), blocks_per_cell))
     cells = [next((state for state in _PRECEDENCE if state in run), "null") for run in runs]
     for start in range(0, len(cells), width):
         line = Text(" ")
         for state in cells[start : start + width]:
             line.append(_SHAPES[state], _COLOURS[state])
         console.print(line, soft_wrap=True)
-    console.print(_legend(stats, per_cell), soft_wrap=True)
+    console.print(_legend_text(stats, blocks_per_cell), soft_wrap=True)
     print_text(
         f" hit rate {percent(stats['hit_rate'])} ({stats['hits']:,} of {stats['queries']:,} prompt tokens),"
         f" {stats['evictions']:,} evictions, {stats['block_size']} tokens per block"
@@ -99,7 +99,7 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
         print_text(f" {group}")
 
 
-def _legend(stats: dict[str, Any], per_cell: int) -> "Text":
+def _legend_text(stats: dict[str, Any], blocks_per_cell: int) -> "Text":
     from rich.text import Text
 
     legend = Text(" ")
@@ -107,4 +107,6 @@ def _legend(stats: dict[str, Any], per_cell: int) -> "Text":
     for state in _PRECEDENCE if stats["pinned"] else ("used", "cached", "free"):
         legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
         legend.append(f"{counts[state]:,}   ")
-    return legend.append(f"({'1 block' if per_cell == 1 else f'{per_cell} blocks'} per cell)", "bright_black")
+    return legend.append(
+        f"({'1 block' if blocks_per_cell == 1 else f'{blocks_per_cell} blocks'} per cell)", "bright_black"
+    )

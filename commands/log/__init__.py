@@ -15,7 +15,7 @@ from kvproxy.commands.tables import (
     Layout,
     Row,
     digest_column,
-    print_lines,
+    print_rows_without_names,
     print_table,
     table_output,
     text_column,
@@ -89,7 +89,9 @@ def log(
         _print_objects(rows)
     else:
         has_stored = any(_matched_question(row) for row in rows)
-        print_table((_row(row, has_stored=has_stored, layout=layout) for row in rows), empty=EMPTY, layout=layout)
+        print_table(
+            (_record_row(row, has_stored=has_stored, layout=layout) for row in rows), empty=EMPTY, layout=layout
+        )
     if follow:
         _follow(journal, query, rows, None if as_json else layout)
 
@@ -157,7 +159,7 @@ def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQues
         if layout is None:
             _print_objects(rows)
         else:
-            print_lines((_row(row, layout=layout) for row in rows), layout)
+            print_rows_without_names((_record_row(row, layout=layout) for row in rows), layout)
 
 
 def _print_objects(rows: "list[RecordWithQuestions]") -> None:
@@ -172,7 +174,7 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: Layout = Layout()) -> Row:
+def _record_row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: Layout = Layout()) -> Row:
     record = row.record
     shown: Row = {
         "Time": table_time(record.time),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.charts import Chart, ChartLine, draw, save
-from kvproxy.commands.savings import _charts
+from kvproxy.commands.savings import _savings_charts
 from kvproxy.journal.savings import Saving, SavingsReport
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, ask, kvproxy
@@ -69,10 +69,10 @@ def test_an_empty_chart_is_drawn() -> None:
 
 def test_seconds_that_are_not_known_yet_have_no_bar() -> None:
     rows = [Saving("prefix", 2, reused_tokens=90, unmeasured_tokens=90), Saving("exact", 1, 1, 40, 5, seconds=0.5)]
-    tokens, seconds = _charts(SavingsReport(rows, None, None, "USD"), "layer")
+    tokens, seconds = _savings_charts(SavingsReport(rows, None, None, "USD"), "layer")
     assert [name for name, _ in tokens.bars] == ["prefix", "exact"]
     assert seconds.bars == [("exact", 0.5)]
-    assert len(_charts(SavingsReport(rows[:1], None, None, "USD"), "layer")) == 1
+    assert len(_savings_charts(SavingsReport(rows[:1], None, None, "USD"), "layer")) == 1
 
 
 def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.blocks import reuse_distance
-from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.reuse_distance import HitCurve, LiveHitCurve, LRUStack
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
 
@@ -35,22 +33,6 @@ def test_every_size_equals_its_simulation(prompts: list[tuple[list[int], int, bo
     requests = chains(prompts)
     sizes = list(range(1, 60))
     assert lru_hits(requests, [*sizes, None]) == [simulate(requests, size, "lru").hits for size in [*sizes, None]]
-
-
-@settings(max_examples=30, deadline=None)
-@given(PROMPTS)
-def test_every_size_equals_the_block_cache(prompts: list[tuple[list[int], int, bool]]) -> None:
-    # One token more than whole blocks: a prompt that ends with its block computes this block twice.
-    requests = chains([(path, 0, True) for path, _, _ in prompts])
-    for size in range(7, 30):
-        manager, hits = KVCacheManager(size + 1, 2), 0
-        for number, (path, _, _) in enumerate(prompts):
-            request = CacheRequest(str(number), [*(token for token in path for _ in range(2)), 9])
-            computed = manager.get_computed_blocks(request)
-            assert manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is not None
-            hits += computed.num_tokens // 2
-            manager.free(request)
-        assert lru_hits(requests, [size]) == [hits]
 
 
 def test_old_segments_are_numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.offline.simulate.pool_simulation import (
     ONLINE_POLICIES,
@@ -22,6 +21,7 @@ from kvproxy.offline.simulate.pool_simulation import (
 )
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
 from kvproxy.offline.simulate.trace_reader import TraceError, read_chains, read_trace
+from tests.blocks.driver import serve
 
 DATA = Path(__file__).parent / "data"
 
@@ -36,20 +36,16 @@ def chains(paths: list[list[int]]) -> list[ChainRequest]:
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
 
 
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 @settings(max_examples=60, deadline=None)
 @given(PATHS, st.integers(7, 15))
-def test_lru_is_the_block_cache(paths: list[list[int]], capacity: int) -> None:
-    manager = KVCacheManager(capacity + 1, 2)
-    hits = 0
+def test_a_simulated_pool_hits_what_the_block_cache_hits(policy: str, paths: list[list[int]], capacity: int) -> None:
+    manager = KVCacheManager(capacity + 1, 2, policy=policy)
     for number, path in enumerate(paths):
         # One token more than whole blocks, so that no block is computed twice.
-        request = CacheRequest(str(number), [*(token for token in path for _ in range(2)), 9])
-        computed = manager.get_computed_blocks(request)
-        if manager.allocate_slots(request, request.num_tokens - computed.num_tokens, computed) is not None:
-            hits += computed.num_tokens // 2
-            manager.free(request)
+        serve(manager, str(number), [*(token for token in path for _ in range(2)), 9])
     requests = [ChainRequest(request.blocks, request.reusable, True) for request in chains(paths)]
-    assert hits == simulate(requests, capacity, "lru").hits
+    assert manager.num_hit_tokens // 2 == simulate(requests, capacity, policy).hits
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +12,12 @@ from hypothesis import strategies as st
 
 from kvproxy.errors import SettingsError
 from kvproxy.settings import TierSettings
-from kvproxy.tiers.chunk_format import read_payload
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError
 from kvproxy.tiers.local_stores import DiskStore, HostStore
 from kvproxy.tiers.redis import RedisStore
 from kvproxy.tiers.tier_chain import build_chain
 from tests.polling import until
 from tests.redis_server import RedisServer
-from tests.tiers.chunk_writer import PAYLOAD, name_of
 from tests.tiers.doubles import DictStore
 
 KEYS = [f"model-{number:02x}" for number in range(6)]
@@ -233,28 +229,3 @@ def test_errors_of_settings_name_the_fix(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=message):
             build_chain(tiers, 16)
     assert build_chain(TierSettings(), 16) is None
-
-
-@pytest.mark.parametrize("after", [1, 7, 23])
-def test_kill_9_loses_only_the_unfinished_chunk(after: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.tiers.chunk_writer", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line == f"{after}\n":
-                break
-        # Kill it in the middle of a chunk.
-        time.sleep(0.0007 * after)
-        process.kill()
-        told = [after, *(int(line) for line in process.stdout if line.endswith("\n"))]
-    store = DiskStore(tmp_path, 1 << 30)
-    done = max(told) + 1
-    for number in range(done):
-        data = store.get(name_of(number).key)
-        assert data is not None
-        assert read_payload(data, name_of(number)) == bytes([number % 256]) * PAYLOAD
-    # One more chunk may be complete without a printed line.
-    assert store.stats().chunks in (done, done + 1)
-    last = store.get(name_of(done).key)
-    assert last is None or read_payload(last, name_of(done)) is not None
-    assert not list(tmp_path.glob("*.part"))

@@ -8,7 +8,6 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.eviction.s3fifo import S3FIFO
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, simulate
 from tests.blocks.driver import begin, serve
 from tests.reference.integrity import check_integrity
 
@@ -18,21 +17,6 @@ PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1
 
 def manager(num_blocks: int, policy: str = "s3fifo") -> KVCacheManager:
     return KVCacheManager(num_blocks, SIZE, hasher=BlockHasher(seed="x"), policy=policy)
-
-
-@settings(max_examples=50, deadline=None)
-@given(PATHS, st.integers(7, 15))
-def test_the_pool_hits_what_the_simulation_hits(paths: list[list[int]], capacity: int) -> None:
-    cache = manager(capacity + 1)
-    ids: dict[tuple[int, ...], int] = {}
-    requests, hits = [], 0
-    for number, path in enumerate(paths):
-        chain = tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path)))
-        requests.append(ChainRequest(chain, len(chain), True))
-        # One token more than whole blocks, so that no block is computed twice.
-        serve(cache, str(number), [*(token for token in path for _ in range(SIZE)), 9])
-    hits = cache.num_hit_tokens // SIZE
-    assert hits == simulate(requests, capacity, "s3fifo").hits
 
 
 @pytest.mark.parametrize("policy", ["s3fifo", "sessions"])

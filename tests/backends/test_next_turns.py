@@ -1,6 +1,6 @@
 """The next turn of a conversation finds its blocks: pinned during pauses, and with the tokens that the engine generated."""
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,37 +15,49 @@ BLOCK = 16
 LONG = "What is a block, and what is a chain? " * 10
 
 
-def ask(client: httpx.Client, messages: list[Any]) -> Any:
-    body = {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0}
-    reply = client.post("/v1/chat/completions", json=body)
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Requests with `x-agent: pins` pin their sessions, and requests with `x-agent: repairs` repair their history."""
+    rules = (
+        {"name": "pins", "headers": {"x-agent": "pins"}, "pin_sessions": True},
+        {"name": "repairs", "headers": {"x-agent": "repairs"}, "repair_history": True},
+    )
+    settings = load_settings(
+        data=tmp_path_factory.mktemp("data"),
+        engine={"num_blocks": 64, "max_model_len": 400},
+        rules=rules,
+        cache={"enabled": False},
+    )
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def ask(client: httpx.Client, agent: str, messages: list[Any], **more: Any) -> Any:
+    body = {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0} | more
+    reply = client.post("/v1/chat/completions", json=body, headers={"x-agent": agent})
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-@pytest.mark.parametrize("pins", [True, False])
-def test_a_paused_conversation_keeps_its_blocks_under_other_traffic(tmp_path: Path, pins: bool) -> None:
-    rules = ({"name": "agents", "headers": {"x-agent": "yes"}, "pin_sessions": pins},)
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 64, "max_model_len": 400}, rules=rules)
-    with (
-        run_proxy(settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-        httpx.Client(base_url=url, timeout=60, headers={"x-agent": "yes"}) as agent,
-    ):
-        messages: list[Any] = [{"role": "user", "content": LONG}]
-        first = ask(agent, messages)
-        if pins:
-            until(lambda: len(client.get("/admin/blocks/pins").json()) == 1)
-        for number in range(8):
-            ask(client, [{"role": "user", "content": f"{number} {LONG}"}])
-        messages += [first["choices"][0]["message"], {"role": "user", "content": "And?"}]
-        second = ask(agent, messages)
-        if pins:
-            # The second turn replaces the pin of the first one.
-            (pin,) = client.get("/admin/blocks/pins").json()
-            assert 0 < pin["seconds_left"] <= likely_pause(PauseTimes().survival())
-    whole_blocks = first["usage"]["prompt_tokens"] // BLOCK * BLOCK
-    reused = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert reused >= whole_blocks if pins else reused == 0
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_paused_conversation_keeps_its_blocks_under_other_traffic(client: httpx.Client) -> None:
+    chats = {agent: [user(f"{agent} {LONG}")] for agent in ("pins", "plain")}
+    first = {agent: ask(client, agent, messages) for agent, messages in chats.items()}
+    until(lambda: len(client.get("/admin/blocks/pins").json()) == 1)
+    for number in range(8):
+        ask(client, "plain", [user(f"{number} {LONG}")])
+    reused = {}
+    for agent, messages in chats.items():
+        answer = ask(client, agent, [*messages, first[agent]["choices"][0]["message"], user("And?")])
+        reused[agent] = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert reused["pins"] >= first["pins"]["usage"]["prompt_tokens"] // BLOCK * BLOCK
+    assert reused["plain"] == 0
+    # The second turn replaces the pin of the first one.
+    (pin,) = client.get("/admin/blocks/pins").json()
+    assert 0 < pin["seconds_left"] <= likely_pause(PauseTimes().survival())
 
 
 def test_a_likely_pause_follows_the_pauses_of_returning_sessions() -> None:
@@ -58,23 +70,15 @@ def test_a_likely_pause_follows_the_pauses_of_returning_sessions() -> None:
     assert likely_pause(PauseTimes(()).survival()) > 0
 
 
-@pytest.mark.parametrize("repairs", [False, True])
-def test_the_next_turn_reuses_the_generated_tokens(tmp_path: Path, repairs: bool) -> None:
-    rules = ({"name": "agents", "repair_history": repairs},)
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 64}, rules=rules, cache={"semantic": False})
-    lost = 0
-    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+def test_the_next_turn_reuses_the_generated_tokens(client: httpx.Client) -> None:
+    # In this order: the second turn of a plain conversation caches the tokens of the answer's text.
+    for agent in ("repairs", "plain"):
+        lost = 0
         for number in range(2):
-            messages: list[Any] = [{"role": "user", "content": f"What is a block number {number}?"}]
-
-            def ask() -> Any:
-                body = {"model": "demo", "messages": messages, "max_tokens": 48, "temperature": 2, "seed": number}  # noqa: B023
-                return client.post("/v1/chat/completions", json=body).json()
-
-            first = ask()
-            messages += [first["choices"][0]["message"], {"role": "user", "content": "And?"}]
-            reused = ask()["usage"]["prompt_tokens_details"]["cached_tokens"]
-            lost += (
-                first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 1
-            ) // BLOCK * BLOCK - reused
-    assert (lost == 0) is repairs
+            sampling = {"max_tokens": 48, "temperature": 2, "seed": number}
+            messages = [user(f"What is a block number {number}?")]
+            first = ask(client, agent, messages, **sampling)
+            second = ask(client, agent, [*messages, first["choices"][0]["message"], user("And?")], **sampling)
+            tokens = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+            lost += (tokens - 1) // BLOCK * BLOCK - second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert (lost == 0) is (agent == "repairs")

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.engine.async_llm import AsyncLLM
@@ -139,10 +137,9 @@ class Stress:
         self.driven.engine.close()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_storm_leaves_every_answer_exact_and_nothing_behind(seed: int, tmp_path: Path) -> None:
-    stress = Stress("llama", seed, tmp_path)
-    stress.run(40)
+def test_a_storm_leaves_every_answer_exact_and_nothing_behind(tmp_path: Path) -> None:
+    stress = Stress("llama", 0, tmp_path)
+    stress.run(30)
     stress.check()
 
 

@@ -71,6 +71,8 @@ def read_directives(headers: Mapping[str, str]) -> RequestDirectives:
     for name in headers:
         if name.startswith(HEADER_PREFIX) and name not in _KNOWN:
             raise _unknown_header(name)
+    if not any(name == "cache-control" or name.startswith(HEADER_PREFIX) for name in headers):
+        return NO_DIRECTIVES
     directives = parse_cache_control([headers.get("cache-control", "")])
     return RequestDirectives(
         no_cache="no-cache" in directives,

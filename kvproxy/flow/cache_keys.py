@@ -107,7 +107,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return number_call_ids(body)
+    return number_call_ids(body) if _can_have_call_ids(request.raw) else body
 
 
 def _add_rule_fields(parts: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
@@ -153,6 +153,11 @@ def _digest(value: JsonObject) -> str:
         return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
     except orjson.JSONEncodeError:
         raise InvalidRequest("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None
+
+
+def _can_have_call_ids(raw: bytes) -> bool:
+    # An escape sequence could hide a name.
+    return not raw or any(part in raw for part in (b"call", b"tool", b"\\u"))
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:

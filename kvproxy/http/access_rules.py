@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -169,6 +170,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+@lru_cache(maxsize=256)
 def is_public_name(host: str) -> bool:
     try:
         ip_address(host)

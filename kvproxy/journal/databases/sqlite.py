@@ -38,8 +38,11 @@ class SqliteJournalDatabase:
             self._connection.executemany(sql, rows)
 
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
-        names, values = ", ".join(map(stored_name, self.stored)), ", ".join("?" * len(self.stored))
-        self.executemany(f"insert into records ({names}) values ({values})", rows)
+        if rows:
+            # One statement takes the GIL once; with one per row, the event loop and this thread would alternate.
+            names, marks = ", ".join(map(stored_name, self.stored)), f"({', '.join('?' * len(self.stored))})"
+            values = [value for row in rows for value in row]
+            self.execute(f"insert into records ({names}) values {', '.join([marks] * len(rows))}", values)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:

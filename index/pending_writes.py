@@ -1,4 +1,4 @@
-"""Entries that are being stored. They already have exact hits, and a semantic lookup waits for similar ones."""
+"""Entries that are being stored: equal requests already hit them, and semantic lookups wait for similar ones."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ class PendingWrite:
 
     @property
     def id(self) -> str | None:
-        """None before redaction has ended, and if the entry was not stored."""
+        """The entry's id; None until redaction has ended, and if storing failed."""
         entry = self._redacted()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id

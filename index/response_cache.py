@@ -33,7 +33,7 @@ class RecentEntries:
         return entry if time.monotonic() - began < _RECENT_SECONDS else None
 
     def begin_read(self) -> tuple[float, int]:
-        """Return what `add` needs after the read: the time, and the number of changes so far."""
+        """Return the argument `read` of `add`, which ignores the entry if another was changed during the read."""
         return time.monotonic(), self._changes
 
     def add(self, entry: Entry, read: tuple[float, int]) -> None:
@@ -97,7 +97,7 @@ class ResponseCache:
     async def find(self, key: str, *, latest: bool = False) -> Entry | None:
         """Return the stored or pending entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`).
 
-        `latest` reads the store even if it was read in the last second, because another process may have changed the entry.
+        `latest` ignores `RecentEntries`, because another process may have changed the entry.
         """
         pending = self.pending_writes.get(key)
         entry = await pending.wait_for_entry() if pending is not None else None
@@ -112,7 +112,7 @@ class ResponseCache:
         return entry
 
     def start_write(self, entry: Entry, *, deferred: bool = False) -> PendingWrite:
-        """Start to store an entry, which `find` returns from now on. If `deferred`, embed its question in the background."""
+        """Start to store an entry, which `find` returns from now on. If `deferred`, embed its question after the commit."""
         stored: asyncio.Future[Entry | None]
         if self._redact is None:
             stored = asyncio.get_running_loop().create_future()

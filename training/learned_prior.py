@@ -31,7 +31,7 @@ def labelled_features(stream: Stream, seed: int, dropped: float) -> tuple[np.nda
         if places:
             found = compute_features(cosines, [stored.classes[place] for place in places])
             features.append(found)
-            rights.append(stream.same(int(stored.lines[places[0]]), line))
+            rights.append(stream.answers_equal(int(stored.lines[places[0]]), line))
             is_certain = found[FEATURES.index("rivals")] > 0 and chance() < dropped
         if not is_certain:
             stored.add(line, stream.answers[line])

@@ -151,7 +151,7 @@ def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
         f" fixed threshold in hindsight; best has the highest hit rate within the"
         f" bound; worst is the largest share of wrong hits after 500 hits."
     )
-    if report.orders:
+    if report.random_orders:
         orders = document["orders"]
         print_text(
             f"{orders['count']} random orders: hit rate {percent(orders['hit_rate'])}, wrong"

@@ -4,7 +4,7 @@ _Z = 1.96  # 95%
 
 
 def pairs_for_bound(bound: float) -> int:
-    """Return the smallest total for which the upper end of the interval of 0 / total is within `bound`, which is positive."""
+    """Return how many pairs, all served rightly, prove with 95% confidence that at most the share `bound` is served wrongly."""
     return math.ceil(_Z**2 * (1 / bound - 1))
 
 

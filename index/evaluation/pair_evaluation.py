@@ -48,6 +48,7 @@ class Calibration:
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
+        default: the configured level.
         recommended: the level with the most hits whose share of wrong answers is within `target_error`, if any.
     """
 

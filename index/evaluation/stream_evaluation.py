@@ -31,12 +31,12 @@ class StreamLine:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The results of the policies on a stream of questions, and of `learned` in random orders.
+    """The results of a replay of a stream of questions, by policy.
 
     Attributes:
         level: the best threshold for this stream, which the policy `threshold` uses; None if each has too many wrong answers.
         most_wrong: `ServingLevel.most_wrong` of `learned` after the stream.
-        orders: the results in random orders.
+        random_orders: the results of `learned` for the questions in random orders.
     """
 
     requests: int
@@ -44,20 +44,20 @@ class StreamReport:
     outcomes: dict[str, ReplayOutcome]
     level: float | None
     most_wrong: int
-    orders: Sequence[ReplayOutcome] = field(default_factory=tuple)
+    random_orders: Sequence[ReplayOutcome] = field(default_factory=tuple)
 
     def document(self) -> dict[str, Any]:
         policies: dict[str, dict[str, Any]] = {name: _outcome_document(found) for name, found in self.outcomes.items()}
         policies["learned"]["most_wrong"] = self.most_wrong
         policies["threshold"]["level"] = self.level
         document: dict[str, Any] = {"requests": self.requests, "max_error": self.max_error, "policies": policies}
-        if self.orders:
+        if self.random_orders:
             document["orders"] = {
-                "count": len(self.orders),
-                "within": sum(found.worst_wrong_share <= self.max_error for found in self.orders),
-                "hit_rate": statistics.median(found.hit_rate for found in self.orders),
-                "wrong_share": statistics.median(found.wrong_share for found in self.orders),
-                "worst": max(found.worst_wrong_share for found in self.orders),
+                "count": len(self.random_orders),
+                "within": sum(found.worst_wrong_share <= self.max_error for found in self.random_orders),
+                "hit_rate": statistics.median(found.hit_rate for found in self.random_orders),
+                "wrong_share": statistics.median(found.wrong_share for found in self.random_orders),
+                "worst": max(found.worst_wrong_share for found in self.random_orders),
             }
         return document
 
@@ -100,7 +100,7 @@ def _parse_line(record: dict[str, Any]) -> StreamLine:
 def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream. Answers with equal words, or with at least the cosine `min_cosine`, if any, are equal."""
+    """Embed the questions of a stream. Answers are equal if their words are, or if `min_cosine` is given and reached."""
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
     digests = [text_digest(answer) for answer in answers]
@@ -168,7 +168,7 @@ def replay_policies(
     """
 
     def ask(order: Stream, policy: LearnedPolicy, seed: int, what: str) -> ReplayOutcome:
-        judge = add_judge_errors(order.same, judge_error, seed) if judge_error else None
+        judge = add_judge_errors(order.answers_equal, judge_error, seed) if judge_error else None
         return replay(order, policy, judge=judge, seed=seed, progress=lambda share: progress(what, share))
 
     policy = learned()

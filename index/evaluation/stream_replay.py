@@ -20,22 +20,22 @@ class Stream:
     texts: Sequence[str]
     answers: Sequence[str]
     vectors: np.ndarray
-    same: AnswersEqual
+    answers_equal: AnswersEqual
 
     def reordered(self, order: Sequence[int]) -> "Stream":
         return Stream(
             [self.texts[line] for line in order],
             [self.answers[line] for line in order],
             self.vectors[order],
-            lambda one, other: self.same(order[one], order[other]),
+            lambda one, other: self.answers_equal(order[one], order[other]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """Arrays with a value for each request: whether an answer was served, and whether it was wrong.
+    """Arrays with a value for each request: whether an answer was served, and whether that answer was wrong.
 
-    `scores` has the highest score of a stored answer, or -1 if none may be served; `right`: that answer is right.
+    `scores` has the highest score of a stored answer, or -1 if none may be served; `right`: the answer with this score is right.
     """
 
     served: np.ndarray
@@ -66,7 +66,7 @@ class ReplayOutcome:
 def precision_hit_ratio_area(scores: np.ndarray, right: np.ndarray) -> float:
     """Return the area under the curve of precision against hit ratio (P-CHR AUC, arXiv 2606.19719).
 
-    For each request, `scores` has the score of its best answer, which is not served below 0, and `right` whether it is right.
+    For each request, `scores` has the score of its best answer (never served if negative), and `right` whether this is right.
     """
     order = np.argsort(-scores, kind="stable")
     precision = np.cumsum(right[order]) / np.arange(1, len(scores) + 1)
@@ -99,16 +99,16 @@ class StoredQuestions:
         near = near[np.argsort(-cosines[near], kind="stable")]
         return near.tolist(), cosines[near].tolist()
 
-    def remove(self, place: int) -> None:
-        self._vectors[place] = 0.0
-        if place < self._cosines.shape[1]:
-            self._cosines[:, place] = 0.0
+    def remove(self, index: int) -> None:
+        self._vectors[index] = 0.0
+        if index < self._cosines.shape[1]:
+            self._cosines[:, index] = 0.0
 
-    def add(self, line: int, answer: str) -> None:
+    def add(self, line: int, answer_class: str) -> None:
         place = len(self.classes)
         self._vectors[place] = self._stream.vectors[line]
         self.lines[place] = line
-        self.classes.append(answer)
+        self.classes.append(answer_class)
 
 
 class InMemoryObservations(Observations):
@@ -141,7 +141,7 @@ def replay(
     """Replay a stream with a policy. A question without a hit is stored, and `learned` learns from its true answer.
 
     Args:
-        judge: compares answers for the policy `learned`; None uses `stream.same`.
+        judge: compares answers for the policy `learned`; None uses `stream.answers_equal`.
         seed: seed of the random decisions about exploration.
     """
     chance = random.Random(seed).random
@@ -160,10 +160,10 @@ def replay(
         if neighbours:
             ranked = [_score(*pair, policy) for pair in zip(result.decisions, neighbours, strict=True)]
             best = int(np.argmax(ranked))
-            scores[line], right[line] = ranked[best], stream.same(int(stored.lines[places[best]]), line)
+            scores[line], right[line] = ranked[best], stream.answers_equal(int(stored.lines[places[best]]), line)
         if result.chosen is not None and chance() >= result.exploration_share:
             chosen = int(stored.lines[places[result.chosen]])
-            served[line], wrong[line] = True, not stream.same(chosen, line)
+            served[line], wrong[line] = True, not stream.answers_equal(chosen, line)
             if result.record is not None and isinstance(policy, LearnedPolicy):
                 policy.record_served("", result.record.risk)
         else:
@@ -193,12 +193,12 @@ def _learn(
     judge: AnswersEqual | None,
 ) -> str:
     own = text_digest(stream.answers[line]) if judge is None else f"line {line}"
-    record, compare = result.record, judge or stream.same
+    record, compare = result.record, judge or stream.answers_equal
     if record is None or not isinstance(policy, LearnedPolicy):
         return own
-    judged = int(stored.lines[places[record.place]])
+    judged = int(stored.lines[places[record.index]])
     question, cached_question = stream.texts[line], stream.texts[judged]
-    order, found = comparison_order(record.place, classes), list[bool]()
+    order, found = comparison_order(record.index, classes), list[bool]()
     for place in order:
         found.append(compare(int(stored.lines[places[place]]), line))
         if found[-1]:
@@ -206,7 +206,7 @@ def _learn(
     assignment = assign_class(order, found, classes)
     joined = assignment.joined or own
     if assignment.is_outlier:
-        stored.remove(places[record.place])
+        stored.remove(places[record.index])
     policy.learn(
         [
             Observation(
@@ -215,7 +215,7 @@ def _learn(
                 "answer",
                 result.chosen is not None,
                 0.0,
-                answer=classes[record.place],
+                answer=classes[record.index],
                 features=record.features,
                 error=record.error,
                 chance=result.exploration_share if result.chosen is not None else 1.0,

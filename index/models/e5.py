@@ -73,7 +73,7 @@ class E5File:
 
     def tensor(self, name: str) -> np.ndarray:
         is_packed, count, offset, _ = self._tensors[name]
-        return unpack(self.packed_matrix(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
+        return dequantize(self.packed_matrix(name)) if is_packed else np.frombuffer(self._content, "<f4", count, offset)
 
     def weights(self) -> Weights:
         found = {f"embeddings.norm.{part}": self.tensor(f"emb.ln.{part[0]}") for part in ("weight", "bias")}
@@ -86,7 +86,7 @@ class E5File:
         return found
 
 
-def unpack(blocks: np.ndarray) -> np.ndarray:
+def dequantize(blocks: np.ndarray) -> np.ndarray:
     """Convert 4-bit blocks `[rows, n]` to float32 weights `[rows, 32 * n]`."""
     pairs = blocks["pairs"]
     integers = np.concatenate([pairs & 15, pairs >> 4], axis=-1).astype(np.float32) - 8
@@ -167,7 +167,7 @@ class MultilingualEmbedder(ThreadedEmbedder):
 
     def _embed_one(self, text: str) -> np.ndarray:
         ids = list(self._ids(_PREFIX + text)[:_MAX_TOKENS])
-        tokens = unpack(self._words[ids]) + self._positions[: len(ids)]
+        tokens = dequantize(self._words[ids]) + self._positions[: len(ids)]
         vector: np.ndarray = self._session.run(None, {"tokens": tokens[None]})[0][0] - self._mean
         vector /= np.linalg.norm(vector)
         return vector

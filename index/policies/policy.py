@@ -79,12 +79,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LearningRecord:
-    """The decision about the neighbour with index `place`, as the policy `learned` learns from it.
+    """The decision about the neighbour with an index, from which the policy `learned` learns.
 
-    `features`, `error`, and `checked` are those of `Observation`. If the answer is served, `ServingLevel.risk` grows by `risk`.
+    Attributes:
+        features, error: inputs (see `compute_features`) and result of the error model.
+        risk: number that a hit adds to `ServingLevel.risk`.
+        checked: the policy `checked` accepted the neighbour.
     """
 
-    place: int
+    index: int
     features: tuple[float, ...] | None
     error: float
     risk: float = 0.0
@@ -134,7 +137,7 @@ class LearningStatus:
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """Sums over all namespaces in memory; `would_serve` is a mean weighted by `observations`, and `max_error` the maximum."""
+    """`LearningStatus` summed over all namespaces in memory; `would_serve` is their weighted mean, `max_error` the maximum."""
 
     namespaces: int
     serving: int

@@ -28,8 +28,8 @@ _REFUSALS: tuple[Verdict, ...] = ("vetoed", "low probability")
 class RefusalBudget:
     """Limits how many similar questions may be refused per entry, because attackers try many questions to find a wrong hit.
 
-    A refusal is a veto or a too low probability. An entry may have 32, of different questions, and one more per hour, before it
-    has exact hits only. The counts of the 20,000 entries with the latest refusals are kept in memory. Thread-safe.
+    A refusal is a veto or a too low `Decision.score`. An entry that was refused for 32 different questions has exact hits only;
+    each hour, one refusal is forgotten. The 20,000 entries with the latest refusals are kept in memory. Thread-safe.
 
     Args:
         clock: returns monotonic seconds.
@@ -185,4 +185,4 @@ def _observation(result: PolicyResult, near: Sequence[Candidate]) -> PendingObse
             return None
         record = LearningRecord(place, None, 0.0)
     share = result.exploration_share if accepted else 1.0
-    return PendingObservation(near[record.place], record, tuple(near), accepted, share)
+    return PendingObservation(near[record.index], record, tuple(near), accepted, share)

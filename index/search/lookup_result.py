@@ -31,7 +31,7 @@ class PendingObservation:
 
     Attributes:
         candidate: the accepted candidate, or else the one with the highest score.
-        candidates: all candidates of the policy, nearest first; `record.place` is an index into them.
+        candidates: all candidates of the policy, nearest first; `record.index` is an index into them.
         comparison_probability: probability with which the request is forwarded: the exploration share if accepted, or else 1.
     """
 
@@ -66,7 +66,7 @@ class Lookup:
         return decisive.verdict if decisive is not None else "no neighbour"
 
     def decisive_candidate(self, *ignored: Verdict) -> Candidate | None:
-        """Return the chosen candidate, else the one with the highest score, else the nearest, without the verdicts `ignored`."""
+        """Return `chosen`, if any, or else the best candidate whose verdict is not `ignored`: by score, then by nearness."""
         remaining = [each for each in self.candidates if each.verdict not in ignored]
         best = max(remaining, key=lambda each: -1.0 if each.score is None else each.score, default=None)
         return self.chosen or best

@@ -141,7 +141,7 @@ class SemanticCache:
         Args:
             text: the prompt, see `Entry`.
             limits: make the policy stricter for this request.
-            explore: a request that could be served may be forwarded, to compare the answers. Refusals count (`RefusalBudget`).
+            explore: a hit may be forwarded to compare the answers, and refusals count in the `RefusalBudget`.
             seconds: timeout, ten times as long if no other lookup is in progress; None waits without a limit.
             allowed_freshness: an entry in another state is not served.
             policy: None uses the configured policy.
@@ -196,7 +196,7 @@ class SemanticCache:
         return await asyncio.to_thread(self._store.get, id)
 
     async def feedback(self, entry: Entry, right: bool, question: str | None = None) -> None:
-        """Record a person's verdict on an entry. A rejected entry has exact hits only, until a later verdict approves it."""
+        """Record a person's verdict on an entry as an answer to `question`, if known. A rejected entry has exact hits only."""
         if self.learning is not None:
             lookup = None if question is None else await self.lookup(entry.namespace, question, explore=False)
             await self.learning.record_verdict(entry, right, lookup)

@@ -25,7 +25,7 @@ _GPU_SCRATCH = 256 << 20  # Bytes of GPU memory, which the engine leaves free.
 _STEP = 4  # Vectors added per lock; each takes 1 ms in a graph of a million vectors.
 _PAUSE = 0.0005  # Seconds between two steps, in which lookups can acquire the lock.
 ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Returns the next vectors after a vector's number: their numbers `[n]`, and vectors `[n, dim]`; both empty at the end."""
+"""Returns the next vectors with numbers above the argument: numbers `[n]`, and vectors `[n, dim]`; empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class VectorSearch:
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
     ) -> list[tuple[StoredQuestion, float]]:
-        """Return the nearest `limit` entries and their cosines, nearest first; only one if all cosines are below `floor`."""
+        """Return the nearest `limit` entries and their cosines, nearest first; only one if the highest is below `floor`."""
         raise NotImplementedError
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:

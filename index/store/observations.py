@@ -12,12 +12,12 @@ from typing import Any, Literal
 from kvproxy.index.store.database import Database
 
 Source = Literal["answer", "user", "served"]
-"""A fresh answer, a person's verdict, or only a count of hits."""
+"""Origin of an observation: a fresh answer, a person's verdict (`user`), or no comparison, but a count of hits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A comparison of a cached answer with a fresh answer, and a count of the hits before it."""
+    """A comparison of a cached answer with a fresh answer, and the hits in the namespace since its last observation."""
 
     entry: str  # Id of the cached answer; empty if only hits are counted.
     right: bool  # The answers are equal, or a person approved the cached answer.
@@ -134,8 +134,8 @@ class Observations:
     def prune(self, keep: int) -> int:
         """Delete old observations, which `summary` still counts, and return their number.
 
-        In a namespace with a snapshot, the observations in the snapshot are old. In other namespaces, all observations are old
-        except the newest `keep` of the log. Verdicts of people and the newest observation are never deleted.
+        Old are those that a snapshot includes and, in namespaces without a snapshot, all except the log's newest `keep`. Verdicts
+        of people and the newest observation are never deleted.
         """
         with self._database.transaction(durable=False) as run:
             run(_PRUNE_TOTALS, {"keep": keep})

@@ -98,7 +98,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, digest: str) -> str | None:
-        """Return the class (see `answer_classes`) of the stored answers with a `text_digest`; None if no answer has it."""
+        """Return the class (see `answer_classes`) of stored answers whose `text_digest` is `digest`; None if there are none."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": digest})
         return str(rows[0]["name"]) if rows else None
@@ -142,7 +142,7 @@ class Store(StoreWriter):
             if (row := rows[entry.id])
         ]
 
-    def pinned(self) -> list[str]:
+    def pinned_ids(self) -> list[str]:
         sql = "select id from responses where priority >= :pinned order by priority, id"
         return [row["id"] for row in self.database.query(sql, {"pinned": eviction.PINNED})]
 

@@ -142,14 +142,14 @@ class StoreWriter:
             rows = run(f"delete from vectors where {chosen} returning id, namespace, number", values)
         return [RemovedEntry(row["id"], row["namespace"], (row["number"],)) for row in rows]
 
-    def set_answer_class(self, id: str, namespace: str, name: str, digest: str) -> None:
+    def set_answer_class(self, id: str, namespace: str, answer_class: str, digest: str) -> None:
         """Assign an entry to a class of equal answers (see `answer_classes`), unless the entry was removed.
 
-        `name` is the id of the first entry in the class, and `digest` is the `text_digest` of the entry's answer.
+        `digest` is the `text_digest` of the entry's answer.
         """
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):
-                run(_CLASSIFY, {"entry": id, "namespace": namespace, "name": name, "text": digest})
+                run(_CLASSIFY, {"entry": id, "namespace": namespace, "name": answer_class, "text": digest})
 
     def reset_answer_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:

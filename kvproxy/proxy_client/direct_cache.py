@@ -21,7 +21,7 @@ class DirectCache:
 
     def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
         chosen = _filter(where)
-        pinned = set(self._store.pinned())
+        pinned = set(self._store.pinned_ids())
         rows = [
             entry.summary() | {"pinned": entry.id in pinned}
             for entry in self._store.list_entries(chosen, limit=limit or None)
@@ -39,7 +39,7 @@ class DirectCache:
         entry = self._store.get(self._full_id(id))
         assert entry is not None
         try:
-            return entry.document() | {"pinned": entry.id in self._store.pinned()}
+            return entry.document() | {"pinned": entry.id in self._store.pinned_ids()}
         except RecursionError:
             raise KvproxyError(f"{entry.id} is nested too deeply to be shown: use kvproxy cache export") from None
 

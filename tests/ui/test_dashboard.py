@@ -202,7 +202,7 @@ def test_matches_can_be_judged_pinned_and_removed(page: Page, url: str, store) -
     page.until(lambda: "Approved" in page.text(f"{match} .note[role=status]"))
     page.click(f"{match} button", "Pin")
     page.until(lambda: "Pinned" in page.text(f"{match} .note[role=status]"))
-    assert store.pinned() == [served["near"]]
+    assert store.pinned_ids() == [served["near"]]
     page.click(f"{match} button", "Remove")
     assert store.get(served["near"]) is not None
     page.click(f"{match} button", "Really remove?")

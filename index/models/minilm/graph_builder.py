@@ -25,7 +25,7 @@ def code_digest() -> str:
 
 
 class Graph:
-    """Collects the nodes and constants of an ONNX graph. `constant`, `node`, and `split` return the names of new values."""
+    """Collects the nodes and constants of an ONNX graph. Methods that add to it return names of values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -33,21 +33,23 @@ class Graph:
 
     def constant(self, value: np.ndarray) -> str:
         name = f"c{len(self.constants)}"
-        self.constants.append(onnx_format.tensor(name, np.asarray(value, order="C")))
+        self.constants.append(onnx_format.tensor_proto(name, np.asarray(value, order="C")))
         return name
 
     def node(self, operator: str, *inputs: str, domain: str = "", **attributes: int | float) -> str:
-        return self.split(operator, *inputs, parts=1, domain=domain, **attributes)[0]
+        return self.multi_output_node(operator, *inputs, parts=1, domain=domain, **attributes)[0]
 
-    def split(self, operator: str, *inputs: str, parts: int, domain: str = "", **attributes: int | float) -> list[str]:
+    def multi_output_node(
+        self, operator: str, *inputs: str, parts: int, domain: str = "", **attributes: int | float
+    ) -> list[str]:
         outputs = [f"v{len(self.nodes)}_{part}" for part in range(parts)]
-        self.nodes.append(onnx_format.node(operator, list(inputs), outputs, domain, attributes))
+        self.nodes.append(onnx_format.node_proto(operator, list(inputs), outputs, domain, attributes))
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        infos = [onnx_format.float_value(name, size) for name, size in inputs.items()]
-        outputs = [onnx_format.float_value(output, shape)]
-        return onnx_format.model(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
+        infos = [onnx_format.value_info_proto(name, size) for name, size in inputs.items()]
+        outputs = [onnx_format.value_info_proto(output, shape)]
+        return onnx_format.model_proto(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
@@ -98,7 +100,7 @@ def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
     for number in range(sum(name.endswith(".qkv.weight") for name in weights)):
         layer = f"layer.{number}"
         joined = _multiply(graph, x, weights, f"{layer}.qkv", ranges)
-        heads = graph.split("Split", joined, parts=3, axis=2, num_outputs=3)
+        heads = graph.multi_output_node("Split", joined, parts=3, axis=2, num_outputs=3)
         seen = graph.node("Attention", *heads, q_num_heads=HEADS, kv_num_heads=HEADS)
         x = norm(graph.node("Add", x, _multiply(graph, seen, weights, f"{layer}.out", ranges)), f"{layer}.norm1")
         up = graph.node("Gelu", _multiply(graph, x, weights, f"{layer}.up", ranges))

@@ -66,11 +66,13 @@ def _classes() -> dict[str, Any]:
     return classes
 
 
-def tensor(name: str, value: np.ndarray) -> Any:
+def tensor_proto(name: str, value: np.ndarray) -> Any:
     return _message("Tensor")(name=name, dims=value.shape, data_type=_TYPES[value.dtype], raw_data=value.tobytes())
 
 
-def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attributes: dict[str, int | float]) -> Any:
+def node_proto(
+    operator: str, inputs: list[str], outputs: list[str], domain: str, attributes: dict[str, int | float]
+) -> Any:
     kind = _message("Attribute")
     return _message("Node")(
         op_type=operator,
@@ -84,14 +86,14 @@ def node(operator: str, inputs: list[str], outputs: list[str], domain: str, attr
     )
 
 
-def float_value(name: str, shape: list[int | str]) -> Any:
+def value_info_proto(name: str, shape: list[int | str]) -> Any:
     size = _message("Dimension")
     dimensions = [size(dim_param=each) if isinstance(each, str) else size(dim_value=each) for each in shape]
     kind = _message("TensorType")(elem_type=FLOAT, shape=_message("Shape")(dim=dimensions))
     return _message("ValueInfo")(name=name, type=_message("Type")(tensor_type=kind))
 
 
-def model(
+def model_proto(
     nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any], opsets: dict[str, int]
 ) -> bytes:
     graph = _message("Graph")(name="minilm", node=nodes, input=inputs, output=outputs, initializer=constants)

@@ -46,14 +46,16 @@ _UNSPACED = ("zh", "ja")
 _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
-def new_words_detector(embedder: str) -> Callable[[str, Sequence[str]], bool] | None:
+def new_words_detector(embedder_name: str) -> Callable[[str, Sequence[str]], bool] | None:
     """Return `has_new_words` for the multilingual embedder; None for an English embedder, whose questions the guards check."""
-    return has_new_words if embedder.startswith(NAME) else None
+    return has_new_words if embedder_name.startswith(NAME) else None
 
 
-def has_new_words(question: str, stored: Sequence[str]) -> bool:
+def has_new_words(question: str, stored_questions: Sequence[str]) -> bool:
     """Whether a question has content words that no stored question has. Always False in English, where guards decide."""
-    return not (is_surely_english(question) and is_surely_english(stored[0])) and bool(new_words(question, stored))
+    if is_surely_english(question) and is_surely_english(stored_questions[0]):
+        return False
+    return bool(new_words(question, stored_questions))
 
 
 @lru_cache(maxsize=4096)
@@ -67,9 +69,9 @@ def _english_vocabulary() -> frozenset[str]:
     return frozenset(load_tokenizer(packaged_model(), MAX_TOKENS).get_vocab())
 
 
-def new_words(question: str, stored: Sequence[str]) -> list[str]:
+def new_words(question: str, stored_questions: Sequence[str]) -> list[str]:
     """Return the content words that no stored question contains, not even with another ending."""
-    known = frozenset[str]().union(*map(content_words, stored))
+    known = frozenset[str]().union(*map(content_words, stored_questions))
     unknown = content_words(question) - known
     return [word for word in unknown if not any(_is_inflected(word, other) for other in known)]
 

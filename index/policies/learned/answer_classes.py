@@ -19,7 +19,7 @@ class ClassAssignment:
     Attributes:
         right: the fresh answer equals the answer of the neighbour about which the policy decided.
         joined: class of the fresh answer; None if it differs from all compared answers.
-        is_outlier: the neighbour's answer differs, but another answer of the neighbour's class is equal.
+        is_outlier: not `right`, but the fresh answer equals another answer of that neighbour's class.
     """
 
     right: bool
@@ -39,13 +39,13 @@ def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
     return [judged_index, *second, *others]
 
 
-def assign_class(places: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
+def assign_class(order: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
     """Assign a fresh answer to the class of the answer that it equals.
 
-    `are_equal` has the results of comparisons with `places`, up to the first equal answer or the first failed comparison.
+    `are_equal` has the results of the comparisons in `comparison_order`, of which the last ones may not have been made.
     """
-    joined = classes[places[len(are_equal) - 1]] if are_equal[-1] else None
-    return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[places[0]])
+    joined = classes[order[len(are_equal) - 1]] if are_equal[-1] else None
+    return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[order[0]])
 
 
 def text_digest(text: str) -> str:

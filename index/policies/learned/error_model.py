@@ -93,14 +93,14 @@ def _sigmoid(odds: float) -> float:
 
 
 PRIOR_ERRORS = 2.0
-"""Initial `ServingLevel.expected` of a new namespace. As `MIN_EXPECTED_ERRORS` is larger, each namespace needs comparisons."""
+"""`ServingLevel.expected` of a new namespace. It is below `MIN_EXPECTED_ERRORS`, so each namespace needs comparisons."""
 
 
 @dataclass(slots=True)
 class Prior:
     """The initial error model of new namespaces, which learns from the `Observation`s of all namespaces.
 
-    `seen_wrong` and `seen_expected` count like `ServingLevel.wrong` and `ServingLevel.expected`, but over all namespaces.
+    `seen_wrong` and `seen_expected` are sums of `ServingLevel.wrong` and `ServingLevel.expected` over all namespaces.
     """
 
     shared: ErrorModel = field(default_factory=lambda: ErrorModel(np.array(WEIGHTS), np.array(COVARIANCE)))

@@ -18,9 +18,9 @@ _MAX_OBSERVATIONS = 10_000
 
 
 class FeedbackRecorder:
-    """Compares fresh answers with stored answers, and stores the results. `policy`, if given, learns from them.
+    """Compares fresh answers with stored answers, and stores the results, from which `policy` learns, if given.
 
-    `unindex` deletes the vectors of entries; it is called on a worker thread.
+    `unindex` deletes the vectors of the entries with given ids; it is called on a worker thread.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FeedbackRecorder:
     ) -> Observation | None:
         """Compare a fresh response with the candidates of its lookup, and store the result; None if no answer was compared.
 
-        `was_to_be_served`: the request was forwarded only because of a reason such as shadow mode, not for exploration.
+        `was_to_be_served`: a hit was forwarded, but not for exploration (for instance in shadow mode).
         """
         assignment = await self._compare(lookup.observation, compare) if lookup.observation is not None else None
         return await asyncio.to_thread(
@@ -88,7 +88,7 @@ class FeedbackRecorder:
 
     async def _compare(self, pending: PendingObservation, compare: Compare) -> ClassAssignment | None:
         classes = [candidate.answer for candidate in pending.candidates]
-        places, results = comparison_order(pending.record.place, classes), list[bool]()
+        places, results = comparison_order(pending.record.index, classes), list[bool]()
         for place in places:
             result = await compare(pending.candidates[place].id)
             if result is None:

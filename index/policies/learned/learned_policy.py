@@ -70,18 +70,18 @@ class LearnedPolicy:
         estimate = learner.estimate(neighbours)
         if estimate is None:
             return PolicyResult([Decision("uncertain") for _ in neighbours], None)
-        nearest = neighbours[estimate.place]
+        nearest = neighbours[estimate.index]
         if not nearest.similarity >= self.floor:  # A NaN is refused, too.
             return PolicyResult([Decision("low similarity") for _ in neighbours], None)
-        own = [each.prompt for each in neighbours[estimate.place :] if each.answer == nearest.answer]
+        own = [each.prompt for each in neighbours[estimate.index :] if each.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]
         if self._has_new_words is not None and self._has_new_words(question, own):
-            decisions[estimate.place] = Decision("vetoed", "words", error=estimate.error)
-            return PolicyResult(decisions, None, 0.0, LearningRecord(estimate.place, None, estimate.error))
-        decisions[estimate.place] = decision = self._decide_nearest(question, nearest, estimate, learner, limits)
-        record = LearningRecord(estimate.place, tuple(estimate.features.tolist()), estimate.error, estimate.error)
+            decisions[estimate.index] = Decision("vetoed", "words", error=estimate.error)
+            return PolicyResult(decisions, None, 0.0, LearningRecord(estimate.index, None, estimate.error))
+        decisions[estimate.index] = decision = self._decide_nearest(question, nearest, estimate, learner, limits)
+        record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
-            return PolicyResult(decisions, estimate.place, learner.exploration_share(estimate.error), record)
+            return PolicyResult(decisions, estimate.index, learner.exploration_share(estimate.error), record)
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
         decided = estimate.error <= learner.level.error_limit
@@ -134,7 +134,7 @@ class LearnedPolicy:
         decisions += [Decision("not compared") for _ in neighbours[len(decisions) :]]
         if result.chosen is None:
             return PolicyResult(decisions, None, 0.0, record)
-        if result.chosen == record.place:
+        if result.chosen == record.index:
             return PolicyResult(decisions, result.chosen, chance, replace(record, risk=error, checked=True))
         return PolicyResult(
             decisions, result.chosen, chance, LearningRecord(result.chosen, None, error, error, checked=True)
@@ -180,10 +180,10 @@ class LearnedPolicy:
 
     def _catch_up(self, namespace: str) -> Learner:
         learner = self._learners.get(namespace) or self._load(namespace)
-        saved = self._saved.setdefault(namespace, learner.number)
+        saved = self._saved.setdefault(namespace, learner.last_number)
         while True:
-            batch = self._observations.list_since(namespace, learner.number, _READ_BATCH)
-            if self._observations.last_pruned_number(namespace) > learner.number:
+            batch = self._observations.list_since(namespace, learner.last_number, _READ_BATCH)
+            if self._observations.last_pruned_number(namespace) > learner.last_number:
                 # Another proxy has deleted the next observations, after it saved a snapshot.
                 learner = self._load(namespace)
                 continue
@@ -196,19 +196,19 @@ class LearnedPolicy:
             if len(batch) < _READ_BATCH:
                 break
         self._learners[namespace] = learner
-        if learner.number - saved >= _SNAPSHOT_INTERVAL:
+        if learner.last_number - saved >= _SNAPSHOT_INTERVAL:
             self._save(namespace, learner)
         while len(self._learners) > _MAX_LEARNERS:
             self._evict(*self._learners.popitem(last=False))
         return learner
 
     def _save(self, namespace: str, learner: Learner) -> None:
-        self._observations.save_snapshot(namespace, learner.number, learner.to_json())
-        self._saved[namespace] = learner.number
+        self._observations.save_snapshot(namespace, learner.last_number, learner.to_json())
+        self._saved[namespace] = learner.last_number
 
     def _evict(self, namespace: str, learner: Learner) -> None:
         # The prior would otherwise learn the same observations again when the namespace is loaded.
-        if learner.number > self._saved[namespace]:
+        if learner.last_number > self._saved[namespace]:
             self._save(namespace, learner)
         del self._saved[namespace]
 
@@ -219,9 +219,9 @@ class LearnedPolicy:
             return learner
         new = Learner.new(self._prior, self.max_error)
         # The observations of an incompatible snapshot may be pruned.
-        new.number = self._observations.last_pruned_number(namespace)
+        new.last_number = self._observations.last_pruned_number(namespace)
         # The initial state must be the same on all proxies, but the prior changes.
-        self._observations.save_snapshot(namespace, new.number, new.to_json())
+        self._observations.save_snapshot(namespace, new.last_number, new.to_json())
         return new
 
     def status(self, namespace: str) -> LearningStatus:

@@ -31,12 +31,12 @@ _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The estimated error of the nearest neighbour whose answer class is not obsolete; `place` is the neighbour's index.
+    """The estimated error of the nearest neighbour whose answer class is not obsolete, and the neighbour's index.
 
     `is_only_member`: no other neighbour has this class.
     """
 
-    place: int
+    index: int
     features: np.ndarray
     error: float
     is_only_member: bool
@@ -44,7 +44,7 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """`num_checked` counts compared answers that the policy `checked` accepted; `number` is the last `Observation.number`."""
+    """The state. `num_checked` of the compared answers were accepted by `checked`; the last `Observation` has `last_number`."""
 
     error_model: ErrorModel
     level: ServingLevel
@@ -52,7 +52,7 @@ class Learner:
     num_comparisons: int = 0
     num_checked: int = 0
     num_checked_wrong: int = 0
-    number: int = 0
+    last_number: int = 0
 
     @classmethod
     def new(cls, prior: Prior, max_error: float) -> "Learner":
@@ -106,7 +106,7 @@ class Learner:
 
     def add(self, observation: Observation) -> None:
         """Add an observation. After adding several, call `level.update` once, because it is slow."""
-        self.number = max(self.number, observation.number)
+        self.last_number = max(self.last_number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         if observation.joined:
             self.class_evidence.add_member(observation.joined)
@@ -145,7 +145,7 @@ class Learner:
                 "spread": level.error_histogram.tolist(),
                 "odds": errors.odds,
                 "lifted": sorted(errors.lifted_guards),
-                "counts": [self.num_comparisons, self.num_checked, self.num_checked_wrong, self.number],
+                "counts": [self.num_comparisons, self.num_checked, self.num_checked_wrong, self.last_number],
             }
         )
 

@@ -94,8 +94,8 @@ class PostgresDatabase:
         with self.health.watch("read"), self.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values, prepare=prepare))
 
-    def in_list(self, column: str, name: str) -> str:
-        return f"{column} = any(:{name})"
+    def in_list(self, column: str, parameter: str) -> str:
+        return f"{column} = any(:{parameter})"
 
     def as_list_parameter(self, values: Sequence[str]) -> list[str]:
         return list(values)

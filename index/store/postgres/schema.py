@@ -88,7 +88,7 @@ _SCHEMA = (
 )
 
 
-def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
+def create_schema(connection: psycopg.Connection[Any], database_name: str) -> None:
     """Create or migrate the schema; raises a SchemaVersionError if this version of kvproxy cannot use it. Process-safe."""
     supported = 1 + len(MIGRATIONS)
     with connection.transaction():
@@ -103,7 +103,7 @@ def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
             found = 1, 1
         version, compatible_since = found
         if version == 0 or compatible_since > supported:
-            raise SchemaVersionError(name, version, supported)
+            raise SchemaVersionError(database_name, version, supported)
         if version < supported:
             _migrate(connection, version)
 

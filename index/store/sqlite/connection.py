@@ -43,7 +43,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def create_schema(connection: sqlite3.Connection, name: str, version: int, statements: Sequence[str]) -> None:
+def create_schema(connection: sqlite3.Connection, database_name: str, version: int, statements: Sequence[str]) -> None:
     """Create the schema if the file is empty; raises a SchemaVersionError if it has another version. Process-safe."""
     if _version(connection) == version:
         return
@@ -53,7 +53,7 @@ def create_schema(connection: sqlite3.Connection, name: str, version: int, state
         if found == version:
             return
         if connection.execute("select 1 from sqlite_master").fetchone():
-            raise SchemaVersionError(name, found, version)
+            raise SchemaVersionError(database_name, found, version)
         for statement in statements:
             connection.execute(statement)
         connection.execute(f"pragma user_version = {version}")

@@ -122,8 +122,8 @@ class SqliteDatabase:
         with self.converting_errors("read"), self.reader() as reader:
             return _rows(reader.execute(sql, values))
 
-    def in_list(self, column: str, name: str) -> str:
-        return f"{column} in (select value from json_each(:{name}))"
+    def in_list(self, column: str, parameter: str) -> str:
+        return f"{column} in (select value from json_each(:{parameter}))"
 
     def as_list_parameter(self, values: Sequence[str]) -> str:
         return json.dumps(list(values))

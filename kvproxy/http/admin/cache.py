@@ -38,7 +38,7 @@ async def list_entries(request: Request) -> Response:
     total = len(entries)
     if offset or (limit and total == limit):
         total = await asyncio.to_thread(store.count if where == ALL_ENTRIES else lambda: len(store.ids(where)))
-    pinned = set(await asyncio.to_thread(store.pinned))
+    pinned = set(await asyncio.to_thread(store.pinned_ids))
     rows = [entry.summary() | {"pinned": entry.id in pinned} for entry in entries]
     return reply(rows, {"x-total-count": str(total)})
 
@@ -83,7 +83,7 @@ async def show(request: Request) -> Response:
     """Show a response, given its id or the beginning of its id."""
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
-    pinned = await asyncio.to_thread(app.answerer.store.pinned)
+    pinned = await asyncio.to_thread(app.answerer.store.pinned_ids)
     return reply(entry.document() | {"pinned": entry.id in pinned})
 
 
@@ -166,7 +166,7 @@ async def feedback(request: Request) -> Response:
 
 async def pins(request: Request) -> Response:
     """List the ids of pinned responses."""
-    return reply(await asyncio.to_thread(services(request).answerer.store.pinned))
+    return reply(await asyncio.to_thread(services(request).answerer.store.pinned_ids))
 
 
 async def pin(request: Request) -> Response:

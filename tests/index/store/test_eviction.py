@@ -81,7 +81,7 @@ def test_a_store_agrees_with_a_dictionary(make_store: MakeStore, limits: Limits)
     assert {entry.id: (entry.hits, entry.expires) for entry in store.list_entries()} == {
         each.entry.id: (each.hits, each.entry.expires) for each in order
     }
-    assert set(store.pinned()) == {each.entry.id for each in order if each.pinned}
+    assert set(store.pinned_ids()) == {each.entry.id for each in order if each.pinned}
     assert store.stats()["entry_bytes"] == sum(each.size for each in order) == sum(each.bytes for each in listed)
 
 

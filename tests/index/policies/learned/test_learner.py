@@ -113,10 +113,10 @@ def learn(learner: Learner, observation: Observation) -> None:
 def test_an_observation_updates_counts_model_and_class() -> None:
     learner = Learner.new(Prior(), 0.02)
     learn(learner, observation(number=7, served=3, risk=0.5, checked=True))
-    assert (learner.number, learner.level.served, learner.level.risk) == (7, 3, 0.5)
+    assert (learner.last_number, learner.level.served, learner.level.risk) == (7, 3, 0.5)
     assert (learner.num_comparisons, learner.num_checked, learner.num_checked_wrong) == (1, 1, 0)
     learn(learner, observation(right=False, number=5, checked=True, repeat=True))
-    assert (learner.number, learner.num_checked, learner.num_checked_wrong) == (7, 2, 1)
+    assert (learner.last_number, learner.num_checked, learner.num_checked_wrong) == (7, 2, 1)
     learn(learner, observation(repeat=True))
     assert (learner.level.num_repeats, learner.level.num_judged_different) == (2, 1)
     before, odds = learner.error_model.weights.copy(), learner.class_evidence.odds["a"]
@@ -138,7 +138,7 @@ def test_neighbours_of_obsolete_classes_are_skipped_and_raise_the_error() -> Non
     def estimate(neighbours: list[Neighbour]) -> tuple[int, bool, float]:
         found = learner.estimate(neighbours)
         assert found is not None
-        return found.place, found.is_only_member, pytest.approx(found.error)
+        return found.index, found.is_only_member, pytest.approx(found.error)
 
     assert estimate(near[:2])[:2] == (0, True)
     place, alone, error = estimate(near[1:])
@@ -169,7 +169,7 @@ def test_a_saved_state_keeps_its_level() -> None:
     again, stricter = Learner.from_json(state, 0.1), Learner.from_json(state, 0.01)
     assert again is not None
     assert stricter is not None
-    assert (again.level.error_limit, again.level.factor, again.number) == (
+    assert (again.level.error_limit, again.level.factor, again.last_number) == (
         learner.level.error_limit,
         learner.level.factor,
         400,

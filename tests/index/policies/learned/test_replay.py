@@ -79,7 +79,7 @@ def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
 
 
 def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
-    found = replay(stream, learned(0.05), judge=add_judge_errors(stream.same, 0.01, 0))
+    found = replay(stream, learned(0.05), judge=add_judge_errors(stream.answers_equal, 0.01, 0))
     assert found.worst_wrong_share <= 0.05
     assert found.hit_rate > 0.2
 
@@ -123,7 +123,7 @@ def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:
 
 
 def test_a_report_has_the_figures_of_each_policy(stream: Stream) -> None:
-    small = Stream(stream.texts[:200], stream.answers[:200], stream.vectors[:200], stream.same)
+    small = Stream(stream.texts[:200], stream.answers[:200], stream.vectors[:200], stream.answers_equal)
     told = replay_policies(small, lambda: learned(0.02), learned(0.02), 0.02, orders=2, judge_error=0.01).document()
     assert told["requests"] == 200
     assert set(told["policies"]) == {"learned", "checked", "threshold"}
@@ -158,7 +158,11 @@ def test_answers_are_compared_by_words_or_by_cosine() -> None:
     ]
     strict = embed_stream(lines, HashEmbedder(), None, lambda share: None)
     loose = embed_stream(lines, HashEmbedder(), -1.0, lambda share: None)
-    assert (strict.same(0, 1), strict.same(0, 2), loose.same(0, 2)) == (True, False, True)
+    assert (strict.answers_equal(0, 1), strict.answers_equal(0, 2), loose.answers_equal(0, 2)) == (True, False, True)
     assert (strict.vectors[0] == strict.vectors[2]).all()
     turned = strict.reordered([2, 0, 1])
-    assert (turned.texts, turned.same(1, 2), turned.same(0, 1)) == (["one", "one", "two"], True, False)
+    assert (turned.texts, turned.answers_equal(1, 2), turned.answers_equal(0, 1)) == (
+        ["one", "one", "two"],
+        True,
+        False,
+    )

@@ -40,7 +40,7 @@ class AsyncLLM:
 
     Attributes:
         tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
-        adapters: name and digest of each LoRA adapter, by its name (`CacheRequest.lora`).
+        adapters: by the name of each LoRA adapter, its `CacheRequest.lora`: the name and a digest of the weights.
         on_finished: receives the last delta of each sequence, on the event loop.
     """
 
@@ -158,7 +158,7 @@ class AsyncLLM:
         return await asyncio.wrap_future(result)
 
     async def match_tiers(self, request: CacheRequest, num_pool_tokens: int) -> dict[str, int]:
-        """Return by tier name how many prompt tokens a load would add to the first `num_pool_tokens`."""
+        """Return how many prompt tokens each tier could add to the first `num_pool_tokens`, which are in the pool."""
         tiers = self._engine.tiers
         if tiers is None:
             return {}

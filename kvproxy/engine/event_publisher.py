@@ -2,7 +2,7 @@
 
 A PUB socket sends a batch as `[topic, sequence number (u64, big-endian), payload]`. The payload is msgpack of
 `[time, events, rank]`. A ROUTER socket responds to `[b"", first number]` with the buffered batches from that number on,
-then `[b"", b"", 8 bytes 0xff, b""]`. If the first batch is no longer buffered, the publisher also sends a snapshot.
+then `[b"", b"", 8 bytes 0xff, b""]`. If that batch is no longer buffered, the engine also publishes events for all cached blocks.
 """
 
 import queue

@@ -167,7 +167,7 @@ class TierConnector:
             self.wake()
 
     def get_finished(self) -> list[SequenceState]:
-        """Write loaded chunks to the pool. Return the sequences whose loads ended."""
+        """Write loaded chunks to the pool. Return the sequences whose loads ended, complete or not."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.
@@ -229,7 +229,10 @@ class TierConnector:
 
 
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
-    """Return a 32-byte digest of the model and the settings that determine keys and values, or in strict mode their bits."""
+    """Return a 32-byte digest of the model and of the settings that change keys and values.
+
+    In strict mode it covers the hardware and all settings that change their last bits, too.
+    """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape
     parts: dict[str, object] = {

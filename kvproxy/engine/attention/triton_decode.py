@@ -44,12 +44,12 @@ def _shared_memory_bytes(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
 
 
-def launch_options(padded_group: int, *, double_buffer: bool) -> dict[str, int]:
+def launch_options(padded_heads_per_kv_head: int, *, double_buffer: bool) -> dict[str, int]:
     # Groups of 64 and more use large matrix instructions, which are double-buffered already.
     # Four warps have enough registers for the smallest groups only.
     return {
-        "num_warps": 8 if padded_group > 16 else 4,
-        "num_stages": _DOUBLE_BUFFER_STAGES if double_buffer and padded_group < 64 else 2,
+        "num_warps": 8 if padded_heads_per_kv_head > 16 else 4,
+        "num_stages": _DOUBLE_BUFFER_STAGES if double_buffer and padded_heads_per_kv_head < 64 else 2,
     }
 
 
@@ -90,9 +90,9 @@ class _TritonDecodeOp:
         partial = torch.empty((rows, heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
         logsums = torch.empty((rows, heads, num_splits), dtype=torch.float32, device=query.device)
         output = torch.empty((rows, heads, head_dim), dtype=query.dtype, device=query.device)
-        padded_dim = max(16, _power_of_two(head_dim))
-        padded_group = max(16, _power_of_two(heads // kv_heads))
-        options = launch_options(padded_group, double_buffer=self.double_buffer)
+        padded_head_dim = max(16, _power_of_two(head_dim))
+        padded_heads_per_kv_head = max(16, _power_of_two(heads // kv_heads))
+        options = launch_options(padded_heads_per_kv_head, double_buffer=self.double_buffer)
         split_programs = min(num_splits, -(-self.backend.num_programs // (rows * kv_heads)))
         scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
         visibility = {"KIND": self.group.kind, "WINDOW": self.group.window}
@@ -116,9 +116,9 @@ class _TritonDecodeOp:
             GROUP=heads // kv_heads,
             HEAD_DIM=head_dim,
             BLOCK_SIZE=block_size,
-            PADDED_GROUP=padded_group,
-            PADDED_DIM=padded_dim,
-            TILE=tile_size(padded_dim, query.element_size(), padded_group),
+            PADDED_GROUP=padded_heads_per_kv_head,
+            PADDED_DIM=padded_head_dim,
+            TILE=tile_size(padded_head_dim, query.element_size(), padded_heads_per_kv_head),
             DOT_TYPE=_dot_type(query),
             HAS_SOFTCAP=scores.softcap is not None,
             **visibility,
@@ -134,18 +134,18 @@ class _TritonDecodeOp:
             MIN_SPLIT=self.backend.min_split,
             MAX_SPLITS=self.backend.max_splits,
             HEAD_DIM=head_dim,
-            PADDED_DIM=padded_dim,
+            PADDED_DIM=padded_head_dim,
             HAS_SINKS=scores.sinks is not None,
             **visibility,
         )
         return output
 
 
-def tile_size(padded_dim: int, element_size: int, padded_group: int) -> int:
-    """Return the number of keys that a program loads at once. It divides the size of every split."""
+def tile_size(padded_head_dim: int, element_bytes: int, padded_heads_per_kv_head: int) -> int:
+    """Return the number of keys that a Triton program loads at a time; every split's size is a multiple of it."""
     # The scores of large groups take the registers of half of the keys.
-    share = 2 if padded_group > 64 else 1
-    return min(128, max(16, _TILE_ELEMENTS[element_size] // padded_dim // share))
+    share = 2 if padded_heads_per_kv_head > 64 else 1
+    return min(128, max(16, _TILE_ELEMENTS[element_bytes] // padded_head_dim // share))
 
 
 def _dot_type(query: torch.Tensor) -> Any:

@@ -38,7 +38,10 @@ class LayerGroup:
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split positions `start` to `end` into parts; yield each part's first visible key, start, and end."""
+        """Split the tokens from `start` to `end`; yield the position of each part's first visible key, its start, and its end.
+
+        Only groups with full attention have parts of more than `max_tokens`.
+        """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
             if self.kind == "chunked_local":

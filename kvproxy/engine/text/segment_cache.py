@@ -1,7 +1,7 @@
 """Caches token ids of chat segments: only the new segments of a continued chat are tokenized.
 
-A fast tokenizer splits a text at added tokens, such as `<|im_start|>`, and tokenizes the parts independently. The cache
-finds these tokens with a regular expression, and ignores tokens that the tokenizer may not find at the same place.
+A segment begins with an added token such as `<|im_start|>`. A fast tokenizer tokenizes segments independently. The cache
+finds added tokens by a regular expression, and ignores those that the tokenizer may not find at the same place.
 """
 
 import re

@@ -33,16 +33,16 @@ class ChatTokenizer:
         self._token_ids("")
         self._segments = SegmentCache(tokenizer, partial(self._token_ids, add_special_tokens=False))
 
-    def encode(self, text: str, param: str = "prompt", check: CheckLength = accept_any_length) -> list[int]:
+    def encode(self, text: str, param: str = "prompt", validate_length: CheckLength = accept_any_length) -> list[int]:
         """Return the token ids of a prompt, without the chat template. `param` is the request field to name in errors."""
-        self._check_text(text, param, check)
+        self._check_text(text, param, validate_length)
         return self._token_ids(text)
 
     def chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
-        check: CheckLength = accept_any_length,
+        validate_length: CheckLength = accept_any_length,
         scope: str = "",
     ) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the assistant's next turn.
@@ -51,7 +51,7 @@ class ChatTokenizer:
         """
         text = self._render(messages, tools)
         # The template may drop text, so check it after rendering.
-        self._check_text(text, "messages", check)
+        self._check_text(text, "messages", validate_length)
         return self._segments.encode(text, scope)
 
     def add_output(self, prompt: Sequence[int], output: Sequence[int], text: str, scope: str = "") -> None:
@@ -77,12 +77,12 @@ class ChatTokenizer:
             raise InvalidRequest(reason, param="messages") from None
         return text
 
-    def _check_text(self, text: str, param: str, check: CheckLength) -> None:
+    def _check_text(self, text: str, param: str, validate_length: CheckLength) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(f"{param} contains a lone surrogate: send valid Unicode", param=param) from None
-        check(-(-len(text) // _MAX_TOKEN_CHARACTERS))
+        validate_length(-(-len(text) // _MAX_TOKEN_CHARACTERS))
 
     def _token_ids(self, text: str, **options: Any) -> list[int]:
         with self._lock:

@@ -69,7 +69,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Write the blocks of `content` from number `first` on to `blocks`. `read_blocks` describes the layout."""
+        """Copy the blocks of `content`, beginning with its block `first`, to the pool's `blocks`. See `read_blocks` for the layout."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":

@@ -95,9 +95,9 @@ class ModelRunner:
             logits = self._logits(batch, upload(rows or [0], self._device))
         return torch.split(logits[: len(rows)], counts)
 
-    def _logits(self, batch: InputBatch, keep: torch.Tensor | int) -> torch.Tensor:
+    def _logits(self, batch: InputBatch, rows_to_keep: torch.Tensor | int) -> torch.Tensor:
         inputs = {"input_ids": batch.tokens, "position_ids": batch.positions, "input_batch": batch}
-        logits: torch.Tensor = self._model(**inputs, logits_to_keep=keep, use_cache=False).logits[0]
+        logits: torch.Tensor = self._model(**inputs, logits_to_keep=rows_to_keep, use_cache=False).logits[0]
         return logits
 
     def _device_context(self) -> Any:

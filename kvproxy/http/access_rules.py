@@ -35,7 +35,7 @@ class AccessRules:
         self._behind_proxy = False
 
     def check_page(self, request: Request) -> KvproxyError | None:
-        """Reject web pages of other origins, and public host names that `access.hosts` does not list.
+        """Reject requests by web pages of other origins, and requests to a public host name that `access.hosts` does not list.
 
         An unlisted name may be DNS rebinding: an attacker's page whose host name resolves to the proxy.
         """

@@ -43,12 +43,12 @@ class Clients:
             self.reload()
         return self._closed
 
-    def reload(self, change: int = 0) -> None:
-        """Reload the clients if their file has changed, or if `change` differs from the previous call's.
+    def reload(self, change_number: int = 0) -> None:
+        """Reload the clients if their file changed, or if `change_number` differs from the previous call's.
 
-        `change` is the number of the operator's last change in a shared PostgreSQL store.
+        `change_number` is the number of the operator's last change in a shared PostgreSQL store.
         """
-        stamp = change, *self._file_version()
+        stamp = change_number, *self._file_version()
         if stamp == self._changed:
             return
         try:

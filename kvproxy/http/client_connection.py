@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with limits for slow or large headers, and for clients that do not read their responses.
 
-`ProxyServer` periodically calls `check` of all connections, so that a connection requires no timer.
+`ProxyServer` periodically calls `close_if_too_slow` of all connections, so that a connection requires no timer.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kvproxy.settings.limits import LimitSettings
 MAX_PIPELINED = 32
 """Maximum pipelined requests that wait for the response in progress on a connection."""
 _MAX_REFUSED = 256
-"""Open connections beyond the limit that receive an error response; further connections are closed immediately."""
+"""Maximum connections beyond `limits.connections` that receive an error response; further ones are closed immediately."""
 _NO_CONTENT = 204
 _LINGER_SECONDS = 2.0
 
@@ -249,8 +249,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unread_bytes = 0
         super().resume_writing()
 
-    def check(self, now: float) -> None:
-        """Close the connection if its client sends or reads too slowly; `now` is the event loop's time."""
+    def close_if_too_slow(self, now: float) -> None:
+        """`now` is the event loop's time."""
         late = self._head_since is not None and now - self._head_since > self._limits.header_seconds
         if late and not self.transport.is_closing():
             self._head_since = None

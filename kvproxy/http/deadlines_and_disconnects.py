@@ -121,7 +121,7 @@ class RelayResponse(Response):
     ) -> None:
         self.status_code = status
         self.background = None
-        self.raw_headers = _encode(headers)
+        self.raw_headers = _encode_headers(headers)
         self._chunks = chunks
         self._close = close
         self._deadline = deadline
@@ -170,7 +170,7 @@ class RelayResponse(Response):
 class WholeResponse(Response):
     def __init__(self, body: bytes, status: int, headers: Headers) -> None:
         super().__init__(body, status)
-        self.raw_headers = _encode(headers)
+        self.raw_headers = _encode_headers(headers)
         if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
             self.raw_headers.append((b"content-length", str(len(body)).encode()))
 
@@ -180,5 +180,5 @@ class WholeResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def _encode(headers: Headers) -> list[tuple[bytes, bytes]]:
+def _encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

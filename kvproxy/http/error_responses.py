@@ -28,9 +28,9 @@ def error_event(error: KvproxyError, path: str) -> bytes:
 
 def error_body(error: KvproxyError, path: str) -> JsonObject:
     """Return an error in Anthropic's format for `/v1/messages` and the routes below it, otherwise in OpenAI's."""
-    return anthropic_error(error) if f"{normalize(path)}/".startswith(f"{MESSAGES.path}/") else openai_error(error)
+    return anthropic_error(error) if f"{normalize_path(path)}/".startswith(f"{MESSAGES.path}/") else openai_error(error)
 
 
-def normalize(path: str) -> str:
+def normalize_path(path: str) -> str:
     """Return the path without repeated slashes and dot segments."""
     return posixpath.normpath("/" + path.lstrip("/"))

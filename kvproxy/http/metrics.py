@@ -25,7 +25,7 @@ _OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """A metric, or a group of metrics: `members` has their help texts, by their names without the common prefix."""
+    """A metric, or a group of metrics with the prefix `name`: `members` has the help text of each, by the rest of its name."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "group"]

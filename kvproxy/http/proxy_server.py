@@ -99,7 +99,7 @@ class ProxyServer(uvicorn.Server):
         while True:
             await asyncio.sleep(pause)
             for connection in self._connections():
-                connection.check(loop.time())
+                connection.close_if_too_slow(loop.time())
 
     def _connections(self) -> list[LimitedProtocol]:
         return [each for each in self.server_state.connections if isinstance(each, LimitedProtocol)]

@@ -78,21 +78,21 @@ def _overloaded(limit: str, why: str) -> Overloaded:
 
 
 async def read_body(
-    request: Request, limit: int, seconds: float | None = None, reservation: Reservation | None = None
+    request: Request, max_bytes: int, seconds: float | None = None, reservation: Reservation | None = None
 ) -> bytes:
-    """Read a body of at most `limit` bytes, within `seconds`. `reservation` counts it in the `BodyBudget`.
+    """Read a body of at most `max_bytes`, within `seconds`. `reservation` counts it in the `BodyBudget`.
 
     Raises RequestTooLarge, RequestTooSlow, or Overloaded, without reading the rest of the body.
     """
     parts, announced = [], request.headers.get("content-length", "")
     size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
-    if size <= limit:
+    if size <= max_bytes:
         size = 0
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
                     size += len(part)
-                    if size > limit:
+                    if size > max_bytes:
                         break
                     if reservation is not None:
                         reservation.add_bytes(len(part))
@@ -100,9 +100,9 @@ async def read_body(
         except TimeoutError:
             message = f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
             raise RequestTooSlow(message) from None
-    if size > limit:
+    if size > max_bytes:
         raise RequestTooLarge(
-            f"the body has more than {limit:,} bytes: send less, or raise the setting limits.body_bytes"
+            f"the body has more than {max_bytes:,} bytes: send less, or raise the setting limits.body_bytes"
         )
     raw = b"".join(parts)
     if reservation is not None:
@@ -110,12 +110,14 @@ async def read_body(
     return raw
 
 
-async def read_api_request(request: Request, api: Api, raw: bytes, settings: Settings, *, check: bool) -> ApiRequest:
+async def read_api_request(
+    request: Request, api: Api, raw: bytes, settings: Settings, *, check_fields: bool
+) -> ApiRequest:
     """Parse a request to a cached API. Raises InvalidRequest.
 
-    Use `check` if the embedded engine answers; an upstream checks the fields of the body itself.
+    Set `check_fields` for the embedded engine; an upstream checks the fields of the body itself.
     """
-    body = await in_thread_if_large(len(raw), lambda: _parse_and_check(raw, api, check))
+    body = await in_thread_if_large(len(raw), lambda: _parse_and_check(raw, api, check_fields))
     headers = joined_headers(request)
     exchange = exchange_of(request.scope)
     client = exchange.client
@@ -128,9 +130,9 @@ async def read_api_request(request: Request, api: Api, raw: bytes, settings: Set
     return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
 
 
-def _parse_and_check(raw: bytes, api: Api, check: bool) -> JsonObject:
+def _parse_and_check(raw: bytes, api: Api, check_fields: bool) -> JsonObject:
     body = parse_body(raw)
-    if check:
+    if check_fields:
         api.check(body)
     return body
 
@@ -148,7 +150,7 @@ def query_of(request: Request) -> str:
     return query.decode("latin-1")
 
 
-def check_choices(body: JsonMap, limit: int) -> None:
+def check_number_of_choices(body: JsonMap, limit: int) -> None:
     for name in ("n", "best_of"):
         asked = body.get(name)
         if isinstance(asked, int | float) and asked > limit:

@@ -32,7 +32,7 @@ def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> 
                 return InvalidRequest("the only Transfer-Encoding of requests is chunked, in HTTP/1.1")
             case b"expect" if value.strip().lower() != b"100-continue":
                 return ExpectationFailed("the only expectation is 100-continue: leave out the header Expect")
-            case b"upgrade" if any(protocol != b"h2c" for protocol in _tokens(value)):
+            case b"upgrade" if any(protocol != b"h2c" for protocol in _split_tokens(value)):
                 return NotSupported("WebSocket and other upgrades are not supported: send the request over HTTP/1.1")
     if method == b"CONNECT":
         return NotSupported("CONNECT is not supported: this is a reverse proxy")
@@ -48,11 +48,11 @@ def head_without_upgrade(method: bytes, version: str, target: bytes, headers: He
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":
-            value = b", ".join(token for token in _tokens(value) if token not in _UPGRADE)
+            value = b", ".join(token for token in _split_tokens(value) if token not in _UPGRADE)
         if name not in _UPGRADE and (value or name != b"connection"):
             lines.append(name + b": " + value)
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def _tokens(value: bytes) -> list[bytes]:
+def _split_tokens(value: bytes) -> list[bytes]:
     return [token.strip().lower() for token in value.split(b",") if token.strip()]

@@ -16,10 +16,17 @@ from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
-from kvproxy.http.error_responses import error_event, error_response, normalize
+from kvproxy.http.error_responses import error_event, error_response, normalize_path
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
-from kvproxy.http.request_bodies import Reservation, check_choices, query_of, read_api_request, read_body, stream_upload
+from kvproxy.http.request_bodies import (
+    Reservation,
+    check_number_of_choices,
+    query_of,
+    read_api_request,
+    read_body,
+    stream_upload,
+)
 from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.savings import savings
@@ -57,10 +64,10 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: R
     await app.answerer.journal.wait_for_space()
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
-        parsed = await read_api_request(request, api, raw, app.settings, check=forwarder is None)
+        parsed = await read_api_request(request, api, raw, app.settings, check_fields=forwarder is None)
         exchange.tenant = parsed.tenant
         exchange.request = app.with_trace(exchange, await app.prepare(parsed))
-        check_choices(exchange.request.body, limits.choices)
+        check_number_of_choices(exchange.request.body, limits.choices)
         deadline.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: deadline.cancel_when_over(request.receive, work))
     except InvalidRequest as error:
@@ -92,7 +99,7 @@ async def count_tokens(request: Request) -> Response:
     limits = app.settings.limits
     with app.bodies.reservation() as reservation:
         raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
-        counted = await read_api_request(request, MESSAGES, raw, app.settings, check=False)
+        counted = await read_api_request(request, MESSAGES, raw, app.settings, check_fields=False)
         MESSAGES.check_prompt(counted.body)
         report = await app.prefix.explain(app.apply_rules(counted))
     return JSONResponse({"input_tokens": report and report.prompt_tokens})
@@ -213,7 +220,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
 
 def _check_path(request: Request) -> None:
     path = request.url.path
-    normal = normalize(path)
+    normal = normalize_path(path)
     if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in _CACHED)):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")

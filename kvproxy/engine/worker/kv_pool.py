@@ -69,7 +69,7 @@ class KVPool:
         return done.synchronize
 
     def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Copy the blocks of `content`, beginning with its block `first`, to the pool's `blocks`. See `read_blocks` for the layout."""
+        """Copy `content` (layout: see `read_blocks`), without its first `first` blocks, to the pool's `blocks`."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":

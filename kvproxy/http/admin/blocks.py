@@ -74,7 +74,7 @@ async def tree(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Show a block with its tokens and text."""
+    """Show a block with its tokens and text, given its number or the beginning of its hash."""
     name: str = request.path_params["id"]
     content = await services(request).prefix.find_block(name)
     if content is None:

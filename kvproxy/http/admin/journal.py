@@ -95,10 +95,10 @@ async def live(request: Request) -> Response:
     newest = await _read_journal(app, lambda reader: reader.newest_number())
     last = newest if query.after is None else min(query.after, newest)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_live_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
 
 
-async def _events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
+async def _live_events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
     yield b'event: hello\ndata: {"newest": %d}\n\n' % newest
     last_sent = time.monotonic()
     while not app.deadlines.stopping:

@@ -51,7 +51,7 @@ async def read_request(request: Request) -> ApiRequest:
     settings = services(request).settings
     raw = await read_body(request, settings.limits.body_bytes)
     # The query belongs to the admin route.
-    return replace(await read_api_request(request, api, raw, settings, check=True), query="")
+    return replace(await read_api_request(request, api, raw, settings, check_fields=True), query="")
 
 
 def parse_number(text: str, name: str) -> float:

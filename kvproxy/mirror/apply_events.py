@@ -19,7 +19,7 @@ class MirroredBlock:
 
 
 class MirroredPool:
-    """Blocks of one rank, medium (such as GPU), and KV cache group; see `StoredEvent` for `kind` and `window`.
+    """Blocks of one rank, medium (such as GPU), and KV cache group, with its attention type (`kind`) and window in tokens.
 
     `block_size` is 0 before the first event.
     """

@@ -34,7 +34,7 @@ class EventDecodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """Consecutive blocks of one prompt were cached; see `blocks.events.BlockStored`."""
+    """Consecutive blocks of one prompt were cached. `parent` is the hash of the block before them, if any."""
 
     hashes: list[Hash]
     parent: Hash | None

@@ -84,7 +84,7 @@ class PromptHashes:
 
 
 class GroupLookup:
-    """The lookup of one prompt in one KV cache group of a mirrored engine."""
+    """Finds the cached blocks of one prompt in one KV cache group of a mirrored engine."""
 
     def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
         self.pool = pool

@@ -31,7 +31,7 @@ class StreamCounts:
 
 @dataclass(slots=True, kw_only=True)
 class StreamStatus(StreamCounts):
-    """Status of one event stream. See `Sequencer` for `next` and `complete`."""
+    """Status of one event stream. `next` is the number of the next batch to apply; `complete`: no batch is missing."""
 
     endpoint: str
     connected: bool

@@ -52,8 +52,8 @@ class UpstreamClient:
     ) -> tuple[int, Json]:
         """Send a JSON object, and return the status and the parsed response, which is None if it is not JSON.
 
-        `seconds` limits the time until the whole response. A `queued` call waits in the queue of client requests. Raises
-        Overloaded or UpstreamError.
+        `seconds` limits the time until the whole response. A `queued` call waits its turn among clients' requests (see
+        `forward`). Raises Overloaded or UpstreamError.
         """
         content = b"" if body is None else orjson.dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})

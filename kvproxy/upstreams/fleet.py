@@ -103,7 +103,7 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available_engines(self) -> list[FleetEngine]:
-        """Return the available engines, or the ejected ones if no engine is available.
+        """Return the available engines; if there is no available engine, those that health checks ejected.
 
         Raises Overloaded if all engines are draining.
         """
@@ -191,7 +191,7 @@ def _has_predictable_reuse(request: ApiRequest) -> bool:
 
 
 def affinity_key(request: ApiRequest) -> bytes:
-    """Return a digest of the session id, or else of all messages up to the first user message."""
+    """Return the key for consistent hashing: a digest of the session id, or else of all messages up to the first user message."""
     body = request.body
     for name in (session_name(request), body.get("prompt_cache_key"), field(body.get("metadata"), "user_id")):
         if isinstance(name, str) and name:

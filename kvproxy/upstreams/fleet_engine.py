@@ -135,7 +135,7 @@ class FleetEngine:
                 self._next_metrics = 0.0 if found is not None else time.monotonic() + _METRICS_RETRY_SECONDS
         if self._monitor is not None:
             up = not self.health.failures
-            self._problems = self._monitor.check(up=up, metrics=self.metrics(), reuse=self.reuse)
+            self._problems = self._monitor.find_problems(is_up=up, metrics=self.metrics(), reuse=self.reuse)
 
     def metrics(self) -> EngineMetrics | None:
         if self._metrics is None:
@@ -144,7 +144,10 @@ class FleetEngine:
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
     def routing_candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the length of the prompt's cached prefix, and the engine's load. Call `compute_hashes` first."""
+        """Return the length of the prompt's cached prefix (unknown without a prompt or a mirror), and the engine's load.
+
+        Call `compute_hashes` first.
+        """
         matched = None
         if self.mirror is not None and prompt is not None:
             match = self.mirror.match_prefix(prompt)
@@ -176,7 +179,10 @@ class FleetEngine:
     def serving_upstream(
         self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
     ) -> ServingUpstream:
-        """Return this engine as the upstream of a request. `predicted_tokens` prompt tokens should be reused."""
+        """Return this engine as the upstream of a request.
+
+        The engine should reuse `predicted_tokens` prompt tokens (None: unknown), and compute `uncached_tokens`.
+        """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.

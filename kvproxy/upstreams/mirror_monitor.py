@@ -74,12 +74,14 @@ class MirrorMonitor:
         if reported or not self._messages:
             self._computed += max(0, tokens - _PARTIAL_BLOCK)
 
-    def check(self, *, up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]) -> list[str]:
-        """Return the current problems, and log the new ones. `reuse` has the engine's statistics by model."""
+    def find_problems(
+        self, *, is_up: bool, metrics: EngineMetrics | None, reuse: Mapping[str, ReuseStats]
+    ) -> list[str]:
+        """Return a sentence for each current problem, and log the new ones. `reuse` has the engine's statistics by model."""
         self._read_streams()
         found: dict[str, str] = {}
         now, server = self._clock(), self._server
-        if up and now - self._last_connected > GRACE_SECONDS:
+        if is_up and now - self._last_connected > GRACE_SECONDS:
             found["disconnected"] = (
                 f"nothing publishes at {server.kv_events}: start the engine with {_CONFIG}, or correct kv_events"
             )

@@ -105,7 +105,7 @@ class Monitored:
 
     def check(self, later: float = 0.0, *, up: bool = True) -> list[str]:
         self.now += later
-        return self.monitor.check(up=up, metrics=self.metrics, reuse=self.reuse)
+        return self.monitor.find_problems(is_up=up, metrics=self.metrics, reuse=self.reuse)
 
 
 def test_a_disconnected_event_stream_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

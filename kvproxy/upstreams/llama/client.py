@@ -14,7 +14,7 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 Tokens: TypeAlias = bytes
-"""Token ids as bytes, four for each, because many slots and files are compared for each request."""
+"""Token ids as bytes, four per token: each request is compared with many slots and files, which bytes make fast."""
 _WIDTH = array("i").itemsize
 _SECONDS = 2.0  # Older servers do not respond while they compute a batch.
 _FILE_SECONDS = 60.0  # A slot may have gigabytes.
@@ -33,7 +33,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot in the server's report. `task` is the server's id of the slot's last request, if any."""
+    """A slot in the server's report. `task` is the server's id of the last request in the slot, if any."""
 
     slot: int
     busy: bool
@@ -90,7 +90,7 @@ class LlamaClient:
         """Apply the chat template, and tokenize the prompt. Raises InvalidRequest if the prompt is not text."""
         source = prompt_input(request)
         if isinstance(source, tuple):
-            return pack(source)
+            return pack_tokens(source)
         if isinstance(source, Conversation):
             # Any field may affect the chat template.
             body = request.body if request.api.name == "chat" else source.chat_fields()
@@ -103,12 +103,14 @@ class LlamaClient:
         reply = await self._post("/tokenize", {"content": text, "add_special": special, "parse_special": True})
         ids = field(reply, "tokens")
         try:
-            return pack([id for id in ids if isinstance(id, int)] if isinstance(ids, list) else [])
+            return pack_tokens([id for id in ids if isinstance(id, int)] if isinstance(ids, list) else [])
         except OverflowError:
             raise UpstreamUnreachable(f"the response of {self._client.url}/tokenize is not valid") from None
 
     async def detokenize(self, tokens: Tokens) -> str:
-        return str(field(await self._post("/detokenize", {"tokens": list[Json](unpack(tokens))}), "content") or "")
+        return str(
+            field(await self._post("/detokenize", {"tokens": list[Json](unpack_tokens(tokens))}), "content") or ""
+        )
 
     async def save(self, slot: int, name: str) -> tuple[int, int]:
         """Write a slot to a file; return the numbers of tokens and bytes."""
@@ -145,11 +147,11 @@ def _read_number(reply: JsonMap, name: str) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0
 
 
-def pack(ids: Sequence[int]) -> Tokens:
+def pack_tokens(ids: Sequence[int]) -> Tokens:
     return array("i", ids).tobytes()
 
 
-def unpack(tokens: Tokens) -> list[int]:
+def unpack_tokens(tokens: Tokens) -> list[int]:
     return array("i", tokens).tolist()
 
 
@@ -157,8 +159,8 @@ def num_tokens(tokens: Tokens) -> int:
     return len(tokens) // _WIDTH
 
 
-def first_tokens(tokens: Tokens, number: int) -> Tokens:
-    return tokens[: number * _WIDTH]
+def first_tokens(tokens: Tokens, count: int) -> Tokens:
+    return tokens[: count * _WIDTH]
 
 
 def common_prefix_length(one: Tokens, other: Tokens) -> int:

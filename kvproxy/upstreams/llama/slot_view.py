@@ -10,7 +10,14 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.client import Tokens, common_prefix_length, first_tokens, num_tokens, pack, unpack
+from kvproxy.upstreams.llama.client import (
+    Tokens,
+    common_prefix_length,
+    first_tokens,
+    num_tokens,
+    pack_tokens,
+    unpack_tokens,
+)
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slots import reusable_tokens
 
@@ -68,7 +75,7 @@ class SlotView:
                 num_tokens=each.num_tokens,
                 complete=True,
                 in_use=int(each.state == "used"),
-                first_tokens=tuple(unpack(first_tokens(each.tokens, _FIRST_TOKENS))),
+                first_tokens=tuple(unpack_tokens(first_tokens(each.tokens, _FIRST_TOKENS))),
                 first_text=text,
                 place=BlockLocation(each.url, medium=each.place),
             )
@@ -79,16 +86,16 @@ class SlotView:
         prefixes = await self._list_prefixes()
         found = [each for each in prefixes if each.tokens and each.digest.startswith(name)]
         found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
-        return [BlockContent(_block_row(each), tuple(unpack(each.tokens))) for each in found]
+        return [BlockContent(_block_row(each), tuple(unpack_tokens(each.tokens))) for each in found]
 
     async def text(self, tokens: Sequence[int] | None) -> str:
-        return await self._text(pack(tokens or ()))
+        return await self._text(pack_tokens(tokens or ()))
 
     async def _text(self, tokens: Tokens) -> str:
         try:
             return await self._server.client.detokenize(tokens) if tokens else ""
         except KvproxyError:
-            return " ".join(map(str, unpack(tokens)))
+            return " ".join(map(str, unpack_tokens(tokens)))
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         server, prefixes = self._server, await self._list_prefixes()

@@ -70,9 +70,9 @@ def choose_slot(
     return SlotChoice(chosen.id, common[chosen.id], None, reusable_tokens(common[chosen.id], prompt))
 
 
-def reusable_tokens(common: int, prompt: Tokens) -> int:
-    """Return how many tokens of a common prefix are reusable. The server always computes the prompt's last token."""
-    return max(0, min(common, num_tokens(prompt) - 1))
+def reusable_tokens(common_tokens: int, prompt: Tokens) -> int:
+    """Return how many tokens of a common prefix of slot and prompt are reused: at most all except the prompt's last one."""
+    return max(0, min(common_tokens, num_tokens(prompt) - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.upstreams.llama.client import common_prefix_length, first_tokens, num_tokens, pack, unpack
+from kvproxy.upstreams.llama.client import common_prefix_length, first_tokens, num_tokens, pack_tokens, unpack_tokens
 from kvproxy.upstreams.llama.slots import Slot, choose_slot
 
 # Few different ids, so that long prefixes are common.
@@ -16,11 +16,11 @@ def common(one: list[int], other: list[int]) -> int:
 
 @given(IDS, IDS, st.integers(0, 30))
 def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], number: int) -> None:
-    assert unpack(pack(one)) == one
-    assert num_tokens(pack(one)) == len(one)
-    assert unpack(first_tokens(pack(one), number)) == one[:number]
-    assert common_prefix_length(pack(one), pack(other)) == common(one, other)
-    assert common_prefix_length(pack(one), pack(one + other)) == len(one)
+    assert unpack_tokens(pack_tokens(one)) == one
+    assert num_tokens(pack_tokens(one)) == len(one)
+    assert unpack_tokens(first_tokens(pack_tokens(one), number)) == one[:number]
+    assert common_prefix_length(pack_tokens(one), pack_tokens(other)) == common(one, other)
+    assert common_prefix_length(pack_tokens(one), pack_tokens(one + other)) == len(one)
 
 
 @given(
@@ -32,9 +32,9 @@ def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], numbe
 def test_the_choice_reuses_the_longest_prefix(
     prompt: list[int], slots: list[tuple[list[int], int]], files: list[list[int]], min_tokens: int
 ) -> None:
-    free = [Slot(at, pack(tokens), used=float(used)) for at, (tokens, used) in enumerate(slots)]
-    saved = [(str(at), pack(tokens)) for at, tokens in enumerate(files)]
-    choice = choose_slot(pack(prompt), free, saved, min_tokens)
+    free = [Slot(at, pack_tokens(tokens), used=float(used)) for at, (tokens, used) in enumerate(slots)]
+    saved = [(str(at), pack_tokens(tokens)) for at, tokens in enumerate(files)]
+    choice = choose_slot(pack_tokens(prompt), free, saved, min_tokens)
     if not slots:
         assert choice is None
         return

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.encryption import Cipher
-from kvproxy.upstreams.llama.client import pack
+from kvproxy.upstreams.llama.client import pack_tokens
 from kvproxy.upstreams.llama.slot_files import SlotFiles
 
 URL = "http://127.0.0.1:8080"
@@ -33,10 +33,10 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
         files = SlotFiles(Path(folder) / "slots.db", URL, clock)
         for what, tokens, size, identity in steps:
             key = tuple(tokens)
-            file = next((each for each in files.list_restorable(identity) if each.tokens == pack(tokens)), None)
+            file = next((each for each in files.list_restorable(identity) if each.tokens == pack_tokens(tokens)), None)
             match what:
                 case "save":
-                    files.commit(files.allocate_name(identity), identity, pack(tokens), len(tokens), size)
+                    files.commit(files.allocate_name(identity), identity, pack_tokens(tokens), len(tokens), size)
                     gone = [each for each in model if each[0] == identity and key[: len(each[1])] == each[1]]
                     model = [each for each in model if each not in gone] + [(identity, key, size)]
                 case "touch" if file is not None:
@@ -51,7 +51,7 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
                     files.close()
                     files = SlotFiles(Path(folder) / "slots.db", URL, clock)
             for name in ("one", "two"):
-                expected = [pack(each[1]) for each in reversed(model) if each[0] == name]
+                expected = [pack_tokens(each[1]) for each in reversed(model) if each[0] == name]
                 assert [each.tokens for each in files.list_restorable(name)] == expected
         files.close()
 
@@ -60,7 +60,7 @@ def test_names_are_reused_for_the_same_model_only(tmp_path: Path) -> None:
     files = SlotFiles(tmp_path / "slots.db", URL)
     first = files.allocate_name("one")
     assert files.allocate_name("one") != first
-    files.commit(first, "one", pack([1]), 1, 10)
+    files.commit(first, "one", pack_tokens([1]), 1, 10)
     files.discard(first)
     assert files.total_bytes == 10
     assert files.allocate_name("two") != first
@@ -71,7 +71,7 @@ def test_names_are_reused_for_the_same_model_only(tmp_path: Path) -> None:
 
 
 def test_prefixes_are_encrypted_with_a_key(tmp_path: Path) -> None:
-    path, secret = tmp_path / "slots.db", pack([77_777] * 20)
+    path, secret = tmp_path / "slots.db", pack_tokens([77_777] * 20)
 
     def opened(*keys: bytes) -> SlotFiles:
         return SlotFiles(path, URL, cipher=Cipher(keys) if keys else None)

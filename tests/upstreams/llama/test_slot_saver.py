@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens, num_tokens, pack
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens, num_tokens, pack_tokens
 from kvproxy.upstreams.llama.slot_files import SlotFiles, SlotSaver
 from kvproxy.upstreams.llama.slots import Slot
 
@@ -39,7 +39,7 @@ class FakeClient(LlamaClient):
 
 
 async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp_path: Path) -> None:
-    long, one, two = pack(range(100, 150)), pack(range(20)), pack(range(50, 70))
+    long, one, two = pack_tokens(range(100, 150)), pack_tokens(range(20)), pack_tokens(range(50, 70))
     client, files = FakeClient(one, two), SlotFiles(tmp_path / "slots.db", "http://llama")
     budget = 2 * num_tokens(one) * BYTES_PER_TOKEN
     saver = SlotSaver("http://llama", client, ServerInfo("one", 2, True, True, False), files, budget, 1)

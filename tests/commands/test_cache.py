@@ -10,8 +10,8 @@ import pytest
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.store import SqliteStore
-from tests.commands.run import Demo, ask, kvproxy, printed_facts, result
-from tests.commands.upstream import proxied, said
+from tests.commands.run import ask, kvproxy, result
+from tests.commands.upstream import proxied
 from tests.index.entries import make_entry
 from tests.statuses import makes_entry
 
@@ -22,27 +22,6 @@ def stored(path: Path, *entries: Entry) -> Path:
         store.put(entry)
     store.close()
     return path
-
-
-def test_cache_of_a_running_proxy(demo: Demo, tmp_path: Path) -> None:
-    url = demo[0]
-    ask(url, "What is a namespace?", "For this test.")
-    ask(url, "What is a namespace?", "For this test.")
-    found = [entry for entry in result("cache", "ls", url=url) if entry["prompt"] == "What is a namespace?"]
-    entry = max(found, key=lambda entry: entry["created"])
-    assert {"id", "namespace", "model", "prompt", "created", "hits"} <= set(entry)
-    assert entry["hits"] == 1
-    shown = result("cache", "show", entry["id"][:10], url=url)
-    assert shown["response"]["choices"][0]["finish_reason"] == "stop"
-    backup = tmp_path / "backup.jsonl"
-    exported = result("cache", "export", backup, url=url)["exported"]
-    assert len(backup.read_text().splitlines()) == exported
-    assert result("cache", "rm", entry["id"], url=url) == {"removed": 1}
-    assert kvproxy("cache", "show", entry["id"], url=url).returncode == 3
-    assert result("cache", "import", backup, url=url) == {"imported": 1, "skipped": exported - 1}
-    hit = ask(url, "What is a namespace?", "For this test.")
-    assert 'detail="exact"' in hit.headers["cache-status"]
-    assert result("cache", "stats", url=url)["entries"] == exported
 
 
 def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
@@ -83,6 +62,7 @@ def test_unusual_requests_survive_export_and_import(tmp_path: Path) -> None:
         listed = kvproxy("cache", "ls", "--limit", 1, url=url)
         assert (listed.stdout.count("\n"), listed.stderr) == (2, "1 of 2 responses: list all with --limit 0\n")
         assert result("cache", "export", backup, url=url)["exported"] == 2
+        assert kvproxy("cache", "show", "f" * 32, url=url).returncode == 3
         printed = kvproxy("cache", "export", url=url).stdout
         assert result("cache", "rm", "--all", "--yes", url=url) == {"removed": 2}
         line = backup.read_bytes().splitlines(keepends=True)[0]
@@ -100,14 +80,6 @@ def test_unusual_requests_survive_export_and_import(tmp_path: Path) -> None:
     assert (piped.returncode, piped.stdout) == (0, "imported 2 responses, skipped 0\n")
     again = kvproxy("cache", "export", "--store", other).stdout
     assert list(map(json.loads, again.split("\n")[:-1])) == list(map(json.loads, printed.split("\n")[:-1]))
-
-
-def test_deeply_nested_entries_can_be_exported(tmp_path: Path) -> None:
-    entry = make_entry(request=b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}")
-    path = stored(tmp_path / "a.db", entry)
-    shown = kvproxy("cache", "show", entry.id, "--store", path)
-    assert (shown.returncode, "use kvproxy cache export" in shown.stderr) == (1, True)
-    assert entry.request.decode() in kvproxy("cache", "export", "--store", path).stdout
 
 
 def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,21 +117,6 @@ def test_an_entry_id_never_selects_another_route(tmp_path: Path) -> None:
             for command in ("show", "rm"):
                 done = kvproxy("cache", command, id, url=url)
                 assert (done.returncode in (1, 2, 3), done.stdout) == (True, ""), id
-
-
-def test_values_are_formatted_for_people_and_raw_in_json(tmp_path: Path) -> None:
-    entry = make_entry("one", created=1e9, tags=("b", "a"), request=json.dumps(said("x" * 3000)).encode())
-    path = stored(tmp_path / "a.db", entry)
-    facts = printed_facts("cache", "stats", "--store", path)
-    assert facts["Size of responses"].endswith("KiB")
-    assert facts["Responses with tag: a"] == "1"
-    assert isinstance(result("cache", "stats", "--store", path)["entry_bytes"], int)
-    shown = kvproxy("cache", "show", entry.id, "--store", path).stdout
-    assert "2001-09-0" in shown
-    assert re.search(r"^Tags +(a, b|b, a)$", shown, re.MULTILINE)
-    assert re.search(r"^Serves similar questions +yes$", shown, re.MULTILINE)
-    assert re.search(r"^Stale while revalidating +0s$", shown, re.MULTILINE)
-    assert result("cache", "show", entry.id, "--store", path)["created"] == 1e9
 
 
 def test_the_beginning_of_an_id_must_be_unique(tmp_path: Path) -> None:

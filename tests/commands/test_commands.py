@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors
-from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
 from kvproxy.index.store import NewEntry, SqliteStore
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
@@ -50,18 +49,6 @@ def test_statistics_for_people_have_labels_and_units(demo: Demo) -> None:
     assert max(map(len, cache)) <= 42
     assert (blocks["Tokens per block"], blocks["Share of blocks in use"]) == ("16", "0.0%")
     assert blocks["Memory per block"].endswith("KiB")
-
-
-def test_unknown_statistics_have_a_readable_label() -> None:
-    values = {"new_field": 1234, "tags": {"a_b.c": 1}, "nested": {"some_bytes": 2048, "ratio": 0.5}, "rows": []}
-    assert dict(label_statistics(values, "cache")) == {
-        "New field": "1,234", "Responses with tag: a_b.c": "1", "Some bytes": "2KiB", "Ratio": "0.50",
-    }  # fmt: skip
-    compared = {"semantic": {"compared": {"right": 2, "undecided": 1}, "learned": {"right": 2}}}
-    assert dict(label_statistics(compared, "cache")) == {
-        "Compared, not served: undecided": "1",
-        "Responses not served that were right": "2",
-    }
 
 
 @pytest.mark.parametrize(

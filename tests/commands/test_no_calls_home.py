@@ -5,7 +5,10 @@ import os
 import re
 import shutil
 import signal
+import socket
+import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,13 +16,24 @@ import pytest
 from kvproxy.errors import ModelUnsupported
 from kvproxy.http.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import load_settings
-from tests.commands.run import NOWHERE, command
+from tests.commands.run import NOWHERE
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
+from tests.servers import run_proxy
 
 _REMOTE = re.compile(r"(?:connect|sendto|sendmsg)\(.*sin6?_port=htons\((\d+)\)")
 _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
+_MODEL_LIBRARIES = {"torch", "transformers", "sentence_transformers", "pandas", "sklearn", "scipy", "matplotlib"}
+# `kvproxy`, which prints at its end what it loaded.
+_PROGRAM = """
+import sys
+from kvproxy import commands
+try:
+    commands.main()
+finally:
+    print("loaded:", *sorted(name for name in sys.modules if "." not in name), flush=True)
+"""
 
 
 def traced(trace: Path) -> list[str]:
@@ -37,34 +51,56 @@ def strange_files(home: Path) -> list[str]:
     return [str(file) for file in files if Path(".local/share/kvproxy") not in file.parents]
 
 
-@pytest.mark.parametrize("embedded", [False, True], ids=["upstream", "embedded"])
-def test_a_server_connects_to_its_upstream_only(tmp_path: Path, embedded: bool) -> None:
+def similar_questions_are_answered(url: str) -> None:
+    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    for question in ("How do I reset my password?", "How can I reset my password?"):
+        body = {"model": model, "temperature": 0, "max_tokens": 4, "messages": [{"role": "user", "content": question}]}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    assert "semantic" in answer.headers["cache-status"]
+    assert httpx.get(f"{url}/ui", follow_redirects=True).is_success
+
+
+def test_a_server_connects_to_its_upstream_only_and_loads_no_model_library(tmp_path: Path) -> None:
     port, trace, home = free_port(), tmp_path / "trace", tmp_path / "home"
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in (*_SWITCHES, "XDG_DATA_HOME")}
-    with (
-        run_plain_upstream() as upstream,
-        serve(
-            [
-                *traced(trace),
-                *command("serve", "--port", port, *(("--num-blocks", 64) if embedded else ("--upstream", upstream))),
-            ],
-            port,
-            tmp_path / "log",
-            env=kept | {"HOME": str(home)},
-            timeout=300.0,
-        ) as server,
-    ):
-        model = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
-        for question in ("How do I reset my password?", "How can I reset my password?"):
-            messages = [{"role": "user", "content": question}]
-            body = {"model": model, "temperature": 0, "max_tokens": 4, "messages": messages}
-            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
-        assert httpx.get(f"{server.url}/ui", follow_redirects=True).is_success
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(timeout=60)
-    assert remote_ports(trace) == (set() if embedded else {int(upstream.rsplit(":", 1)[1])})
+    with run_plain_upstream() as upstream:
+        command = [*traced(trace), sys.executable, "-c", _PROGRAM, "serve", "--port", str(port), "--upstream", upstream]
+        with serve(command, port, tmp_path / "log", env=kept | {"HOME": str(home)}) as server:
+            similar_questions_are_answered(server.url)
+            server.process.send_signal(signal.SIGINT)
+            server.process.wait(timeout=60)
+            (loaded,) = (line for line in server.log.read_text().splitlines() if line.startswith("loaded:"))
+    assert remote_ports(trace) == {int(upstream.rsplit(":", 1)[1])}
     assert strange_files(home) == []
+    assert "onnxruntime" in loaded.split()
+    assert set(loaded.split()) & _MODEL_LIBRARIES == set()
+
+
+def test_the_embedded_engine_connects_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, because loading torch under strace would take 15 seconds of CPU time."""
+    asked: list[Any] = []
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def record_connection(self: socket.socket, address: Any) -> None:
+        asked.append(address[0])
+        connect(self, address)
+
+    def record_name(host: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(host)
+        return look_up(host, *arguments, **options)
+
+    monkeypatch.setattr(socket.socket, "connect", record_connection)
+    monkeypatch.setattr(socket, "getaddrinfo", record_name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in (*_SWITCHES, "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    settings = load_settings(data=tmp_path / "home/.local/share/kvproxy", engine={"num_blocks": 64})
+    prefer_cached_models(settings)
+    with run_proxy(settings) as (url, _):
+        similar_questions_are_answered(url)
+    assert set(asked) == {"127.0.0.1"}
+    assert strange_files(tmp_path / "home") == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Forecasts of a pool size, against an embedded engine of that size."""
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,26 +21,6 @@ def url(tmp_path: Path) -> Iterator[str]:
     engine = {"num_blocks": POOL + 1, "max_model_len": 512}
     with run_proxy(load_settings(data=tmp_path, engine=engine, cache={"enabled": False})) as (found, _):
         yield found
-
-
-def test_a_trace_of_tokens_predicts_the_hit_rate_of_the_engine(url: str, tmp_path: Path) -> None:
-    generator = random.Random(0)
-
-    def tokens(least: int, most: int) -> list[int]:
-        return [generator.randrange(10, 250) for _ in range(generator.randint(least, most))]
-
-    system, contexts = tokens(64, 64), [tokens(40, 300) for _ in range(12)]
-    prompts = [system + min(generator.sample(contexts, 2), key=contexts.index) + tokens(2, 20) for _ in range(50)]
-    for prompt in prompts:
-        body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).is_success
-    reported = httpx.get(f"{url}/admin/blocks/stats").json()["hit_rate"]
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
-    found = result("simulate", trace, "--policies", "lru", "--blocks", str(POOL))
-    predicted = found["rates"]["lru"][0]
-    assert abs(predicted - reported) < 0.01
-    assert 0.2 < reported < 0.9
 
 
 def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str) -> None:

@@ -39,7 +39,7 @@ NOT_RUN = {
     "qwen": "an agent in front of a real engine",
     "llama-server": "a real engine: make test-engines",
     "pip": "changes the environment that runs the tests; the extras that it names are checked",
-    "~/kvproxy-venv/bin/pip": "downloads gigabytes; tests/structure/test_wheel.py serves from the wheel",
+    "~/kvproxy-venv/bin/pip": "downloads gigabytes; make test-wheel serves from the wheel",
     "python3": "makes the reader's virtual environment",
     "python": "takes minutes, or a GPU; the module that it runs is checked",
     "make": "takes minutes; the target is checked",

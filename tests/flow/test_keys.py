@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.errors import InvalidRequest
@@ -193,15 +192,6 @@ def test_what_is_never_matched_by_similarity() -> None:
         said("one \u23ce two"),
     ):
         assert cache_key(call(plain | change), "x").text is None
-
-
-def test_log_probabilities_of_prompts_are_kept_as_whole_answers_only() -> None:
-    """A stored answer is replayed as a stream too, where servers refuse them: an upstream must be asked."""
-    for api in (APIS["chat"], APIS["completions"]):
-        assert not api.is_cacheable({"prompt_logprobs": 0, "stream": True})
-        assert api.is_cacheable({"prompt_logprobs": 1})
-        assert api.is_cacheable({"prompt_logprobs": None, "stream": True})
-        assert api.is_cacheable({"stream": True})
 
 
 def test_markers_of_the_prefix_cache_are_no_part_of_an_answer() -> None:

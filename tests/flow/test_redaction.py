@@ -135,13 +135,6 @@ def test_redactors_replace_text_literally_and_must_return_text() -> None:
     assert redactor("12 bobs and 7") == r"\1 \1s and 7"
 
 
-def test_a_journal_in_clear_and_encryption_exclude_each_other() -> None:
-    with pytest.raises(SettingsError, match=r"journal.text would store plain text"):
-        load_settings(encryption={"key_env": "X"}, journal={"text": "beginning"})
-    load_settings(encryption={"key_env": "X"}, journal={"text": "beginning", "enabled": False})
-    load_settings(encryption={"key_env": "X"})
-
-
 def test_chunks_in_clear_and_redaction_exclude_each_other(tmp_path: Path) -> None:
     redaction = {"patterns": [MAIL]}
     for tiers in ({"disk": tmp_path}, {"redis": "redis://localhost"}):

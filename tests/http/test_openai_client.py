@@ -115,14 +115,6 @@ def test_completions_logprobs_n_and_stop(client: Any) -> None:
     assert len((first.content or [])[0].top_logprobs) == 2
 
 
-def test_models_malformed_json_and_unknown_routes(demo: Demo, client: Any) -> None:
-    assert [model.id for model in client.models.list()] == ["demo"]
-    bad = httpx.post(f"{demo[0]}/v1/chat/completions", content=b"{nonsense")
-    assert bad.status_code == 400
-    assert "not valid JSON" in bad.json()["error"]["message"]
-    assert httpx.get(f"{demo[0]}/v1/nothing").json()["error"]["code"] == "not_found"
-
-
 async def test_a_client_that_leaves_frees_its_blocks_and_stores_nothing(demo: Demo) -> None:
     url, services = demo
     until_stored(services)
@@ -216,13 +208,3 @@ def test_openai_responses_stream_live_and_replayed(gpt: Any) -> None:
     assert live.startswith("A block is a fixed number of tokens")
     assert kinds == same_kinds
     assert whole == same
-
-
-def test_langchain(front: str) -> None:
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(model="demo", base_url=f"{front}/v1", api_key="lc", temperature=0, max_retries=0)  # type: ignore[arg-type]
-    first = str(model.invoke("What is a block?").content)
-    assert first.startswith("A block is a fixed number of tokens")
-    assert "".join(str(chunk.content) for chunk in model.stream("What is a block?")) == first
-    assert model.invoke("What is a block?").content == first

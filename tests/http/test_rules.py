@@ -13,7 +13,6 @@ from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
 from kvproxy.rules import Rules, matches
 from kvproxy.settings import load_settings
-from kvproxy.settings.errors import line_of
 from kvproxy.settings.rules import RuleSettings
 from tests.commands.run import kvproxy, result
 from tests.plain_upstream import run_plain_upstream
@@ -204,19 +203,6 @@ def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None
 def test_all_that_a_rule_names_must_match(model: str | None, tenant: str | None, expected: bool) -> None:
     request = api_request({"model": "m1"}, tenant="client:ann")
     assert matches(RuleSettings(name="r", model=model, tenant=tenant), request) == expected
-
-
-def test_lines_of_settings() -> None:
-    lines = {("rules", 1, "ttl"): 14, ("rules", 2, "name"): 18, ("rules", 1, "colour"): 11, ("cache", "ttl"): 4}
-    assert {place: line_of(FILE, place) for place in lines} == lines
-    assert line_of(FILE, ("port",)) is None
-
-
-def test_an_error_in_a_flag_names_no_line(tmp_path: Path) -> None:
-    (tmp_path / "kvproxy.toml").write_text("port = 1\n")
-    with pytest.raises(SettingsError) as raised:
-        load_settings(data=tmp_path, port=-1)
-    assert "line" not in raised.value.message
 
 
 def test_the_file_of_init_says_every_setting_and_sets_none(tmp_path: Path) -> None:

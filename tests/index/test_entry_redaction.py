@@ -93,19 +93,6 @@ async def test_an_answer_with_text_to_redact_is_not_stored(store: SqliteStore) -
         assert [entry.prompt for entry in store.entries()] == ["one"]
 
 
-async def test_nothing_is_stored_or_compared_if_redaction_fails(store: SqliteStore) -> None:
-    def broken(text: str) -> str:
-        raise RedactionFailed("it failed")
-
-    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
-    async with AsyncCache(ResponseCache(store, semantic, redact=broken), 86_400) as cache:
-        with pytest.raises(RedactionFailed):
-            await cache.set("what is a block", "sixteen tokens")
-        with pytest.raises(RedactionFailed):
-            await cache.get("what is a block")
-        assert store.count() == 0
-
-
 def test_imports_are_redacted(tmp_path: Path) -> None:
     old, new = SqliteStore(tmp_path / "old.db"), SqliteStore(tmp_path / "new.db")
     old.put(make_entry("who is a@b.c", key="1"))

@@ -21,7 +21,7 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import SqliteStore
 from kvproxy.index.store.group_commit import WriteBatcher
-from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
+from kvproxy.library import AsyncCache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import RedactionSettings
 from tests.index.doubles import HashEmbedder
@@ -150,14 +150,6 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
                 call(wrong)
         with pytest.raises(TypeError, match="answer must be a string"):
             cache.set("q", wrong)
-
-
-def test_public_methods_are_those_of_the_page() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "library.md").read_text()
-    for kind in (Cache, AsyncCache):
-        public = {name for name in vars(kind) if not name.startswith("_")}
-        assert public == {"get", "set", "delete", "close"}
-    assert all(f"`{name}(" in page for name in ("get", "set", "delete", "close"))
 
 
 async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:

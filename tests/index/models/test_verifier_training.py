@@ -17,7 +17,7 @@ from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, Pla
 from tests.ports import free_port
 from training.verifier import train
 from training.verifier.evaluate import best_operating_point, fit_scaling, reliability_curve
-from training.verifier.pair_clusters import cluster_of_questions, hold_out, implied_pairs, split_clusters
+from training.verifier.pair_clusters import hold_out, implied_pairs, split_clusters
 from training.verifier.rewording import reword
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
@@ -78,12 +78,6 @@ def test_the_split_is_deterministic_and_has_the_documented_size() -> None:
     assert parts == hold_out(pairs)
     assert len(parts.calibrate) == pytest.approx(100, abs=20)
     assert len(parts.evaluate) == pytest.approx(140, abs=20)
-
-
-def test_a_cluster_contains_all_connected_questions() -> None:
-    pairs = [LabelledPair(one, other, True) for one, other in ("ab", "bc", "xy", "ca")]
-    cluster = cluster_of_questions(pairs)
-    assert cluster["a"] == cluster["b"] == cluster["c"] != cluster["x"] == cluster["y"]
 
 
 def test_only_whole_words_are_replaced_by_synonyms() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import EmbeddingCache
-from kvproxy.index.policies.policy import Limits
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import lookup_queue
 from kvproxy.index.search.lookup_queue import LookupQueue
@@ -59,14 +58,6 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
     made.embedder.go.set()
     made.semantic.close()
     made.store.close()
-
-
-async def test_a_request_can_only_raise_the_threshold(cache: Cache) -> None:
-    await cache.semantic.insert(make_entry("explain the free queue of blocks please sir"))
-    near, far = "explain the free queue of blocks please here", "what is the speed of light in water"
-    assert (await cache.semantic.lookup("n", near)).entry is not None
-    assert (await cache.semantic.lookup("n", near, limits=Limits(0.999))).entry is None
-    assert (await cache.semantic.lookup("n", far, limits=Limits(-1.0))).entry is None
 
 
 def test_equal_texts_are_embedded_once() -> None:

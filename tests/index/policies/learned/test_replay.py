@@ -17,7 +17,6 @@ from kvproxy.index.evaluation.stream_evaluation import (
     cumulative_counts,
     embed_stream,
     read_stream,
-    replay_policies,
 )
 from kvproxy.index.evaluation.stream_replay import InMemoryObservations, ReplayOutcome, Stream, replay
 from kvproxy.index.policies.checked import CheckedPolicy
@@ -120,19 +119,6 @@ def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:
         assert fits[level] == found.hit_rate
     level, found = best_threshold(small, -1.0, lambda share: None)
     assert (level, found.served.sum()) == (None, 0)
-
-
-def test_a_report_has_the_figures_of_each_policy(stream: Stream) -> None:
-    small = Stream(stream.texts[:200], stream.answers[:200], stream.vectors[:200], stream.answers_equal)
-    told = replay_policies(small, lambda: learned(0.02), learned(0.02), 0.02, orders=2, judge_error=0.01).document()
-    assert told["requests"] == 200
-    assert set(told["policies"]) == {"learned", "checked", "threshold"}
-    for figures in told["policies"].values():
-        assert {"hit_rate", "wrong_share", "worst", "curve"} <= set(figures)
-        assert 0.1 < figures["p_chr_auc"] < 1
-        assert [point["requests"] for point in figures["curve"]] == [100, 200]
-    assert "level" in told["policies"]["threshold"]
-    assert told["orders"]["count"] == 2
 
 
 def test_an_invalid_line_of_a_stream_is_named(tmp_path: Path) -> None:

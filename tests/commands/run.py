@@ -1,6 +1,7 @@
 """Runs commands in this process or in a process of their own."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import httpx
+import typer.main
 
 from kvproxy.commands import main
 from kvproxy.http.services import Services
@@ -21,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _REMOVED_VARIABLES = ("OPENAI_API_KEY", "KVPROXY_ADMIN_TOKEN", "FORCE_COLOR")
 Demo = tuple[str, Services]
 NOWHERE = "http://127.0.0.1:9"
+# Reads the annotations of all commands, in 50 ms.
+_get_command = functools.cache(typer.main.get_command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ def kvproxy(
         out, environment = _Screen(io.BytesIO(), "utf-8", write_through=True), environment | {"COLUMNS": str(columns)}
     code = 0
     with (
+        mock.patch.object(typer.main, "get_command", _get_command),
         mock.patch.dict(os.environ, variables(url, environment), clear=True),
         mock.patch.object(sys, "argv", ["kvproxy", *map(str, arguments)]),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8")),

@@ -141,8 +141,7 @@ async def test_another_model_in_the_same_folder_embeds_everything_again(tmp_path
     assert isinstance(again, SentenceEmbedder)
     assert [again.can_read(text) for text in ("What is it?", "What is 👍?", "long " * 600)] == [True, False, False]
     assert cache_of(store, again).rebuild() == 0
-    for seed, width in ((1, 32), (2, 48)):
-        model_in(folder, width, seed)
-        other = cache_of(store, load_embedder(str(folder)))
-        assert other.rebuild() == 1
-        assert (await other.lookup("n", "What is a block?")).similarity == pytest.approx(1.0, abs=1e-3)
+    model_in(folder, 48, seed=1)
+    other = cache_of(store, load_embedder(str(folder)))
+    assert other.rebuild() == 1
+    assert (await other.lookup("n", "What is a block?")).similarity == pytest.approx(1.0, abs=1e-3)

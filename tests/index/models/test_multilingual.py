@@ -48,13 +48,13 @@ def test_the_tokenizer_splits_like_that_of_hugging_face(file: E5File) -> None:
     reference = Tokenizer(models.Unigram(list(zip(file.pieces, file.scores, strict=True)), 3, False))
     reference.pre_tokenizer = pre_tokenizers.Metaspace()
     own = UnigramTokenizer(file)
-    for text in [*questions("rewordings"), "query: Ünïcode  and  spaces", "한국어 ไทย русский", "ﬁne １２３", "☃ 🙂"]:
+    for text in [*questions("rewordings")[::5], "query: Ünïcode  and  spaces", "한국어 ไทย русский", "ﬁne １２３", "☃ 🙂"]:
         ids = reference.encode(text.translate(file.replacements).replace("  ", " ")).ids
         assert own.encode(text) == (0, *ids, 2)
 
 
 def test_eight_bits_are_close_to_float(embedder: MultilingualEmbedder) -> None:
-    texts = random.Random(0).sample(questions("opposites"), 10)
+    texts = random.Random(0).sample(questions("opposites"), 4)
     floats = MultilingualEmbedder(int8=False).embed(texts)
     vectors = embedder.embed(texts)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -180,7 +180,7 @@ def test_after_little_traffic_no_opposite_is_served(embedder: MultilingualEmbedd
     read = read_language("ja")
     once = Remembering(embedder)
     pairs = [*pairs_of(read, "opposites"), *pairs_of(read, "rewordings")]
-    right, wrong, _ = served([*traffic(read, 300, ("first",)), *pairs], len(pairs), once, make_policy(once))
+    right, wrong, _ = served([*traffic(read, 60, ("first",)), *pairs], len(pairs), once, make_policy(once))
     assert wrong == 0
     assert right >= 8
 

@@ -76,17 +76,14 @@ def test_both_graphs_have_the_logits_of_the_network(verifier: BuiltInVerifier) -
 
 def test_cosines_count_only_if_the_scaling_was_fitted_to_them() -> None:
     near, far = np.full(len(SAME), 0.95), np.full(len(SAME), 0.65)
-    for name in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-int8", "all-MiniLM-L6-v2-int8.3"):
-        knows = load_verifier(embedder=name)
-        assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
+    knows = load_verifier(embedder="all-MiniLM-L6-v2-int8.3")
+    assert (knows.score(SAME, near) > knows.score(SAME, far)).all()
     other = load_verifier(embedder="intfloat/e5-small")
     assert (other.score(SAME, near) == other.score(SAME, far)).all()
     assert other.name != knows.name
 
 
 def test_a_missing_model_is_an_error_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(VerifierError, match="cannot load verifier 'no/such-model'"):
-        load_verifier("no/such-model")
     monkeypatch.setattr("kvproxy.index.models.verifier.built_in.ADAPTER", tmp_path / "none")
     with pytest.raises(VerifierError, match="install kvproxy again"):
         load_verifier()

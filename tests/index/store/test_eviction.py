@@ -42,7 +42,7 @@ def test_a_store_agrees_with_a_dictionary(make_store: MakeStore, limits: Limits)
     told: list[str] = []
     store.removal_listeners.append(lambda gone: told.extend(each.id for each in gone))
     kinds = ["put"] * 3 + ["find", "hit", "pin", "unpin", "remove", "expire", "expire now", "wait"]
-    for number in range(70):
+    for number in range(50):
         kind, key, before = draw.choice(kinds), draw.choice("abcdef"), model.ids()
         entry = model.kept[key].entry if key in model.kept else None
         told.clear()

@@ -48,24 +48,21 @@ def learned(max_error: float) -> LearnedPolicy:
 
 @pytest.fixture(scope="module")
 def stream() -> Stream:
-    return cluster_stream(2500)
+    return cluster_stream(1500)
 
 
 def test_learned_keeps_the_bound_and_serves_more_than_the_best_fixed_threshold(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvproxy.index.evaluation.stream_evaluation._THRESHOLDS", _THRESHOLDS[::8])
+    monkeypatch.setattr("kvproxy.index.evaluation.stream_evaluation._THRESHOLDS", _THRESHOLDS[::16])
     policy = learned(0.05)
     found = replay(stream, policy)
     assert found.worst_wrong_share <= 0.05
     assert found.wrong.sum() <= policy.status("").most_wrong <= 0.05 * found.served.sum()
     _, fixed = best_threshold(stream, found.wrong_share, lambda share: None)
     assert found.hit_rate > 1.2 * fixed.hit_rate
-    assert found.hit_rate > 0.8
-    assert found.served[1250:].sum() > 1.1 * found.served[:1250].sum()
-    tighter = replay(stream, learned(0.01))
-    assert tighter.hit_rate < found.hit_rate
-    assert tighter.wrong.sum() <= 0.01 * max(500, tighter.served.sum())
+    assert found.hit_rate > 0.7
+    assert found.served[750:].sum() > 1.1 * found.served[:750].sum()
 
 
 def test_a_replay_is_deterministic_and_counts_its_hits() -> None:
@@ -84,13 +81,11 @@ def test_the_bound_holds_although_the_judge_errs(stream: Stream) -> None:
 
 
 def test_a_change_of_answers_is_detected() -> None:
-    changing = cluster_stream(3000, changed=1)
+    changing = cluster_stream(2000, changed=1)
     found = replay(changing, learned(0.05))
-    windows = [slice(start, start + 250) for start in range(2000, 3000, 250)]
-    wrong, served = (sum(int(kept[window].sum()) for window in windows) for kept in (found.wrong, found.served))
-    assert wrong <= 0.05 * served
+    assert found.wrong[1300:].sum() <= 0.05 * found.served[1300:].sum()
     # The new answers are served.
-    late = [place for place in range(2000, 3000) if changing.answers[place] == "answer 100"]
+    late = [place for place in range(1300, 2000) if changing.answers[place] == "answer 100"]
     assert (found.served & ~found.wrong)[late].any()
 
 
@@ -109,7 +104,7 @@ def test_shares_of_an_outcome() -> None:
 
 
 def test_the_best_threshold_has_the_highest_hit_rate_within_the_bound() -> None:
-    small = cluster_stream(120)
+    small = cluster_stream(60)
     each = {threshold: replay(small, _NearestOnlyPolicy(threshold)) for threshold in _THRESHOLDS}
     for bound in (0.02, 0.1):
         level, found = best_threshold(small, bound, lambda share: None)

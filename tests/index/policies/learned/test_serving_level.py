@@ -20,9 +20,9 @@ def test_a_poisson_process_rarely_exceeds_the_allowed_events() -> None:
     generator = np.random.default_rng(0)
     latest = np.array([max_expected_events(float(count)) for count in range(3000)])
     # Event n + 1 arrives while only n are allowed.
-    crossed = sum(bool((np.cumsum(generator.exponential(size=3000))[5:] <= latest[5:]).any()) for _ in range(2000))
+    crossed = sum(bool((np.cumsum(generator.exponential(size=3000))[5:] <= latest[5:]).any()) for _ in range(600))
     # At most 10%, but not far less: the guarantee requires no more caution.
-    assert 0.02 * 2000 <= crossed <= 0.1 * 2000
+    assert 0.02 * 600 <= crossed <= 0.1 * 600
 
 
 @given(st.floats(0, 1e4), st.floats(0, 100))
@@ -111,8 +111,7 @@ def serve(level: ServingLevel, requests: int, seed: int, factor: float = 1.0) ->
 
 @pytest.mark.parametrize("max_error", [0.01, 0.05])
 def test_the_bound_holds_at_all_times_even_if_errors_are_underestimated(max_error: float) -> None:
-    for seed in range(2):
-        assert serve(ServingLevel(max_error, wrong=2.0, expected=2.0), 2500, seed, factor=3.0)[1] <= max_error
+    assert serve(ServingLevel(max_error, wrong=2.0, expected=2.0), 2500, 0, factor=3.0)[1] <= max_error
 
 
 @pytest.mark.parametrize("max_error", [0.01, 0.05])
@@ -135,7 +134,7 @@ def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
 
 def test_the_level_uses_most_of_its_allowance() -> None:
     level = ServingLevel(0.05)
-    assert serve(level, 5000, 0)[0] > 2000
+    assert serve(level, 3000, 0)[0] > 1000
     assert 0 < level.most_wrong <= 0.05 * level.served
     assert 0.3 < level.share_within_error_limit < 0.9
 
@@ -143,7 +142,7 @@ def test_the_level_uses_most_of_its_allowance() -> None:
 def test_wrong_comparisons_lower_the_level() -> None:
     level = ServingLevel(0.02)
     assert (level.error_limit, level.most_wrong) == (0.0, 0)
-    serve(level, 3000, 0)
+    serve(level, 1500, 0)
     before = level.error_limit
     for _ in range(30):
         level.add_comparison(0.01, right=False)

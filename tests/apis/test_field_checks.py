@@ -6,8 +6,7 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.apis.field_checks import check_number
-from kvproxy.apis.json import JsonObject
+from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.http.error_responses import error_body, error_response
 
@@ -84,15 +83,6 @@ def test_values_out_of_bounds_are_rejected_by_name(api: ApiName, name: str, expe
         with pytest.raises(InvalidRequest, match=expected) as raised:
             APIS[api].check(BODIES[api] | {name: value})
         assert str(raised.value.param).startswith(name)
-
-
-def test_a_long_value_is_truncated_in_the_message() -> None:
-    with pytest.raises(InvalidRequest, match=r"not 'x{39}\.\.\.$"):
-        check_number({"a": "x" * 100}, "a", 0, 1)
-    with pytest.raises(InvalidRequest, match=r"not '" + "x" * 38 + "'$"):
-        check_number({"a": "x" * 38}, "a", 0, 1)
-    with pytest.raises(InvalidRequest, match="a number with too many digits"):
-        check_number({"a": 10**5000}, "a", 0, 1)
 
 
 def allows_semantic(api: ApiName, body: Any) -> bool:
@@ -266,3 +256,7 @@ def test_the_rest_of_a_question_contains_the_instructions_but_not_its_text(api: 
     assert other is not None
     assert (one.text, "why" in str(one.rest)) == ("why", False)
     assert one.rest != other.rest
+
+
+def test_integers_may_exceed_64_bits() -> None:
+    assert dumps({"b": 2**70, "a": 1}, sort_keys=True) == b'{"a":1,"b":1180591620717411303424}'

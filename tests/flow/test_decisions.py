@@ -11,17 +11,14 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.errors import SettingsError
 from kvproxy.flow.compare_responses import ResponseComparer, judge_with_model
 from kvproxy.http.services import Services
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.store.observations import Observations
-from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.polling import until
-from tests.reference.memory_observations import MemoryObservations
 from tests.requests import api_request
 
 
@@ -170,13 +167,6 @@ def test_the_model_may_judge(tmp_path: Path) -> None:
         ask(url, "please tell me what the busy list of blocks might be")
         compared(services, 2)
         assert stats(url)["compared"] == {"right": 1, "undecided": 1}
-
-
-def test_checked_needs_a_verifier() -> None:
-    with pytest.raises(SettingsError, match=r"cache\.verifier"):
-        build_policy(CacheSettings(policy="checked", verifier="none"), MemoryObservations())
-    assert build_policy(CacheSettings(policy="learned", verifier="none"), MemoryObservations()).name == "learned"
-    assert build_policy(CacheSettings(policy="threshold"), MemoryObservations()).name == "threshold"
 
 
 ANSWERS: dict[str, JsonObject] = {

@@ -83,12 +83,6 @@ def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(url
     until(lambda: ask(400_002).status_code == 200)
 
 
-def test_deep_nesting_is_refused(url: str) -> None:
-    body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"deep":' + b"[" * 400 + b"]" * 400 + b"}"
-    assert httpx.post(url + PATH, content=body).status_code in (200, 400, 413)
-    assert httpx.get(f"{url}/health").status_code == 200
-
-
 def test_a_whole_answer_of_half_a_megabyte_arrives(demo: tuple[str, Services]) -> None:
     """The flight waited for its end while its writer waited for a reader."""
     body = {

@@ -79,10 +79,3 @@ def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:
     assert "chmod go=" in checks["data"]["detail"]
     data.chmod(0o700)
     assert _check_data(load_settings(data=data)).endswith(", private")
-
-
-def test_a_private_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
-    made = tmp_path / "above" / "below"
-    for _ in range(2):
-        make_private_folder(made)
-        assert stat.S_IMODE(made.stat().st_mode) == 0o700

@@ -21,7 +21,7 @@ from kvproxy.client_keys import add_client
 from kvproxy.flow.quota_charges import estimate_prompt_tokens
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.quotas import Account, Quotas, TokenBucket, format_limit_reset
+from kvproxy.quotas import Account, Quotas, TokenBucket
 from kvproxy.settings.access import ClientSettings
 from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until
@@ -294,13 +294,6 @@ def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[floa
         level = min(per_minute, level - units)
         told = bucket.headers("tokens")
         assert 0 <= int(told["x-ratelimit-remaining-tokens"]) <= per_minute
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0ms"), (0.35, "350ms"), (12.2, "13s"), (59.4, "1m0s"), (75.4, "1m16s")]
-)
-def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
-    assert format_limit_reset(seconds) == text
 
 
 def test_an_estimate_counts_every_field_that_may_reach_the_model_and_no_pictures() -> None:

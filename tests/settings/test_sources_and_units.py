@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.errors import SettingsError
 from kvproxy.settings import load_settings
 from kvproxy.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -80,31 +79,3 @@ def test_formatted_values() -> None:
 def test_formatted_values_are_parsed_with_a_rounding_error(value: float) -> None:
     assert parse_seconds(format_seconds(value)) == pytest.approx(value, rel=0.05, abs=5e-4)
     assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.05, abs=0.6)
-
-
-def test_units_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVPROXY_CACHE__TTL", "2d")
-    settings = load_settings(cache={"max_bytes": "1GiB"}, engine={"kv_memory": "2GiB"}, journal={"retention": "7d"})
-    assert (settings.cache.ttl, settings.cache.max_bytes) == (172_800, 1 << 30)
-    assert (settings.engine.kv_memory, settings.journal.retention) == (2 << 30, 604_800)
-    with pytest.raises(SettingsError, match=r"setting cache\.ttl: '1x' is not a duration"):
-        load_settings(cache={"ttl": "1x"})
-
-
-@pytest.mark.parametrize(("variable", "near"), [("KVPROXY_PROT", "PORT"), ("KVPROXY_UPSTREAMZ", "UPSTREAMS")])
-def test_a_misspelt_variable_gets_a_suggestion(monkeypatch: pytest.MonkeyPatch, variable: str, near: str) -> None:
-    monkeypatch.setenv("KVPROXY_SERVICE_HOST", "10.0.0.1")  # Of Kubernetes.
-    load_settings()
-    monkeypatch.setenv(variable, "1")
-    with pytest.raises(SettingsError, match=f"no setting for {variable}: did you mean KVPROXY_{near}?"):
-        load_settings()
-
-
-def test_a_misspelt_setting_gets_a_suggestion() -> None:
-    with pytest.raises(SettingsError, match=r"did you mean port\?"):
-        load_settings(portt=1)
-    with pytest.raises(SettingsError, match=r"did you mean journal\?"):
-        load_settings(journl={"text": "all"})
-    for flags in ({"ttl": 1}, {"cache": {"tlt": 1}}, {"limits": {"ttl": 1}}):
-        with pytest.raises(SettingsError, match=r"did you mean cache\.ttl\?"):
-            load_settings(**flags)

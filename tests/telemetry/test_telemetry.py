@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import kvproxy
 from kvproxy.exchange import Exchange
 from kvproxy.journal.record import record_of
 from kvproxy.settings import load_settings
@@ -213,14 +212,6 @@ def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], t
     with run_front(tmp_path, upstream[0], telemetry=telemetry) as (url, _):
         for _ in range(3):
             assert ask(url, "Is anybody there?").status_code == 200
-
-
-def test_only_an_enabled_exporter_imports_opentelemetry() -> None:
-    package = Path(kvproxy.__file__).parent
-    sources = {path: path.read_text() for path in package.rglob("*.py")}
-    assert [path.name for path, text in sources.items() if "from opentelemetry" in text] == ["otlp_export.py"]
-    # The import of the exporter is inside a function.
-    assert not [path for path, text in sources.items() if "\nfrom kvproxy.telemetry.otlp_export" in text]
 
 
 def test_the_share_of_traces_that_begin_here_is_as_set() -> None:

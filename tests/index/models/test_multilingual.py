@@ -48,7 +48,13 @@ def test_the_tokenizer_splits_like_that_of_hugging_face(file: E5File) -> None:
     reference = Tokenizer(models.Unigram(list(zip(file.pieces, file.scores, strict=True)), 3, False))
     reference.pre_tokenizer = pre_tokenizers.Metaspace()
     own = UnigramTokenizer(file)
-    for text in [*questions("rewordings")[::5], "query: Ünïcode  and  spaces", "한국어 ไทย русский", "ﬁne １２３", "☃ 🙂"]:
+    for text in [
+        *questions("rewordings")[::5],
+        "query: Ünïcode  and  spaces",
+        "한국어 ไทย русский",
+        "ﬁne １２３",
+        "☃ 🙂",
+    ]:
         ids = reference.encode(text.translate(file.replacements).replace("  ", " ")).ids
         assert own.encode(text) == (0, *ids, 2)
 

@@ -39,7 +39,7 @@ def savings(
     r"""Sum the tokens, seconds and money that both caches saved.
 
     Prices are set in kvproxy.toml: \[journal.prices."gpt-4o*"] with input, cached, write_5m, write_1h and output per million
-    tokens. A hit saves the provider's price, with the discount of the provider's own prefix cache. The column At least
+    tokens. A hit saves the provider's price, with the discount that its own prefix cache would have given. The column At least
     subtracts the largest plausible number of wrong semantic hits. Removed responses stay in the sums. With --ledger, each prompt
     token that reached the backend is reused, or lost to one cause.
 
@@ -144,12 +144,12 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f"The prefill time of {unmeasured:,} reused tokens is not known yet. It requires {MIN_REQUESTS} requests per model"
             " with different lengths, as streams if the server reports no prefill time."
         )
-    hits = sum(row.prompt_tokens for row in report.rows)
+    priced = sum(row.priced_tokens for row in report.rows)
     cached = sum(row.cached_tokens for row in report.rows)
     if cached:
         print_text(
-            f"Money: {percent(cached / hits)} of the prompt tokens of hits are priced as cached, because the backend reused this"
-            " share of the other prompts of the same tenant and model."
+            f"Money: {percent(cached / priced)} of the prompt tokens of hits are priced as cached. Without kvproxy, the backend's"
+            " prefix cache would have reused them, because earlier prompts began with them."
         )
     if any(row.uncertain_tokens for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")

@@ -10,6 +10,11 @@ def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
+def reusable_tokens(common: int, prompt_tokens: int, block_size: int) -> int:
+    """Return the tokens of a cached prefix of `common` tokens that a prompt reuses: whole blocks, and never the last token."""
+    return max(0, min(common, prompt_tokens - 1)) // block_size * block_size
+
+
 def find_divergence(
     tokens: Sequence[int], start: int, block_size: int, children: Iterable[Sequence[int]]
 ) -> Divergence | None:

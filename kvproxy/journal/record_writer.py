@@ -171,11 +171,13 @@ class RecordWriter:
         prompt = self._prompts.get(key)
         if prompt is not None and exchange.hit is not None:
             record.prompt = prompt.number
+            self._turns.add_hit(record, None)
             return
         short = short_key(key)
         (prompt, tombstone), regions = self._history.find(short), regions_of(cache_key.parts, self._turns.contents.add)
         if record.reason == "miss-new":
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
+        was_sent = prompt is not None or record.layer == "shared"
         if prompt is None:
             text, whole = _stored_text(exchange, self._settings.text, self._redact)
             number = self._history.add(short, regions, text, whole)
@@ -194,6 +196,7 @@ class RecordWriter:
             self._prompts.clear()
         self._prompts[key] = prompt
         record.prompt = prompt.number
+        self._turns.add_hit(record, None if was_sent else regions)
         self._turns.add(exchange, record, regions)
         if record.entry is None:
             self._set_or_defer_entry(key, exchange, record)

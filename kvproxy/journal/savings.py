@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 import numpy as np
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.reader import BACKEND, CACHES, JournalReader, SavingsGroup, TotalRow
+from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
+from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
-from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of, storage_price
+from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, price_of, storage_price
 
 _MAX_SAMPLED = 5_000
 MIN_REQUESTS = 20
@@ -19,6 +20,7 @@ _MAX_REQUESTS = 400
 _MIN_SPREAD = 16  # Tokens between the 10% and 90% quantiles. With less, noise would hide the slope.
 _WINDOWS = 4
 _Z = 1.645
+_LOST_PREFIXES = ("evicted", "expired", "moved", "minimum", "unmarked", "unreported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Saving:
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
         money: None if no model has a price. A lower bound is `least_money`.
-        cached_tokens: prompt tokens of hits that the provider's cache would have reused; they count at the price of reuse.
+        priced_tokens: prompt tokens of hits on models with a price of cached tokens.
+        cached_tokens: those of them that the provider's cache would have reused; they count at the price of reuse.
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
     """
 
@@ -58,6 +61,7 @@ class Saving:
     unmeasured_tokens: int = 0
     money: float | None = None
     least_money: float | None = None
+    priced_tokens: int = 0
     cached_tokens: int = 0
     uncertain_tokens: int = 0
 
@@ -131,7 +135,7 @@ def savings(
         price = price_of(row.model, prices)
         if row.layer == "warming":
             if price is not None:
-                paid = _request_price(price, row, row.reused_tokens)
+                paid = hit_price(price, row.prompt_tokens, row.reused_tokens, row.completion_tokens)
                 found.setdefault(row.name, Saving(row.name)).add_money(-paid, -paid)
             continue
         if row.layer == "refused":
@@ -156,12 +160,14 @@ def savings(
                 money = reused * (price.input - price.price_of_reuse) / MILLION
                 saving.add_money(money, money)
                 continue
-            shares = cached_shares.get((row.tenant, row.model), (0.0, 1.0))
+            shares = cached_shares[row.tenant, row.model, row.layer]
+            cached = [round(row.prompt_tokens * share) for share in shares]
             if price.cached is not None:
-                saving.cached_tokens += round(row.prompt_tokens * shares[0])
-            if shares[0] < shares[1] or (shares[1] and price.cached is None):
+                saving.cached_tokens += cached[0]
+                saving.priced_tokens += row.prompt_tokens
+            if cached[0] < cached[1] or (cached[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
-            most, least = (_request_price(price, row, round(row.prompt_tokens * share)) for share in shares)
+            most, least = (hit_price(price, row.prompt_tokens, each, row.completion_tokens) for each in cached)
             wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
             saving.add_money(most, least * (1 - wrong))
     _subtract_writes(reader, by, prices, since, found)
@@ -171,24 +177,32 @@ def savings(
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
 
 
-def _request_price(price: PriceSettings, row: TotalRow, cached: int) -> float:
-    return input_price(price, row.prompt_tokens, cached, 0, 0) + row.completion_tokens * price.output / MILLION
+def _cached_shares(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
+    # By tenant, model, and layer: bounds of the share of the prompt tokens of hits that the provider's cache would have reused.
+    tokens: dict[tuple[str, str], dict[str, int]] = {}
+    for tenant, model, result, count in reader.rows(
+        "select tenant, model, result, sum(tokens) from prompt_tokens group by 1, 2, 3", []
+    ):
+        tokens.setdefault((tenant, model), {})[result] = int(count)
+    prompts = Counter[tuple[str, str, str]]()
+    for row in reader.totals("layer", None):
+        prompts[row.tenant, row.model, row.layer] += row.prompt_tokens
+    shares = {}
+    for (tenant, model, layer), total in prompts.items():
+        known = tokens.get((tenant, model), {})
+        repeated = min(1.0, known.get(REPEATED + layer, 0) / max(1, total))
+        least, most = _reused_shares(known)
+        shares[tenant, model, layer] = repeated * least, repeated * most
+    return shares
 
 
-def _cached_shares(reader: JournalReader) -> dict[tuple[str, str], tuple[float, float]]:
-    # By tenant and model: bounds of the share of prompt tokens that the provider's own prefix cache reuses.
-    prompt, reused = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for row in reader.totals("tenant", None):
-        if row.layer in BACKEND:
-            prompt[row.tenant, row.model] += row.prompt_tokens
-            reused[row.tenant, row.model] += row.reused_tokens
-    sql = "select tenant, model, sum(tokens) from prompt_tokens where result = 'unreported' group by 1, 2"
-    unreported = {(tenant, model): int(tokens) for tenant, model, tokens in reader.rows(sql, [])}
-    return {
-        key: (reused[key] / tokens, min(1.0, (reused[key] + unreported.get(key, 0)) / tokens))
-        for key, tokens in prompt.items()
-        if tokens
-    }
+def _reused_shares(tokens: Mapping[str, int]) -> tuple[float, float]:
+    """Return bounds of the share of repeated prefixes that the backend reused in requests that were no hits."""
+    reused, unreported = tokens.get("reused", 0), tokens.get("unreported", 0)
+    total = reused + sum(tokens.get(cause, 0) for cause in _LOST_PREFIXES)
+    if not total:
+        return float("reused" in tokens), 1.0
+    return reused / total, (reused + unreported) / total
 
 
 def _subtract_writes(

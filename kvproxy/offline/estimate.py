@@ -18,7 +18,7 @@ from kvproxy.offline.prefix_estimate import (
 )
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
-from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
+from kvproxy.settings.journal import MILLION, PriceSettings, hit_price, price_of
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
 
 
@@ -132,9 +132,14 @@ async def estimate(
     shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
     prices = [price_of(each.request.model, settings.journal.prices) for each in replayed]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
+    known_ids: set[object] = set()
     for (each, tokens), share, price in zip(pairs, shares, prices, strict=True):
+        logged = each.logged.response
+        id = logged.get("id") if isinstance(logged, dict) else None
         if each.layer in savings:
-            savings[each.layer].append(_hit_savings(each, tokens, share, price))
+            is_replay = id is not None and id in known_ids
+            savings[each.layer].append(_hit_savings(each, tokens, share, price, is_replay=is_replay))
+        known_ids.add(id)
     exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
     return Estimate(
         requests=len(replayed),
@@ -173,17 +178,21 @@ def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
 
 
 def _hit_savings(
-    each: ReplayedRequest, tokens: TokenizedRequest | None, reusable_share: float, price: PriceSettings | None
+    each: ReplayedRequest,
+    tokens: TokenizedRequest | None,
+    reusable_share: float,
+    price: PriceSettings | None,
+    *,
+    is_replay: bool,
 ) -> HitSavings:
+    """Return the savings of one hit. If a cache replayed the logged response (`is_replay`), its reported reuse is ignored."""
     logged = each.logged.response
     prompt, response = each.request.api.usage(logged) if isinstance(logged, dict) else (0, 0)
     if not prompt and tokens is not None:
         prompt, response = len(tokens.prompt), len(tokens.response)
-    reuse = reported_reuse(logged) if isinstance(logged, dict) else None
+    reuse = reported_reuse(logged) if isinstance(logged, dict) and not is_replay else None
     cached = round(reusable_share * prompt) if reuse is None else reuse.cached_tokens
-    money = None
-    if price is not None:
-        money = input_price(price, prompt, cached, 0, 0) + response * price.output / MILLION
+    money = None if price is None else hit_price(price, prompt, cached, response)
     return HitSavings(1, prompt, response, int(response == 0), cached, money)
 
 

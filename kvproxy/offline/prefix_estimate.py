@@ -5,6 +5,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, cached_prefix_length, lru_hits
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
@@ -66,7 +67,7 @@ def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[
     for each in requests:
         request = CacheRequest("", [*each.prompt, *each.response], salt=each.salt)
         blocks = tuple(ids.setdefault(name, len(ids)) for name in request.update_hashes(hasher, block_size))
-        reusable = max(0, len(each.prompt) - 1) // block_size
+        reusable = reusable_tokens(len(each.prompt), len(each.prompt), block_size) // block_size
         chains.append(ChainRequest(blocks, min(reusable, len(blocks)), bool(request.num_tokens % block_size)))
     return chains
 

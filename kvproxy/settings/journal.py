@@ -86,6 +86,11 @@ def input_price(price: PriceSettings, prompt: int, reused: int, written_5m: int,
     return paid / MILLION
 
 
+def hit_price(price: PriceSettings, prompt: int, cached: int, completion: int) -> float:
+    """Return the price of a hit at the provider, which would have reused `cached` tokens of the prompt."""
+    return input_price(price, prompt, cached, 0, 0) + completion * price.output / MILLION
+
+
 def storage_price(price: PriceSettings, token_hours: float) -> float:
     return token_hours * price.storage / MILLION
 

@@ -23,6 +23,8 @@ from tests.index.entries import make_entry
 from tests.requests import api_request
 
 PRICES = {"m": PriceSettings(input=1000, cached=250, output=10_000)}
+HIT = 96 * 0.00025 + 4 * 0.001 + 10 * 0.01
+"""The price of a hit whose prompt, of 100 tokens, was sent before."""
 
 
 def finished(
@@ -93,11 +95,12 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     journal.add(finished("b", "2", tenant="client:ann"))
     journal.add(finished("c", "3", layer="refused", status=404, prefix=None))
     rows = rows_of(journal, "layer", {"m*": PriceSettings(input=1000, cached=250, output=10_000)})
-    # A hit saves 60 tokens at 1,000 for a million, 40 at 250, and 10 at 10,000; reuse saves three quarters of 40.
+    # The prompt of a hit was sent before: it saves its six blocks at 250 for a million, the other 4 tokens at 1,000, and 10
+    # tokens at 10,000; reuse saves three quarters of 40.
     assert (rows.keys(), rows["exact"].answered) == ({"exact", "prefix"}, 3)
     assert (rows["exact"].prompt_tokens, rows["exact"].completion_tokens) == (300, 30)
-    assert rows["exact"].money == rows["exact"].least_money == pytest.approx(3 * (0.06 + 0.01 + 0.1))
-    assert (rows["exact"].cached_tokens, rows["exact"].uncertain_tokens) == (120, 0)
+    assert rows["exact"].money == rows["exact"].least_money == pytest.approx(3 * HIT)
+    assert (rows["exact"].cached_tokens, rows["exact"].uncertain_tokens) == (3 * 96, 0)
     assert rows["exact"].seconds == pytest.approx(3 * (2.0 - 0.001))
     assert rows["prefix"].reused_tokens == 80
     assert rows["prefix"].money == pytest.approx(2 * 0.03)
@@ -117,7 +120,7 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
     journal.add(finished("a", "hit", hit=True))
     row = rows_of(journal, "layer", PRICES)["exact"]
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
-    assert row.least_money == pytest.approx(0.2 - 50 * 0.00075)
+    assert row.least_money == pytest.approx(HIT)
     # Without a price of cached tokens, the price of a hit is a bound, too.
     journal.add(finished("b", "other", tenant="client:ann"))
     journal.add(finished("b", "hit b", tenant="client:ann", hit=True))
@@ -125,28 +128,48 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
 
 
+def test_the_prompt_of_a_semantic_hit_is_cached_as_far_as_an_earlier_prompt_had_it(journal: StoredJournal) -> None:
+    def messages(question: str) -> list[dict[str, str]]:
+        return [{"role": "system", "content": "You are a shop. " * 40}, {"role": "user", "content": question}]
+
+    def exchange(question: str, request_id: str, **fields: Any) -> Exchange:
+        found = finished(question, request_id, **fields)
+        request = api_request({"model": "m", "messages": messages(question)})
+        found.request, found.key = request, cache_key(request, "b")
+        return found
+
+    journal.add(exchange("When do you open?", "first", prefix=PrefixReuse(100, 0)))
+    journal.add(exchange("When does the shop open?", "hit", hit=True, layer="semantic"))
+    row = rows_of(journal, "layer", PRICES)["semantic"]
+    # The system prompt is about nine tenths of the prompt; whole blocks are reused.
+    assert (row.priced_tokens, row.cached_tokens, row.uncertain_tokens) == (100, 80, 0)
+    # An evicted prefix shows that the backend reuses less.
+    journal.add(exchange("Where are you?", "evicted", prefix=PrefixReuse(100, 0)))
+    assert rows_of(journal, "layer", PRICES)["semantic"].cached_tokens == 0
+
+
 def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> None:
     journal.add(finished("a", "first"))
     journal.add(finished("a", "second", was_collapsed=True))
     rows = rows_of(journal, "layer", PRICES)
     assert (rows["prefix"].reused_tokens, rows["shared"].reused_tokens) == (40, 0)
-    assert rows["shared"].money == pytest.approx(0.17)
+    assert rows["shared"].money == pytest.approx(HIT)
 
 
 def test_semantic_hits_without_a_comparison_are_not_certain(journal: StoredJournal) -> None:
     journal.add(finished("a", "first"))
-    journal.add(finished("b", "hit", hit=True, layer="semantic"))
+    journal.add(finished("a", "hit", hit=True, layer="semantic"))
     journal.flush()
     settings, counts = JournalSettings(prices=PRICES), {"accepted": 100, "accepted_wrong": 1}
     with closing(journal.reader()) as reader:
         unknown, known = (savings_report(reader, "layer", settings, each) for each in (None, counts))
     assert (unknown.semantic, unknown.wrong) == (1, None)
     (row,) = (row for row in unknown.rows if row.name == "semantic")
-    assert (row.money, row.least_money) == (pytest.approx(0.17), 0.0)
+    assert (row.money, row.least_money) == (pytest.approx(HIT), 0.0)
     assert known.wrong is not None
     assert known.wrong.source == "95% interval; 1 of 100 semantic hits compared with a fresh response were wrong"
     (row,) = (row for row in known.rows if row.name == "semantic")
-    assert row.least_money == pytest.approx(0.17 * (1 - known.wrong.most))
+    assert row.least_money == pytest.approx(HIT * (1 - known.wrong.most))
 
 
 def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJournal) -> None:
@@ -162,7 +185,7 @@ def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJourna
     total = rows_of(journal, "tenant", PRICES)["public"]
     # The client's hit saves the seconds of the response that was computed for it in advance.
     assert (total.requests, total.answered, total.seconds) == (1, 1, pytest.approx(2.0 - 0.001))
-    assert total.money == pytest.approx(0.2 - cost)
+    assert total.money == pytest.approx(HIT - cost)
     assert [(each.layer, each.reason) for each in journal.latest(9)] == [
         ("exact", "hit-exact"),
         ("warming", "error-upstream"),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from random import Random
 
+import httpx
 import pytest
 
 from kvproxy.errors import InvalidRequest
@@ -16,6 +17,7 @@ from kvproxy.settings import load_settings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.commands.run import kvproxy
 from tests.offline import logs
+from tests.servers import run_proxy
 
 REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
 
@@ -109,6 +111,32 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
     assert "--price takes two or three numbers" in kvproxy(*given, "--price", "2").stderr
     assert "--blocks takes integers" in kvproxy(*given, "--blocks", "many").stderr
+
+
+def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(tmp_path: Path) -> None:
+    prices = '[journal.prices."demo"]\ninput = 3\ncached = 0.3\noutput = 15\n'
+    (tmp_path / "kvproxy.toml").write_text(prices)
+    system = {"role": "system", "content": logs.words("system", 60)}
+    asked = [logs.line([system, {"role": "user", "content": f"What is a {word}?"}]) for word in ("block", "chain")]
+    lines = [dict(each) for each in asked + asked + asked[:1]]
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 256})
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        for each in lines:
+            each["response"] = client.post("/v1/chat/completions", json=each["body"]).raise_for_status().json()
+    saved = json.loads(kvproxy("savings", "--json", "--data", tmp_path).stdout)
+    (exact,) = (row for row in saved["rows"] if row["name"] == "exact")
+    file = logs.write(tmp_path / "log.jsonl", lines)
+    # With the logged responses, which report the reuse of the first requests, and without them.
+    for log in (file, logs.write(tmp_path / "bodies.jsonl", [each | {"response": None} for each in lines])):
+        hits = json.loads(kvproxy("estimate", log, "--data", tmp_path, "--json").stdout)["exact_savings"]
+        assert (
+            (hits["requests"], hits["prompt_tokens"])
+            == (exact["answered"], exact["prompt_tokens"])
+            == (3, hits["prompt_tokens"])
+        )
+        assert hits["cached_tokens"] == exact["cached_tokens"] > 0.8 * hits["prompt_tokens"]
+        if log == file:
+            assert hits["money"] == pytest.approx(exact["money"])
 
 
 def test_prefix_reuse_saves_money_too(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ CAUSES = {
     "unreported": "The backend did not report its reuse.",
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
+REPEATED = "repeated_"
+"""Beginning of the names of the rows with prompt tokens of hits, by layer, that a cache of all prompts would have reused."""
 STORED_TOKEN_HOURS = "stored"
 """Name of the ledger's row with reused tokens times the hours for which the provider stored them."""
-_BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
+BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
 _PROVIDER_BLOCK = 128  # OpenAI caches prefixes in multiples of this number of tokens.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 
@@ -75,7 +77,7 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
 def _reuse_tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
     if _is_below_minimum(reused, known, earlier):
         return 0
-    block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(_BLOCK, earlier.block)
+    block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(BLOCK, earlier.block)
     return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * known)
 
 

@@ -10,16 +10,17 @@ from kvproxy.apis.api_request import session_name
 from kvproxy.apis.json import Json, field, loads, objects
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
+from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds
-from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS, EarlierPrefix, lost_tokens
+from kvproxy.journal.sessions.ledger import BLOCK, CAUSES, REPEATED, STORED_TOKEN_HOURS, EarlierPrefix, lost_tokens
 from kvproxy.journal.sessions.session_matching import (
     KnownPrefix,
     KnownTurn,
@@ -94,7 +95,7 @@ class TurnWriter:
 
     def end_batch(self) -> None:
         """Write the sums of tokens of all turns since `begin_batch`."""
-        self._database.executemany(_ADD_TOKENS, [(*key, count) for key, count in self._tokens.items() if count])
+        self._database.executemany(_ADD_TOKENS, [(*key, count) for key, count in self._tokens.items()])
         self._tokens.clear()
 
     def on_rollback(self) -> None:
@@ -150,6 +151,18 @@ class TurnWriter:
         self._link_sub_agents(chain, turn, known)
         self._index.add(turn, chain, tenant, name)
 
+    def add_hit(self, record: Record, regions: Regions | None) -> None:
+        """Count the prompt tokens of a hit that began an earlier prompt. `regions` is None if an equal prompt was sent before."""
+        if record.layer not in CACHES:
+            return
+        common = prompt_tokens = record.prompt_tokens or 0
+        if regions is not None:
+            self._read_turns()
+            chain = chain_of(regions, record.tenant)
+            known = self._index.find_longest_prefix(chain, prompt_tokens)
+            common = 0 if known is None or chain.names[known.regions - 1] == "model" else known.tokens
+        self._add_tokens(record, {REPEATED + record.layer: reusable_tokens(common, prompt_tokens, BLOCK)})
+
     def _add_to_curve(
         self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None, block_tokens: int = 0
     ) -> None:
@@ -168,7 +181,9 @@ class TurnWriter:
     def _add_tokens(self, record: Record, tokens: Mapping[str, int | None]) -> None:
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         for result, count in tokens.items():
-            self._tokens[day, record.tenant, record.model, result] += count or 0
+            # A row of zero reused tokens means that the backend reports reuse.
+            if count or (result == "reused" and count is not None):
+                self._tokens[day, record.tenant, record.model, result] += count
 
     def _earlier_prefix(
         self,

@@ -102,9 +102,8 @@ def _price_settings(price: str | None) -> dict[str, Any] | None:
 
 
 def _saved_seconds(hits: "HitSavings", tokens_per_second: tuple[float, float]) -> float:
-    return (hits.prompt_tokens - hits.cached_tokens) / tokens_per_second[0] + hits.response_tokens / tokens_per_second[
-        1
-    ]
+    prefill, decode = tokens_per_second
+    return (hits.prompt_tokens - hits.cached_tokens) / prefill + hits.response_tokens / decode
 
 
 def _hit_money(hits: "HitSavings", discount: float | None) -> str | None:

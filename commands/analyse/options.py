@@ -48,5 +48,5 @@ def parse_sizes(blocks: str | None, minimum: int) -> list[int] | None:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < minimum:
-        raise typer.BadParameter(f"--blocks takes integers of at minimum {minimum}, such as 1000,5000, not {blocks!r}")
+        raise typer.BadParameter(f"--blocks takes integers of at least {minimum}, such as 1000,5000, not {blocks!r}")
     return sizes

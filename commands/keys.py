@@ -7,7 +7,7 @@ import typer
 
 from kvproxy.commands.command import command
 from kvproxy.commands.formatting import format_age, local_time, table_time
-from kvproxy.commands.options import Data, Limit, duration_option, load_settings, size_option
+from kvproxy.commands.options import Data, LimitOrAll, duration_option, load_settings, size_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Layout, Row, table_output, text_column
 from kvproxy.proxy_client.client import used_data_folder
@@ -87,14 +87,14 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 
 @app.command("history")
 @command
-def history(*, limit: Limit = 50, layout: Layout, data: Data = None) -> Output:
-    """List changes of clients, responses, and pins, newest first.
+def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Output:
+    """List the last 50 (or --limit) changes of clients, responses, and pins, newest first.
 
     Changes are recorded only if the store is in PostgreSQL.
     """
     from kvproxy.client_keys import operator_changes
 
-    found = operator_changes(_load_settings(data), limit)
+    found = operator_changes(_load_settings(data), limit or None)
     rows: list[Row] = [
         {
             "Time": table_time(each["changed"]),

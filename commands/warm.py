@@ -84,15 +84,18 @@ def warm(
         found = warming.logged_requests(origin, token, data, top, api_key, prefix_only=prefix_only)
     else:
         found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
-    requests = [replace(each, body=each.body | fields) for each in found.requests[:top]]
+    requests = [replace(each, body=each.body | fields) for each in found.requests]
     if prefix_only:
         requests = warming.prefix_requests(requests)
+    num_distinct = len(requests)
     report = warming.WarmReport(
-        skipped=found.skipped + found.uncacheable,
-        unreadable=len(found.errors),
-        duplicates=sum(each.count - 1 for each in requests) if file else 0,
+        requests=num_distinct + found.omitted,
+        skipped=found.skipped + found.uncacheable + len(found.requests) - num_distinct,
+        invalid=len(found.errors),
+        duplicates=found.duplicates,
         errors=list(found.errors),
     )
+    requests = requests[:top]
     control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
     try:
         with progress_bar("warming") as progress:
@@ -107,10 +110,10 @@ def warm(
         name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
         report.pinned = warming.pin_all(target, requests, "stdin" if name == "-" else name, report)
-    if report.has_cache and not prefix_only and not report.num_cached and not code:
+    if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
-    if report.has_cache and report.num_cached and report.not_stored and not prefix_only:
+    if report.has_cache and report.cached and report.not_stored and not prefix_only:
         print_note(
             f"not stored: {_line_numbers(report.not_stored)}: truncated, private, no-store, or excluded by a rule"
         )
@@ -118,6 +121,8 @@ def warm(
         print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
     if from_log and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
+    if omitted := len(found.requests) - num_distinct:
+        print_note(f"skipped {plural(omitted, 'request')} for embeddings, which have no prefix cache")
     if found.uncacheable:
         print_note(f"skipped {plural(found.uncacheable, 'uncacheable prompt')}: {warming.UNCACHEABLE}")
     if file is not None and found.skipped:
@@ -128,8 +133,8 @@ def warm(
             f" {_line_numbers(found.plain_lines)}: put prompts into another file"
         )
     document = report.document()
-    if report.has_cache and report.num_cached:
-        document["required"] = _hit_requirements(target, requests, api_key, headers)
+    if report.has_cache and report.cached:
+        document["required"] = _hit_requirements(target, report.cached, api_key, headers)
 
     def show() -> None:
         _print(report)

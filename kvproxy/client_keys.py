@@ -53,8 +53,10 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
 
     Raises InvalidRequest if the name exists or is invalid.
     """
+    if any(each.name == name for each in settings.clients):
+        raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
     if any(each.name == name for each in all_clients(settings)):
-        raise InvalidRequest(f"there is a client {name!r} already: keys rm {name} removes it")
+        raise InvalidRequest(f"there is a client {name!r} already: kvproxy keys rotate {name} replaces its key")
     key = _PREFIX + secrets.token_urlsafe(32)
     try:
         client = ClientSettings.model_validate({**limits, "name": name, "key_sha256": key_digest(key)})
@@ -94,7 +96,7 @@ def remove_client(settings: Settings, name: str) -> None:
         shared.set_client(name, None, operator_name(), f"remove client {name}")
 
 
-def operator_changes(settings: Settings, limit: int) -> list[dict[str, Any]]:
+def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, Any]]:
     with _shared_state(settings) as shared:
         if shared is None:
             raise InvalidRequest(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvproxy.errors import SettingsError
+from kvproxy.index.private_files import make_private_file
 
 _FILE = "serve.lock"
 
@@ -13,7 +14,9 @@ _FILE = "serve.lock"
 @contextmanager
 def locked_folder(folder: Path, url: str) -> Iterator[None]:
     """Lock a data folder for the proxy at `url`. Raises SettingsError, which names the proxy that has locked it."""
-    with (folder / _FILE).open("a+", encoding="utf-8") as file:
+    path = folder / _FILE
+    make_private_file(path)
+    with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -147,8 +147,8 @@ class SharedState:
     def record_change(self, operator: str, change: str) -> None:
         self._database.query(_CHANGE, {"operator": operator, "change": change})
 
-    def changes(self, limit: int) -> list[Row]:
-        """Return the last changes by operators, newest first: `changed` (seconds since the epoch), `operator`, `change`."""
+    def changes(self, limit: int | None) -> list[Row]:
+        """Return the last changes by operators, newest first; None for all: `changed` (seconds since the epoch), `operator`, `change`."""
         sql = "select changed, operator, change from changes order by number desc limit :limit"
         return self._database.query(sql, {"limit": limit})
 

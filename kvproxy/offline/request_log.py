@@ -61,7 +61,7 @@ class RequestLog:
     """The content of a log, in file order.
 
     Attributes:
-        skipped: number of lines without a request to a cached API, such as comments.
+        skipped: number of lines without a request to a cached API, such as comments and blank lines.
         first_record: number of the first line with a request; None if each line was read as a prompt.
         plain_lines: numbers of the lines that are not JSON objects, in a log that was read as JSON lines.
     """
@@ -88,8 +88,8 @@ def read_log(file: Path, text: str, model: str, system: str | None = None) -> Re
         system: system prompt for lines that are prompts.
     """
     # str.splitlines would also split at U+2028 inside a text.
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    content = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
+    lines = list(enumerate(text.removesuffix("\n").split("\n"), 1))
+    content = [(number, line) for number, line in lines if line.strip() and not line.lstrip().startswith("#")]
     log = RequestLog(skipped=len(lines) - len(content))
     values = [(number, _json_object(line)) for number, line in content]
     records = [number for number, value in values if value and {*_PROMPTS, *_BODIES} & set(value)]

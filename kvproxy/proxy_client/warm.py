@@ -50,12 +50,16 @@ class WarmSource:
     Attributes:
         requests: distinct requests, the most frequent first.
         skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
+        duplicates: number of lines of a file that equal an earlier line.
+        omitted: number of requests beyond the maximum.
         first_record, plain_lines: see `RequestLog`.
         uncacheable: number of prompts that are omitted because no stored response may answer them.
     """
 
     requests: list[WarmRequest] = dataclass_field(default_factory=list)
     skipped: int = 0
+    duplicates: int = 0
+    omitted: int = 0
     errors: list[LineError] = dataclass_field(default_factory=list)
     first_record: int | None = None
     plain_lines: list[int] = dataclass_field(default_factory=list)
@@ -70,7 +74,14 @@ def read_requests(file: Path, text: str, model: str, system: str | None) -> Warm
         key = json.dumps([each.api.path, each.body], sort_keys=True)
         distinct.setdefault(key, WarmRequest(each.line, each.api.path, each.body, count=0)).count += 1
     requests = sorted(distinct.values(), key=lambda request: (-request.count, request.line))
-    return WarmSource(requests, log.skipped, log.errors, log.first_record, log.plain_lines)
+    return WarmSource(
+        requests,
+        log.skipped,
+        duplicates=len(log.requests) - len(requests),
+        errors=log.errors,
+        first_record=log.first_record,
+        plain_lines=log.plain_lines,
+    )
 
 
 def stored_requests(
@@ -98,7 +109,7 @@ def stored_requests(
     for rank, entry in enumerate(own[:max_requests], 1):
         body = cache.entry(entry["id"])["request"] | {"stream": False}
         requests.append(WarmRequest(rank, PATHS[entry["endpoint"]], body, entry["hits"]))
-    return WarmSource(requests, skipped=len(served) - len(own))
+    return WarmSource(requests, skipped=len(served) - len(own), omitted=len(own) - len(requests))
 
 
 def logged_requests(
@@ -141,6 +152,7 @@ def logged_requests(
             path, rank = PATHS[cast("ApiName", prompt.api)], len(source.requests) + 1
             source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
             if rank == max_requests:
+                source.omitted = len(own) - rank - source.skipped
                 break
     if not own:
         raise NotFound(f"the journal has no cacheable request: {UNCACHEABLE}")
@@ -171,62 +183,68 @@ class WarmReport:
     """Results of warming a cache.
 
     Attributes:
-        outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
+        requests: number of distinct requests, including those that were not sent.
         skipped: number of items without a request that may be sent (see `WarmSource`).
-        unreadable: number of invalid lines; `errors` has them, too.
+        invalid: number of invalid lines; `errors` has them, too.
         duplicates: number of lines that were not sent, because an earlier line is equal.
+        outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
         pinned: number of pinned tokens; None if no pins were requested.
         not_pinned: number of prompts that could not be pinned; `errors` has them, too.
         has_cache: whether the server is a kvproxy.
+        cached: requests whose responses are stored.
         not_stored: lines of the requests whose responses were computed, but not stored.
     """
 
+    requests: int = 0
+    skipped: int = 0
+    invalid: int = 0
+    duplicates: int = 0
     outcomes: Counter[str] = dataclass_field(default_factory=Counter)
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    skipped: int = 0
-    unreadable: int = 0
-    duplicates: int = 0
     pinned: int | None = None
     not_pinned: int = 0
     has_cache: bool = False
+    cached: list[WarmRequest] = dataclass_field(default_factory=list)
     not_stored: list[int] = dataclass_field(default_factory=list)
     errors: list[LineError] = dataclass_field(default_factory=list)
 
-    @property
-    def num_cached(self) -> int:
-        return self.outcomes["stored"] + self.outcomes["exact"] + self.outcomes["semantic"]
-
-    @property
-    def num_failed(self) -> int:
-        return len(self.errors) - self.not_pinned
-
     def document(self) -> dict[str, Any]:
+        """Return the report as JSON. The counts from `computed_and_stored` to `invalid` add up to `total`."""
+        failed = len(self.errors) - self.invalid - self.not_pinned
         pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned, "not_pinned": self.not_pinned}
         return {
-            "requests": sum(self.outcomes.values()) + self.num_failed - self.unreadable,
+            "total": self.requests + self.duplicates + self.skipped + self.invalid,
             "computed_and_stored": self.outcomes["stored"],
             "computed_not_stored": self.outcomes["forwarded"],
             "exact_hits": self.outcomes["exact"],
             "semantic_hits": self.outcomes["semantic"],
+            "failed": failed,
+            "remaining": self.requests - sum(self.outcomes.values()) - failed,
+            "duplicates": self.duplicates,
+            "skipped": self.skipped,
+            "invalid": self.invalid,
             "prompt_tokens": self.prompt_tokens,
             "reused_prompt_tokens": self.reused_tokens,
             **pinned,
-            "duplicates": self.duplicates,
-            "skipped": self.skipped,
-            "failed": self.num_failed,
             "failures": [{"line": error.line, "message": error.message} for error in self.errors],
         }
 
-    def add_response(self, cache_status: str, response: JsonMap) -> None:
-        """Count a response by its header Cache-Status; without that header, by its `usage`."""
+    def add_response(self, request: WarmRequest, cache_status: str, response: JsonMap) -> None:
+        """Count the response to a request by its header Cache-Status; without that header, by its `usage`."""
         # A cache behind this server writes its part first.
         status = cache_status.rsplit(", ", 1)[-1]
         self.has_cache = self.has_cache or status.startswith("kvproxy")
         if "; hit" in status:
             self.outcomes["semantic" if "semantic" in status else "exact"] += 1
+            self.cached.append(request)
             return
-        self.outcomes["stored" if "stored" in status else "forwarded"] += 1
+        if "stored" in status:
+            self.outcomes["stored"] += 1
+            self.cached.append(request)
+        else:
+            self.outcomes["forwarded"] += 1
+            self.not_stored.append(request.line)
         if prefix := _PREFIX.search(status):
             reused, prompt = int(prefix[1]), int(prefix[2])
         elif reuse := reported_reuse(response):
@@ -284,10 +302,13 @@ async def send_all(
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin the blocks of each prompt under the name `source:line`, and report failures. Return the number of pinned tokens."""
-    tokens, names = 0, set()
+    """Pin the blocks of each answered prompt under the name `source:line`, and report failures.
+
+    Return the number of pinned tokens.
+    """
+    tokens, names, failed = 0, set(), {error.line for error in report.errors}
     for request in requests:
-        if request.path == PATHS["embeddings"]:
+        if request.path == PATHS["embeddings"] or request.line in failed:
             continue
         name, api = f"{source}:{request.line}", API_NAMES[request.path]
         try:
@@ -318,7 +339,4 @@ async def _send(
         value = loads(response.content)
     except ValueError:
         value = None
-    before = report.outcomes["forwarded"]
-    report.add_response(response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})
-    if report.outcomes["forwarded"] > before:
-        report.not_stored.append(request.line)
+    report.add_response(request, response.headers.get("cache-status", ""), value if isinstance(value, dict) else {})

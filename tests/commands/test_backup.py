@@ -50,6 +50,7 @@ def test_a_backup_of_a_busy_proxy_has_all_earlier_responses(tmp_path: Path) -> N
             assert (done.returncode, "responses.db" in done.stdout) == (0, True)
             assert archive.stat().st_mode & 0o077 == 0
         (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "serve.lock").touch(mode=0o644)
         # Files of the database that is replaced would damage the restored one.
         (tmp_path / "b" / "responses.db-wal").write_bytes(b"old")
         done = kvproxy("restore", archive, "--data", tmp_path / "b")
@@ -57,6 +58,7 @@ def test_a_backup_of_a_busy_proxy_has_all_earlier_responses(tmp_path: Path) -> N
         with run_proxy(settings(tmp_path / "b", upstream)) as (url, services):
             assert all("; hit" in ask(url, number).headers["cache-status"] for number in range(20))
             assert ask(url, 3).json()["choices"][0]["message"]["content"] == ANSWER
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "b").iterdir())
     assert "question 3" in kvproxy("cache", "ls", "--data", tmp_path / "b", "--limit", 0).stdout
     assert not list(tmp_path.glob(".kvproxy-backup-*"))
     assert not list((tmp_path / "b").glob(".restore-*"))

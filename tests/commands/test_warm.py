@@ -122,10 +122,10 @@ def test_sampled_requests_of_the_journal_are_sent_for_their_prefix_only(tmp_path
         upstream.asked.clear()
         done = kvproxy("warm", "--from-log", "--json", url=url)
         report = json.loads(done.stdout)
-        assert (report["requests"], report["exact_hits"], report["skipped"]) == (1, 1, 1)
+        assert (report["total"], report["exact_hits"], report["skipped"]) == (2, 1, 1)
         assert "skipped 1 uncacheable prompt: a temperature above 0 (cache.sampled_requests)" in done.stderr
         assert not upstream.asked
-        assert result("warm", "--from-log", "--prefix-only", "--concurrency", 1, url=url)["requests"] == 2
+        assert result("warm", "--from-log", "--prefix-only", "--concurrency", 1, url=url)["total"] == 2
         assert upstream.questions() == ["b", "a"]
 
 
@@ -142,7 +142,7 @@ def test_warming_is_no_hit_of_a_client_and_is_not_sent_again(tmp_path: Path) -> 
         assert [row["reason"] for row in log[1:]] == ["prefix-100%"] * 2 + ["hit-exact"] * 2
         assert result("savings", url=url)["total"]["requests"] == 1
         assert [row["requests"] for row in result("log", "top", url=url)] == [1]
-        assert result("warm", "--from-log", url=url)["requests"] == 1
+        assert result("warm", "--from-log", url=url)["total"] == 1
         assert result("cache", "stats", url=url)["hits"] == 0
         assert 'kvproxy_requests_total{endpoint="chat",layer="exact"' not in client.get("/metrics").text
 
@@ -163,8 +163,39 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
         "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n",
     )
     counts = json.loads(done.stdout)
-    assert (counts["requests"], counts["skipped"], counts["failed"]) == (2, 2, 1)
+    assert (counts["computed_not_stored"], counts["skipped"], counts["invalid"], counts["failed"]) == (2, 2, 1, 0)
     assert counts["failures"] == [{"line": 3, "message": "this is not a JSON object"}]
+
+
+@pytest.mark.parametrize("top", [1, 9])
+def test_each_line_is_in_one_count_and_a_failed_request_determines_no_field(tmp_path: Path, top: int) -> None:
+    async def answer(request: Request) -> Response:
+        if request.url.path.startswith("/admin/blocks"):
+            return JSONResponse({"error": {"message": "no blocks"}}, 409)
+        if b"failed" in await request.body():
+            return JSONResponse({"error": {"message": "unknown model"}}, 404)
+        return JSONResponse({}, headers={"cache-status": "kvproxy; fwd=uri-miss; stored"})
+
+    values = [said("a"), said("failed", temperature=0.5), said("b"), said("a"), said("failed", temperature=0.5)]
+    embedding = {"url": "/v1/embeddings", "body": {"model": "m", "input": "c"}}
+    text = "\n".join(["# comment", "", *map(json.dumps, [*values, embedding]), '{"messages": [', "text", ""])
+    (tmp_path / "file").write_text(text)
+    with run_upstream(answer) as url:
+        arguments = ("warm", tmp_path / "file", "--model", "m", "--prefix-only", "--keep", "--top", top, "--json")
+        done = kvproxy(*arguments, url=url)
+    report = json.loads(done.stdout)
+    shown = {name: report[name] for name in ("computed_and_stored", "failed", "remaining", "not_pinned")}
+    stored, failed, rest = (1, 0, 2) if top == 1 else (2, 1, 0)
+    assert shown == {"computed_and_stored": stored, "failed": failed, "remaining": rest, "not_pinned": stored}
+    assert {name: report[name] for name in ("duplicates", "skipped", "invalid")} == {
+        "duplicates": 2,
+        "skipped": 4,
+        "invalid": 1,
+    }
+    names = list(report)
+    assert sum(report[name] for name in names[1 : names.index("invalid") + 1]) == report["total"] == text.count("\n")
+    assert report["required"]["varying"] == []
+    assert "skipped 1 request for embeddings" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -228,9 +259,11 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "interrupted: run the command again to continue\n")
-    assert 2 <= json.loads(out)["computed_not_stored"] < 500
+    report = json.loads(out)
+    assert 2 <= report["computed_not_stored"] < 500
+    assert report["remaining"] == 500 - report["computed_not_stored"]
     done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
-    assert (done.returncode, json.loads(done.stdout)["requests"]) == (4, 0)
+    assert (done.returncode, json.loads(done.stdout)["remaining"]) == (4, 500)
     assert "stopped answering" in done.stderr
 
 
@@ -250,7 +283,7 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         done = kvproxy("warm", file, "--model", "m", *options, url=url)
         assert done.returncode == 0, done.stderr
         facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
-        assert (facts["Requests"], facts["Duplicates"]) == ("2", "1")
+        assert (facts["Total"], facts["Duplicates"]) == ("3", "1")
         assert facts["Prompt tokens"] == str(len("What is a block?") + len("What is LRU?"))
         assert "Tokens pinned" not in facts
         assert "temperature 0, max_tokens 50, seed 7" in done.stdout

@@ -52,7 +52,8 @@ def test_clients_are_known_and_revoked_everywhere(empty_postgres: str, tmp_path:
     # Without any client, a proxy stays closed.
     with run_proxies(tmp_path, empty_postgres, upstream, count=1) as proxies:
         assert proxies[0].ask().status_code == 401
-    changes = result("keys", "history", "--data", str(operator.data), KVPROXY_STORE=empty_postgres)
+    arguments = ("keys", "history", "--data", str(operator.data), "--limit", "0")
+    changes = result(*arguments, KVPROXY_STORE=empty_postgres)
     assert [each["change"] for each in changes] == [
         "remove client one",
         "rotate the key of client one",

@@ -156,15 +156,18 @@ def test_names_and_files(tmp_path: Path) -> None:
     key = add_client(found, "one")
     assert key not in clients_file(tmp_path).read_text()
     assert stat.S_IMODE(clients_file(tmp_path).stat().st_mode) == 0o600
-    for name in ("one", "", "a b", "../x", "x" * 65, "\u00e9"):
+    with pytest.raises(InvalidRequest, match="kvproxy keys rotate one replaces its key"):
+        add_client(found, "one")
+    for name in ("", "a b", "../x", "x" * 65, "\u00e9"):
         with pytest.raises(InvalidRequest):
             add_client(found, name)
     with pytest.raises(NotFound):
         remove_client(found, "nobody")
     fixed = settings(tmp_path, "http://127.0.0.1:9", clients=[{"name": "two", "key_sha256": key_digest("k")}])
     assert [each.name for each in all_clients(fixed)] == ["two", "one"]
-    with pytest.raises(InvalidRequest, match="toml"):
-        remove_client(fixed, "two")
+    for change in (add_client, remove_client):
+        with pytest.raises(InvalidRequest, match="toml"):
+            change(fixed, "two")
 
 
 def test_nobody_is_served_unknown_beyond_loopback(tmp_path: Path) -> None:

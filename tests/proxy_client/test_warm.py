@@ -67,9 +67,9 @@ def test_malformed_requests_are_reported_and_the_rest_is_read(tmp_path: Path, va
 def test_comments_and_lines_of_other_programs_are_skipped(tmp_path: Path) -> None:
     foreign = ["[1]", "Starting server on :8000", '"text"', "# a comment", "  # another", "", "   "]
     reading = read(tmp_path, *foreign, json.dumps(said("a")), "INFO done", system="s")
-    assert (questions(reading), reading.skipped, reading.errors) == (["a"], 6, [])
+    assert (questions(reading), reading.skipped, reading.errors) == (["a"], 8, [])
     plain = read(tmp_path, "# questions", "", "first", "#second", '{"like": "JSON"}', "[third]", system="s")
-    assert (questions(plain), plain.skipped) == (["first", '{"like": "JSON"}', "[third]"], 2)
+    assert (questions(plain), plain.skipped) == (["first", '{"like": "JSON"}', "[third]"], 3)
     assert plain.requests[0].body["messages"][0] == {"role": "system", "content": "s"}
     common = '10.0.0.1 - - [01/Jan/2026:00:00:00 +0000] "POST /v1/chat/completions HTTP/1.1" 200 512'
     with pytest.raises(InvalidRequest, match="contains no prompts"):

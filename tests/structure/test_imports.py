@@ -21,7 +21,7 @@ kvproxy: blocks commands index library offline.simulate settings
 open_response_cache: encryption errors index optional_packages pattern_redaction settings
 library: errors index open_response_cache settings units
 client_keys: errors index settings shared_state
-data_folder: errors
+data_folder: errors index
 backup: data_folder errors settings
 optional_packages: errors
 exchange: apis index quotas settings trace_context

@@ -14,15 +14,13 @@ from kvproxy.commands import (
     doctor,
     explain,
     keys,
-    log,
-    savings,
     serve,
-    sessions,
     top,
     upstreams,
     warm,
 )
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
+from kvproxy.commands.journal import log, savings, sessions
 from kvproxy.commands.output import print_note
 from kvproxy.errors import KvproxyError
 from kvproxy.index.disable_usage_reports import disable_usage_reports

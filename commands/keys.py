@@ -88,9 +88,9 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 @app.command("history")
 @command
 def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Output:
-    """List the last 50 (or --limit) changes of clients, responses, and pins, newest first.
+    """List the last changes of clients, responses, and pins.
 
-    Changes are recorded only if the store is in PostgreSQL.
+    Changes are recorded only if the store is in PostgreSQL. The newest --limit changes are listed.
     """
     from kvproxy.client_keys import operator_changes
 

@@ -59,6 +59,8 @@ class AsyncCache:
     async def set(self, question: str, answer: str, namespace: str = "", *, ttl: float | str | None = None) -> bool:
         self._check_open()
         _check_texts(question=question, answer=answer, namespace=namespace)
+        if not question.strip():
+            raise ValueError("the question is empty")
         now, lifetime = self._clock(), self._ttl if ttl is None else parse_seconds(ttl)
         if ttl is not None and lifetime <= 0:
             raise ValueError(f"ttl must be positive, but it is {ttl!r}")

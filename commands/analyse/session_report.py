@@ -5,9 +5,9 @@ import typer
 
 from kvproxy.commands.files import read_text
 from kvproxy.commands.formatting import money, percent
+from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
-from kvproxy.commands.savings import ledger_rows
 from kvproxy.commands.tables import digest_column, print_table, text_column
 from kvproxy.units import format_seconds, plural
 

@@ -124,14 +124,14 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
 
         packaged = MultilingualEmbedder if name == MULTILINGUAL else MiniLMEmbedder
         return packaged(files=default_onnx_files(data), threads=threads)
-    from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
+    from kvproxy.index.models.minilm.weights import check_model_source
 
-    from kvproxy.index.models.minilm.weights import refuse_pickles
-
-    logging.disable_progress_bar()
     try:
-        refuse_pickles(Path(name))
+        check_model_source(name)
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         return SentenceEmbedder(name, SentenceTransformer(name, model_kwargs={"use_safetensors": True}))
     except (OSError, ValueError) as error:
         raise EmbedderError(

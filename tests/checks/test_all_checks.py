@@ -166,5 +166,12 @@ def test_a_pickle_is_refused_and_never_read(tmp_path: Path) -> None:
 def test_safetensors_beside_a_pickle_are_fine(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "model.safetensors", "training_args.bin"):
         (tmp_path / name).touch()
-    weights.refuse_pickles(tmp_path)
-    weights.refuse_pickles(tmp_path / "no/such/id")
+    weights.check_model_source(str(tmp_path))
+    weights.check_model_source("sentence-transformers/no-such-id")
+
+
+@pytest.mark.parametrize("name", ["", "/nope", "./nope", "a/b/c", "~/model"])
+def test_a_missing_folder_is_named_without_an_error_of_the_hugging_face_hub(name: str) -> None:
+    for load in (load_embedder, load_verifier):
+        with pytest.raises((EmbedderError, VerifierError), match=f"{name}' \\(there is no such folder\\)"):
+            load(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.charts import Chart, ChartLine, draw, save
-from kvproxy.commands.savings import _savings_charts
+from kvproxy.commands.journal.savings import _savings_charts
 from kvproxy.journal.savings import Saving, SavingsReport
 from kvproxy.settings import load_settings
 from tests.commands.run import ROOT, ask, kvproxy

@@ -62,7 +62,7 @@ def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: 
             # The log is empty until the journal has written the first record.
             until(lambda: f'"question": "{question}"' in kvproxy("log", "--json", "-n", 1, url=url).stdout)
 
-        monkeypatch.setattr("kvproxy.commands.log.time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr("kvproxy.commands.journal.log.time", SimpleNamespace(sleep=sleep))
         done = kvproxy("log", "-f", "--columns", "status,question", url=url)
         assert done.stdout.splitlines() == ["200\ta", "200\tb"], done
 

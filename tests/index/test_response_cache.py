@@ -148,6 +148,9 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         for call in (cache.get, cache.delete, lambda value: cache.set(value, "a")):
             with pytest.raises(TypeError, match="question must be a string, not int"):
                 call(wrong)
+        for empty in ("", " \n"):
+            with pytest.raises(ValueError, match="the question is empty"):
+                cache.set(empty, "a")
         with pytest.raises(TypeError, match="answer must be a string"):
             cache.set("q", wrong)
 

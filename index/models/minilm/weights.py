@@ -5,6 +5,7 @@ A wheel contains float16 weights. A source tree has float32 weights, which are r
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ BUNDLED = Path(__file__).parent / "model"
 """Folder of the weights in a wheel; `training.bundle_model` creates it."""
 RANGES = Path(__file__).parent / "ranges.safetensors"
 Weights = dict[str, np.ndarray]
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _NAMES = {
     "attention.output.dense": "out",
     "attention.output.LayerNorm": "norm1",
@@ -193,8 +195,11 @@ def check_packaged_weights(path: Path) -> None:
         raise ValueError(f"{path} is not the released file (SHA-256 {found[:12]}..): install kvproxy again")
 
 
-def refuse_pickles(folder: Path) -> None:
-    """Raise a ValueError if a folder contains pickled weights, but no safetensors file."""
+def check_model_source(name: str) -> None:
+    """Raise a ValueError if a folder or a Hugging Face id cannot be loaded safely: pickled weights run code."""
+    folder = Path(name)
+    if not name or not (folder.is_dir() or _HUB_ID.fullmatch(name)):
+        raise ValueError("there is no such folder")
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if file.suffix in _PICKLES and file.name != "training_args.bin" and not any(file.parent.glob("*.safetensors")):
             raise ValueError(f"{file} is a pickle, which runs code when it is read: save the model as safetensors")

@@ -1,11 +1,10 @@
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvproxy.index.errors import VerifierError, first_line
-from kvproxy.index.models.minilm.weights import refuse_pickles
+from kvproxy.index.models.minilm.weights import check_model_source
 
 
 class CrossEncoderVerifier:
@@ -17,12 +16,12 @@ class CrossEncoderVerifier:
 
     @classmethod
     def load(cls, name: str) -> "CrossEncoderVerifier":
-        from sentence_transformers import CrossEncoder
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
         try:
-            refuse_pickles(Path(name))
+            check_model_source(name)
+            from sentence_transformers import CrossEncoder
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
             model = CrossEncoder(name, model_kwargs={"use_safetensors": True})
         except (OSError, ValueError) as error:
             raise VerifierError(

@@ -148,7 +148,7 @@ class SharedState:
         self._database.query(_CHANGE, {"operator": operator, "change": change})
 
     def changes(self, limit: int | None) -> list[Row]:
-        """Return the last changes by operators (None: all), newest first, with `changed` (seconds since the epoch), `operator`, `change`."""
+        """Return the last changes by operators: `changed` (seconds since the epoch), `operator`, `change`."""
         sql = "select changed, operator, change from changes order by number desc limit :limit"
         return self._database.query(sql, {"limit": limit})
 

@@ -3,6 +3,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import Redactor, redact_entry
@@ -15,6 +16,11 @@ _WRITE_OVERHEAD = 12_288  # Bytes of a pending write without its texts; measured
 _RECENT_SECONDS = 1.0
 _RECENT_ENTRIES = 1024
 _RECENT_BYTES = 2**16  # Larger entries are always read from the store.
+
+
+class StoreRead(NamedTuple):
+    began: float  # Value of `time.monotonic`.
+    num_changes: int  # Calls of `RecentEntries.remove` and `clear` before the read.
 
 
 class RecentEntries:
@@ -32,22 +38,21 @@ class RecentEntries:
         began, entry = self._entries.get(key, (0.0, None))
         return entry if time.monotonic() - began < _RECENT_SECONDS else None
 
-    def begin_read(self) -> tuple[float, int]:
-        """Return the argument `read` of `add`, which ignores the entry if another was changed during the read."""
-        return time.monotonic(), self._changes
+    def begin_read(self) -> StoreRead:
+        return StoreRead(time.monotonic(), self._changes)
 
-    def add(self, entry: Entry, read: tuple[float, int]) -> None:
-        began, changes = read
+    def add(self, entry: Entry, read: StoreRead) -> None:
         if len(entry.request) + len(entry.response) > _RECENT_BYTES:
             return
         with self._lock:
-            if changes != self._changes:  # The entry may be older than a change.
+            if read.num_changes != self._changes:  # The entry may be older than a change.
                 return
-            self._entries[entry.key] = began, entry
+            self._entries[entry.key] = read.began, entry
             self._entries.move_to_end(entry.key)
             # The first entry is the oldest. Entries that `get` no longer returns would only occupy memory.
             while (
-                len(self._entries) > _RECENT_ENTRIES or began - next(iter(self._entries.values()))[0] >= _RECENT_SECONDS
+                len(self._entries) > _RECENT_ENTRIES
+                or read.began - next(iter(self._entries.values()))[0] >= _RECENT_SECONDS
             ):
                 self._entries.popitem(last=False)
 

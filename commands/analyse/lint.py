@@ -114,9 +114,9 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
         place = f"{span.kind} at character {span.at} of the {span.region}"
         place += f", {_shorten(span.old)!r} became {_shorten(span.new)!r}"
     print_text(f"  {one_line(place)}: {saving.changed:,} times")
-    computed = f"    {report.reuse.computed:,} computed tokens;"
+    computed = f"    {report.reuse.computed_tokens:,} computed tokens;"
     stripped, moved = (
-        f"{reuse.computed:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
+        f"{reuse.computed_tokens:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
     )
     if saving.edit.action == "sort-tools":
         print_text(f"{computed} sorted tools: {stripped}")
@@ -138,8 +138,8 @@ def _document(found: "LintReport") -> dict[str, Any]:
             **{name: getattr(report.reuse, name) for name in ("share", "prompt_tokens", "reused")},
             "spans": [
                 {**asdict(saving.span), "changed": saving.changed}
-                | {"stripped": saving.stripped.reused, "stripped_computed": saving.stripped.computed}
-                | {"moved": saving.moved.reused, "moved_computed": saving.moved.computed}
+                | {"stripped": saving.stripped.reused, "stripped_computed": saving.stripped.computed_tokens}
+                | {"moved": saving.moved.reused, "moved_computed": saving.moved.computed_tokens}
                 | {"edit": saving.edit.model_dump(exclude_defaults=True)}
                 for saving in report.savings
             ],

@@ -131,12 +131,12 @@ def show(
 
     Example: kvproxy log show 3f2a
     """
-    from kvproxy.journal.reasons import meaning_of
+    from kvproxy.journal.reasons import meaning_of_reason
 
     record = source.open().record(request)
     document = asdict(record) | {"decode_ms": _decode_ms(record)}
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
-    facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of(record.reason))]
+    facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of_reason(record.reason))]
     return Output(document, lambda: print_facts(facts))
 
 

@@ -100,7 +100,7 @@ def _parse_line(record: dict[str, Any]) -> StreamLine:
 def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream. Answers are equal if their words are, or if `min_cosine` is given and reached."""
+    """Embed the questions of a stream. Answers are equal if their words are, or if their cosine is at least `min_cosine`."""
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
     digests = [text_digest(answer) for answer in answers]

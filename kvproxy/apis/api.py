@@ -92,13 +92,13 @@ class Api:
 
 
 def last_turn_question(
-    body: JsonObject, name: str, turn_text: Callable[[JsonObject], str | None], *, allows_semantic: bool
+    body: JsonObject, turns_field: str, turn_text: Callable[[JsonObject], str | None], *, allows_semantic: bool
 ) -> Question | None:
     """Return the question of a request; None unless its last turn is text of the user.
 
-    `turn_text` returns the text of a turn, or None if the turn has other content. The turns are in field `name`.
+    `turn_text` returns the text of a turn, or None if the turn has other content.
     """
-    turns = body.get(name)
+    turns = body.get(turns_field)
     if not isinstance(turns, list) or not turns or len(objects(turns)) < len(turns):
         return None
     turn, texts = objects(turns)[-1], [turn_text(each) for each in objects(turns)]
@@ -106,8 +106,8 @@ def last_turn_question(
     if text is None or not text.strip() or turn.get("role") != "user":
         return None
     last: JsonObject = {key: value for key, value in turn.items() if key != "content"}
-    rest: JsonObject = {**body, name: turns[:-1], "last": last}
-    return Question(text, rest, allows_semantic and None not in texts, name, earlier)
+    rest: JsonObject = {**body, turns_field: turns[:-1], "last": last}
+    return Question(text, rest, allows_semantic and None not in texts, turns_field, earlier)
 
 
 def content_text(turn: JsonObject) -> str | None:

@@ -90,9 +90,9 @@ def check_number(body: JsonMap, name: str, least: float, most: float) -> None:
     _require(value is None or valid, name, f"a number from {least:g} to {most:g}, not {_abbreviate(value)}")
 
 
-def _require(valid: bool, name: str, form: str) -> None:
-    if not valid:
-        raise InvalidRequest(f"{name} must be {form}", param=name)
+def _require(is_valid: bool, name: str, expected: str) -> None:
+    if not is_valid:
+        raise InvalidRequest(f"{name} must be {expected}", param=name)
 
 
 def _abbreviate(value: object) -> str:

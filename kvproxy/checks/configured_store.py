@@ -19,7 +19,7 @@ def store_exists(settings: Settings) -> bool:
 
 @contextmanager
 def open_configured_store(settings: Settings) -> "Iterator[Store]":
-    """Open the store without a proxy. Raises KvproxyError if it is damaged or unreachable."""
+    """Open the configured store directly, not through a proxy. Raises KvproxyError if it is damaged or unreachable."""
     from kvproxy.index.errors import CacheStoreError
     from kvproxy.index.store import open_store
 

@@ -30,7 +30,7 @@ from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
-"""Maximum seconds for which the headers wait for a body that is no stream, so that `Cache-Status` names the stored response."""
+"""Maximum delay of the headers of a response without a stream, so that `Cache-Status` can name the stored response."""
 
 Watch = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 Value = TypeVar("Value")

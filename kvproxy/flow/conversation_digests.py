@@ -112,7 +112,7 @@ def _parse_arguments(arguments: Json) -> Json:
 
 
 def canonical_json(value: JsonObject) -> bytes:
-    """Serialise a block without call ids and breakpoints, which clients change between turns."""
+    """Serialise a content block without call ids and breakpoints, which clients change between turns."""
     plain = {name: each for name, each in value.items() if name not in (BREAKPOINT_FIELD, *_CALL_IDS)}
     return dumps(plain, sort_keys=True)
 

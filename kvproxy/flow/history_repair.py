@@ -49,7 +49,7 @@ class HistoryRepair:
         self._store(digest, message)
 
     def repair(self, request: ApiRequest) -> ApiRequest:
-        """Restore earlier answers and the order of tools, and tag the request with each kind of change."""
+        """Restore earlier answers and the order of tools, and add a tag such as `repaired:KIND` for each kind of change."""
         if not _has_whole_conversation(request):
             return request
         repairs: list[str] = []

@@ -104,7 +104,7 @@ class UnparsedRequestCharge:
             yield part
 
     def refund(self, error: BaseException) -> None:
-        """Refund a request that failed with `error`. If the quota stopped its upload, raise the quota's error instead."""
+        """Refund a failed request. If the quota stopped its upload, raise the quota's error from `error`."""
         self._account.settle(0)
         if self._refused is not None:
             raise self._refused from error

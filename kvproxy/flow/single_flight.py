@@ -157,7 +157,7 @@ class SharedRequest:
         return self.response
 
     async def wait_until_complete(self, seconds: float | None) -> bool:
-        """Wait until the response ends, has `MAX_UNSENT_BYTES`, or `seconds` have passed. Return whether it is complete."""
+        """Wait until the response ends, exceeds `MAX_UNSENT_BYTES`, or `seconds` have passed. Return whether it is complete."""
         response = await self.wait_for_head()
         while response.single_chunk and not self.ended:
             await self._changed.wait()
@@ -250,11 +250,11 @@ class SingleFlight:
         request = exchange.api_request
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
-    def requested_ttl(self, exchange: Exchange, headers: Headers) -> float | None:
-        """Return the seconds for which a response is stored; None if the request sets no TTL, or forbids storing."""
+    def requested_ttl(self, exchange: Exchange, response_headers: Headers) -> float | None:
+        """Return the response's TTL in seconds if the request sets a TTL; None if it sets none, or forbids storing."""
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._allows_storing(exchange)
-        return self._writer.lifetime(request, read_response_directives(headers)) if is_set else None
+        return self._writer.lifetime(request, read_response_directives(response_headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
         """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""

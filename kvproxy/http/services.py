@@ -26,7 +26,7 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.http.request_bodies import BodyBudget
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.journal import open_journal
-from kvproxy.journal.pool_forecast import PoolForecast, forecast
+from kvproxy.journal.pool_forecast import PoolForecast, forecast_hit_rates
 from kvproxy.journal.savings import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.open_response_cache import open_response_cache
@@ -95,7 +95,7 @@ class Services:
         costs = await asyncio.to_thread(self.answerer.journal.read, prefill_costs, {}) if curves else {}
         seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
-            forecast(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)
+            forecast_hit_rates(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)
             for engine, curve in curves.items()
         ]
 

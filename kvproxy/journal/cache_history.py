@@ -60,10 +60,10 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Names of the regions (see `Regions`) in which a request differs from an earlier prompt, which has the number `against`."""
+    """Names of the regions (see `Regions`) in which a request differs from an earlier prompt, and that prompt's number."""
 
     regions: tuple[str, ...]
-    against: int
+    earlier_prompt: int
 
 
 class CacheHistory:
@@ -80,18 +80,18 @@ class CacheHistory:
         prompt = None if number is None else PromptRecord(number, entry, expires, seconds)
         return prompt, None if reason is None else (reason, time)
 
-    def regions(self, number: int) -> Regions | None:
-        if number not in self._regions:
+    def regions(self, prompt_number: int) -> Regions | None:
+        if prompt_number not in self._regions:
             sql = "select regions, shape from prompts where number = ? and regions is not null"
-            if not (rows := self._database.rows(sql, [number])):
+            if not (rows := self._database.rows(sql, [prompt_number])):
                 return None
-            self._cache_regions(number, self._strings.regions(*rows[0]))
-        return self._regions[number]
+            self._cache_regions(prompt_number, self._strings.regions(*rows[0]))
+        return self._regions[prompt_number]
 
-    def _cache_regions(self, number: int, regions: Regions) -> None:
+    def _cache_regions(self, prompt_number: int, regions: Regions) -> None:
         if len(self._regions) >= _MAX_CACHED_REGIONS:
             self._regions.clear()
-        self._regions[number] = regions
+        self._regions[prompt_number] = regions
 
     def on_rollback(self) -> None:
         self._regions.clear()
@@ -118,10 +118,10 @@ class CacheHistory:
         sql = "update prompts set entry = ?, expires = ? where key = ?"
         self._database.execute(sql, [stored.id, stored.expires, key])
 
-    def set_last_records(self, records: Mapping[int, int]) -> None:
-        """Set the last record of each prompt. `records` has the number of the record by the number of the prompt."""
+    def set_last_records(self, record_numbers: Mapping[int, int]) -> None:
+        """Set the last record of each prompt in `record_numbers`, which maps prompt numbers to record numbers."""
         sql = "update prompts set last = ? where number = ?"
-        self._database.executemany(sql, [(record, prompt) for prompt, record in records.items()])
+        self._database.executemany(sql, [(record, prompt) for prompt, record in record_numbers.items()])
 
     def add_removal(self, removal: ResponseRemoved) -> None:
         sql = (
@@ -131,10 +131,10 @@ class CacheHistory:
         self._database.execute(sql, [short_key(removal.key), removal.reason, removal.time])
 
     @staticmethod
-    def removal(
+    def last_removal(
         prompt: PromptRecord | None, tombstone: Tombstone | None, now: float
     ) -> tuple[str, float | None] | None:
-        """Return the reason and the time of a removal, given the result of `find`; None if no response was removed.
+        """Return why and when a prompt's last response was removed, given the result of `find`; None if none was removed.
 
         The time is None if it is unknown.
         """
@@ -151,9 +151,7 @@ class CacheHistory:
         return ("expired", prompt.expires) if is_expired else ("removed", None)
 
     def closest_change(self, key: bytes, regions: Regions) -> Change | None:
-        """Return the difference from the most similar earlier prompt with the same question; None if more than two
-        regions differ.
-        """
+        """Return the change since the most similar earlier prompt with the same question; None if over two regions differ."""
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kvproxy.apis.json import Json, dumps, field
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.reasons import meaning_of
+from kvproxy.journal.reasons import meaning_of_reason
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import QUESTIONS, Regions
 from kvproxy.journal.sessions.ledger import CAUSES
@@ -191,7 +191,7 @@ def _shorten(text: str) -> str:
 def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[float], str]) -> list[str]:
     """Return the explanation as sentences, which quote requests without escaping control characters."""
     record = explanation.record
-    sentences = [meaning_of(record.reason)]
+    sentences = [meaning_of_reason(record.reason)]
     if record.removed_at is not None:
         sentences.append(f"It was removed at {format_time(record.removed_at)}.")
     if record.near is not None:

@@ -48,7 +48,7 @@ class PoolForecast:
     chart: list[tuple[int, float]]
 
 
-def forecast(
+def forecast_hit_rates(
     engine: str,
     curve: LiveHitCurve,
     num_blocks: int | None,

@@ -155,17 +155,17 @@ class JournalReader:
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         return self._select(f"{condition} order by number desc{limit}", values)
 
-    def find(self, name: str) -> Record:
+    def find(self, id_or_number: str) -> Record:
         """Return the last record with a request id, the beginning of a request id, or a record number. Raises NotFound."""
-        tries: list[tuple[str, object]] = [("request_id = ?", name)]
-        if name.isdecimal() and len(name) < 16:
-            tries.append(("number = ?", int(name)))
-        tries.append(("substr(request_id, 1, length(?)) = ?", name))
+        tries: list[tuple[str, object]] = [("request_id = ?", id_or_number)]
+        if id_or_number.isdecimal() and len(id_or_number) < 16:
+            tries.append(("number = ?", int(id_or_number)))
+        tries.append(("substr(request_id, 1, length(?)) = ?", id_or_number))
         for condition, value in tries:
             values = [value] * condition.count("?")
             if found := self._select(f" where {condition} order by number desc limit 1", values):
                 return found[0]
-        raise NotFound(f"no request {name[:80]!r} in {self.name}: kvproxy log lists them")
+        raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int

@@ -111,7 +111,7 @@ def reason_of_failure(error: BaseException) -> str:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange; `miss-new` for a miss that only earlier requests may explain."""
+    """Return the reason token of an exchange; `miss-new` for a miss whose cause depends on earlier requests."""
     if exchange.failure is not None:
         return exchange.failure
     if exchange.client_disconnected:
@@ -148,15 +148,15 @@ def reason_of_neighbour(neighbour: Candidate) -> str | None:
     return token if token in REASONS else None
 
 
-def check_reason(beginning: str | None) -> None:
-    if not beginning or beginning.startswith("prefix-") or any(token.startswith(beginning) for token in REASONS):
+def check_reason_prefix(prefix: str | None) -> None:
+    if not prefix or prefix.startswith("prefix-") or any(token.startswith(prefix) for token in REASONS):
         return
-    near = get_close_matches(beginning, REASONS, n=1)
+    near = get_close_matches(prefix, REASONS, n=1)
     hint = f"did you mean {near[0]}?" if near else "docs/records.md lists them"
-    raise InvalidRequest(f"no reason begins with {beginning[:40]!r}: {hint}", param="reason")
+    raise InvalidRequest(f"no reason begins with {prefix[:40]!r}: {hint}", param="reason")
 
 
-def meaning_of(token: str) -> str:
+def meaning_of_reason(token: str) -> str:
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")

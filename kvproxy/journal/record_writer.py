@@ -151,7 +151,7 @@ class RecordWriter:
             return
         self._set_deferred_entry(change, records)
         # An entry is stored before its request ends, and the record requires the state before it.
-        earlier_removal = self._history.removal(*self._history.find(short_key(change.key)), change.time)
+        earlier_removal = self._history.last_removal(*self._history.find(short_key(change.key)), change.time)
         if len(self._stored_responses) >= _MAX_CACHED_PROMPTS:
             self._stored_responses.clear()
         self._stored_responses[change.key] = _StoredResponse(change, earlier_removal)
@@ -214,13 +214,17 @@ class RecordWriter:
         if stored_response is not None and stored_response.event.time >= record.time:
             earlier_removal = stored_response.earlier_removal
         else:
-            earlier_removal = self._history.removal(prompt, tombstone, record.time)
+            earlier_removal = self._history.last_removal(prompt, tombstone, record.time)
         if earlier_removal is not None:
             record.reason, record.removed_at = f"miss-{earlier_removal[0]}", earlier_removal[1]
             return
         change = self._history.closest_change(short_key(key), regions)
         if change is not None:
-            record.reason, record.changed, record.against = "miss-changed", ",".join(change.regions), change.against
+            record.reason, record.changed, record.against = (
+                "miss-changed",
+                ",".join(change.regions),
+                change.earlier_prompt,
+            )
             return
         computed = prompt is not None and prompt.seconds is not None
         record.reason = reason_of_unexplained_miss(exchange, asked_before=prompt is not None, computed_before=computed)

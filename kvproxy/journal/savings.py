@@ -43,9 +43,9 @@ class Saving:
         seconds: durations of original responses minus durations of hits, plus the prefill time of reused tokens.
         least_seconds, most_seconds: bounds of `seconds`.
         unmeasured_tokens: reused tokens whose prefill time is unknown; `seconds` does not include it.
-        money: None if no model has a price. A lower bound is `least_money`.
+        money: saved money, at least `least_money`; None if no model has a price.
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
-        cached_tokens: those of them that the provider's cache would have reused; they count at the price of reuse.
+        cached_tokens: part of `priced_tokens` that the provider's cache would have reused; counted at the price of reuse.
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
     """
 
@@ -65,9 +65,9 @@ class Saving:
     cached_tokens: int = 0
     uncertain_tokens: int = 0
 
-    def add_money(self, money: float, least: float) -> None:
+    def add_money(self, money: float, least_money: float) -> None:
         self.money = (self.money or 0.0) + money
-        self.least_money = (self.least_money or 0.0) + least
+        self.least_money = (self.least_money or 0.0) + least_money
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def savings_report(
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"])
 
 
-def first_utc_day(since: float | None) -> str | None:
-    """Return the UTC day of the time `since` seconds ago, such as 2026-11-21."""
-    return None if since is None else datetime.fromtimestamp(time.time() - since, UTC).date().isoformat()
+def first_utc_day(seconds_ago: float | None) -> str | None:
+    """Return the UTC day of the time `seconds_ago` seconds ago, such as 2026-11-21."""
+    return None if seconds_ago is None else datetime.fromtimestamp(time.time() - seconds_ago, UTC).date().isoformat()
 
 
 def savings(

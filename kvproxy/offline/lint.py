@@ -39,7 +39,7 @@ class PromptReuse:
     reused: int
 
     @property
-    def computed(self) -> int:
+    def computed_tokens(self) -> int:
         return self.prompt_tokens - self.reused
 
     @property
@@ -89,7 +89,7 @@ class LintReport:
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         savings = [(report.family.model, saving) for report in self.families for saving in report.savings]
         for number, (model, saving) in enumerate(savings, 1):
-            edit, moved, stripped = saving.edit, saving.moved.computed, saving.stripped.computed
+            edit, moved, stripped = saving.edit, saving.moved.computed_tokens, saving.stripped.computed_tokens
             chosen = edit if edit.action == "sort-tools" else move_edit(edit)
             fields = chosen.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": model}
             lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
@@ -147,7 +147,7 @@ class _TokenizedPrompts:
         reuse = PromptReuse(sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks))
         savings: list[EditSaving] = []
         requests = moved_requests = [self.requests[member] for member in members]
-        least = reuse.computed
+        least = reuse.computed_tokens
         while len(savings) < _MAX_SPANS:
             other_families = [
                 [self.requests[member] for member in each.members] for each in families if each is not family
@@ -162,11 +162,11 @@ class _TokenizedPrompts:
             stripped, requests = await self._reuse_after_edit(members, requests, edit)
             moving = move_edit(edit) if edit.action == "strip" else edit
             moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
-            saved = least - min(stripped.computed, moved.computed)
+            saved = least - min(stripped.computed_tokens, moved.computed_tokens)
             if saved < max(_MIN_SAVED_SHARE * reuse.prompt_tokens, self._block_size):
                 break
             savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
-            least = stripped.computed
+            least = stripped.computed_tokens
         later = sorted(blocks[1:])
         return FamilyReport(family, reuse, later[len(later) // 2] if later else 0, tuple(savings))
 
@@ -188,7 +188,7 @@ class _TokenizedPrompts:
 def _safe_edit(
     span: ChangedSpan, requests: Sequence[ApiRequest], other_families: Sequence[Sequence[ApiRequest]]
 ) -> EditSettings | None:
-    """Return the edit that matches most `requests`, of the edits that match only changing text in all families."""
+    """Return the edit of a span that matches most `requests`; None if every edit matches text that a whole family shares."""
     chosen, most = None, 0
     for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
         if edit.action == "sort-tools":

@@ -48,11 +48,11 @@ LongWrite = Callable[[int, int], bool]
 """Returns whether a request writes for one hour. Arguments: uncached tokens, and tokens not yet written for one hour."""
 
 
-def session_price(session: Session, requests: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
+def session_price(session: Session, max_keep_warm: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
     """Return the price of a session's input, as a multiple of the price of one uncached token."""
     total, kept, before = 0.0, 0, 0
     for step in session:
-        sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, requests(before, kept))
+        sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, max_keep_warm(before, kept))
         total += sent * prices.read * step.shared
         if step.pause == math.inf:
             break
@@ -66,18 +66,18 @@ def session_price(session: Session, requests: KeepWarmCount, long_write: LongWri
     return total
 
 
-def cached_tokens(step: SessionStep, sent: float, kept: int) -> int:
+def cached_tokens(step: SessionStep, num_keep_warm: float, one_hour_tokens: int) -> int:
     """Return the number of cached prompt tokens at the start of a request.
 
     Args:
-        sent: number of keep-warm requests in the pause before the request.
-        kept: number of tokens that were written for one hour.
+        num_keep_warm: number of keep-warm requests in the pause before the request.
+        one_hour_tokens: number of tokens that were written for one hour.
     """
     if step.pause is None:
         return 0
-    if sent >= step.required_keep_warm_requests:
+    if num_keep_warm >= step.required_keep_warm_requests:
         return step.shared
-    return min(kept, step.shared) if step.pause - sent * KEEP_WARM_SECONDS <= HOUR else 0
+    return min(one_hour_tokens, step.shared) if step.pause - num_keep_warm * KEEP_WARM_SECONDS <= HOUR else 0
 
 
 def provider_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:

@@ -39,7 +39,7 @@ _FIRST_TRACE_NUMBER = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class ChangedRegion:
-    """The turns whose prompt changed first in a region, such as the system prompt, and the tokens that they lost by it."""
+    """The turns whose prompt changed first in a region, such as the system prompt, and the prompt tokens thus not reused."""
 
     region: str
     turns: int

@@ -11,7 +11,7 @@ from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.index.store import is_url
 from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
-from kvproxy.journal.reasons import check_reason
+from kvproxy.journal.reasons import check_reason_prefix
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_utc_day, savings_report
@@ -259,7 +259,7 @@ def journal_query(
     """Return the query for a command's options. `since` is in seconds before the current time. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
-    check_reason(reason)
+    check_reason_prefix(reason)
     start = None if since is None else time.time() - since
     return Query(start, layer, reason, tenant, model, where, limit=limit)
 

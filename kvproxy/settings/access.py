@@ -28,7 +28,7 @@ class AccessSettings(Section):
 
 
 CLIENT_PREFIX = "client:"
-"""Prefix of a client's name in the name of its tenant."""
+"""Beginning of the tenant's name of a client, before the client's name."""
 
 
 class ClientSettings(Section):

@@ -119,15 +119,15 @@ def _find_variable(path: SettingPath) -> str | None:
     return next((name for name in names if name in given), None)
 
 
-def misspelt_variables(settings: Sequence[str], known: Sequence[str]) -> list[str]:
+def misspelt_variables(settings: Sequence[str], other_variables: Sequence[str]) -> list[str]:
     """Return a message for each unknown variable `KVPROXY_NAME` that resembles a setting without a section, such as `data`.
 
-    `known` are variables with another use, in lower case and without `KVPROXY_`.
+    `other_variables` have another use; their names are in lower case, without `KVPROXY_`.
     """
     lines, simple = [], [name for name in settings if "." not in name]
     for variable in sorted(os.environ):
         name = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and "__" not in name and name not in {*simple, *known}:
+        if variable.startswith(PREFIX) and "__" not in name and name not in {*simple, *other_variables}:
             near = difflib.get_close_matches(name, simple, n=1, cutoff=0.7)
             lines += [f"there is no setting for {variable}: did you mean {PREFIX}{each.upper()}?" for each in near]
     return lines

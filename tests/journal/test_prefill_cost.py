@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.reuse_distance import LiveHitCurve
-from kvproxy.journal.pool_forecast import forecast
+from kvproxy.journal.pool_forecast import forecast_hit_rates
 from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.savings import MIN_REQUESTS, PrefillCost, mean_cost, prefill_cost
 from kvproxy.journal.sessions.session_matching import chain_of
@@ -108,11 +108,11 @@ def test_a_forecast_states_changes_from_the_current_pool() -> None:
     for _ in range(10):
         for prompt in ("a", "b"):
             curve.add([prompt], [40_000], 10_000)
-    found = forecast("http://e", curve, 12_001, 1, 0.001, token_bytes=1e5, tier_bytes=1e5 * 24_000)
+    found = forecast_hit_rates("http://e", curve, 12_001, 1, 0.001, token_bytes=1e5, tier_bytes=1e5 * 24_000)
     rates = {point.name: (point.pool_tokens, round(point.hit_rate, 3), point.ttft_ms) for point in found.points}
     assert rates["current"] == (12_000, pytest.approx(0.18, abs=0.01), 0.0)
     assert rates["double"][:2] == (24_000, 0.9)
     assert rates["double"][2] == pytest.approx(-10_000 * 0.72, rel=0.02)
     # The transfer of a token takes a part of the time of its prefill.
     assert rates["tier"][2] == pytest.approx(-10_000 * 0.72 * (1 - 1e5 / (20 * 2**30) / 0.001), rel=0.02)
-    assert forecast("", curve, None, None, None).points[0].name == "unlimited"
+    assert forecast_hit_rates("", curve, None, None, None).points[0].name == "unlimited"

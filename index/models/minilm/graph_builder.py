@@ -25,7 +25,7 @@ def code_digest() -> str:
 
 
 class Graph:
-    """Collects the nodes and constants of an ONNX graph. Methods that add to it return names of values."""
+    """Collects the nodes and constants of an ONNX graph. The methods that add to it return the names of the new values."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []

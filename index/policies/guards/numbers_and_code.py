@@ -83,7 +83,7 @@ def _separate_by_spaces(text: str) -> str:
 
 def code_differs(question: str, cached_question: str) -> bool:
     """Whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
-    ours, theirs = _code(question), _code(cached_question)
+    ours, theirs = _code_tokens(question), _code_tokens(cached_question)
     # A brand such as iPhone appears in any case; an identifier does not.
     return any(code.lower() not in words(cached_question) for code in ours - theirs) or any(
         code.lower() not in words(question) for code in theirs - ours
@@ -91,7 +91,7 @@ def code_differs(question: str, cached_question: str) -> bool:
 
 
 @cached_by_text
-def _code(text: str) -> set[str]:
+def _code_tokens(text: str) -> set[str]:
     return {code.strip("`") for code in _CODE.findall(text)}
 
 

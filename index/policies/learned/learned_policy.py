@@ -105,7 +105,7 @@ class LearnedPolicy:
             # The guard is irrelevant to this class, but the question may need another class.
             return Decision("vetoed", vetoes[0], error=error)
         # In a new namespace, estimated errors are unproven: `checked` must agree.
-        is_proven = learner.is_ready or self.checked is None
+        is_proven = learner.decides_without_checked or self.checked is None
         if is_proven and not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         if self.checked is None:
@@ -231,7 +231,7 @@ class LearnedPolicy:
             level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)
         return LearningStatus(
             learner.num_comparisons,
-            learner.is_ready,
+            learner.decides_without_checked,
             level.error_limit,
             level.served,
             level.risk,

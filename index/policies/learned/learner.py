@@ -74,7 +74,7 @@ class Learner:
         return ErrorEstimate(places[0], features, error, classes.count(classes[0]) == 1)
 
     @property
-    def is_ready(self) -> bool:
+    def decides_without_checked(self) -> bool:
         return self.level.error_limit > 0 and self.level.expected >= MIN_EXPECTED_ERRORS
 
     def exploration_share(self, error: float) -> float:
@@ -96,10 +96,12 @@ class Learner:
     def may_serve_checked(self) -> bool:
         """Whether answers that the policy `checked` accepts may be served.
 
-        `checked_error` must be within `max_error`. Once `is_ready`, `checked_error` must be within half of `max_error`,
-        and enough answers of `checked` must have been compared.
+        `checked_error` must be within `max_error`. Once the policy `decides_without_checked`, it must be within half of
+        `max_error`, and enough answers of `checked` must have been compared.
         """
-        if self.is_ready and not (self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2):
+        if self.decides_without_checked and not (
+            self.num_checked >= _MIN_CHECKED and self.checked_error <= self.level.max_error / 2
+        ):
             return False
         within = self.checked_error <= self.level.max_error
         return within and (self.num_comparisons < _MIN_COMPARISONS or self.level.bound_allows(self.checked_error))

@@ -22,13 +22,13 @@ _COMPARED_RATIOS = (40.0, 52.0)
 _MOST = 1e4
 
 
-def max_expected_events(allowed: float) -> float:
-    """Return the largest sum of the probabilities of events of which at most `allowed` occur, with a confidence of 90%."""
-    return float(_max_expected(allowed, np.array([_LOG_LIMIT]))[0])
+def max_expected_events(allowed_events: float) -> float:
+    """Return the largest sum of the probabilities of events of which at most `allowed_events` occur, with a confidence of 90%."""
+    return float(_max_expected(allowed_events, np.array([_LOG_LIMIT]))[0])
 
 
-def max_risk(allowed: float, wrong: float, expected: float) -> float:
-    """Return the largest sum of estimated errors of served answers for which at most `allowed` are wrong, for any factor f.
+def max_risk(allowed_wrong: float, wrong: float, expected: float) -> float:
+    """Return the largest sum of estimated errors of served answers for which at most `allowed_wrong` are wrong, for any factor f.
 
     `wrong` answers in comparisons had estimated errors with the sum `expected`.
     """
@@ -36,7 +36,7 @@ def max_risk(allowed: float, wrong: float, expected: float) -> float:
         return 0.0
     true = _possible_events(wrong)
     needed = _LOG_LIMIT - _log_evidence(true, wrong, *_COMPARED_RATIOS)
-    return float((_max_expected(allowed, needed) / true).min() * expected)
+    return float((_max_expected(allowed_wrong, needed) / true).min() * expected)
 
 
 def max_error_factor(wrong: float, expected: float) -> float:

@@ -86,7 +86,7 @@ class DatabaseFiles:
         return False
 
     def checkpoint(self) -> None:
-        """Move the write-ahead log into the open, deleted database, so that SQLite does not write it into a new file."""
+        """Write the WAL to the open, deleted file. Otherwise, SQLite could write it to the file that has replaced this one."""
         with contextlib.suppress(sqlite3.Error):
             if not self._is_checkpointed:
                 self._is_checkpointed = True

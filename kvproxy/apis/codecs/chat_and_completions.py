@@ -26,14 +26,14 @@ def decode_chat(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     grammar, tools = fields.read_constraints(body, prompt.tools, body.get("response_format"), "response_format")
     if body.get("echo"):
         raise InvalidRequest("echo is a field of /v1/completions: remove it", param="echo")
-    limit = fields.integer(body, "max_completion_tokens")
+    limit = fields.read_integer(body, "max_completion_tokens")
     request = _decode_choices_request(
         body,
         prompt,
         defaults,
-        max_tokens=fields.integer(body, "max_tokens") if limit is None else limit,
-        logprobs=(fields.integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
-        prompt_logprobs=fields.integer(body, "prompt_logprobs"),
+        max_tokens=fields.read_integer(body, "max_tokens") if limit is None else limit,
+        logprobs=(fields.read_integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
+        prompt_logprobs=fields.read_integer(body, "prompt_logprobs"),
     )
     return replace(request, grammar=grammar, tools=tools)
 
@@ -51,9 +51,9 @@ def decode_completion_prompt(body: JsonMap) -> PromptInput:
 def decode_completion(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
     check_integer(body, "logprobs", least=0, most=20)
-    limit, logprobs = fields.integer(body, "max_tokens"), fields.integer(body, "logprobs")
+    limit, logprobs = fields.read_integer(body, "max_tokens"), fields.read_integer(body, "logprobs")
     # An echo with log-probabilities scores the prompt as well.
-    scores = [fields.integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
+    scores = [fields.read_integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
     request = _decode_choices_request(
         body,
         decode_completion_prompt(body),
@@ -69,15 +69,15 @@ def decode_completion(body: JsonMap, defaults: SamplingParams) -> DecodedRequest
 def _decode_choices_request(
     body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: int | None
 ) -> DecodedRequest:
-    common = {name: fields.integer(body, name) for name in ("top_k", "seed", "n")}
-    stop, ignore_eos = fields.strings(body, "stop"), bool(body.get("ignore_eos"))
+    common = {name: fields.read_integer(body, name) for name in ("top_k", "seed", "n")}
+    stop, ignore_eos = fields.read_strings(body, "stop"), bool(body.get("ignore_eos"))
     return fields.base_request(body, prompt, defaults, stop=stop, ignore_eos=ignore_eos, **common, **sampling)
 
 
 class _ChoicesEncoder:
     def __init__(self, request: ApiRequest, model: str, id: str, kind: str, chunk_kind: str) -> None:
         self._output = CollectedOutput()
-        self._prompt_logprobs = fields.integer(request.body, "prompt_logprobs")
+        self._prompt_logprobs = fields.read_integer(request.body, "prompt_logprobs")
         self._includes_usage = request.stream and includes_usage(request.body)
         self._id = id
         created: JsonObject = {"created": int(time.time()), "model": model}
@@ -196,7 +196,7 @@ class CompletionsEncoder(_ChoicesEncoder):
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
         super().__init__(request, model, f"cmpl-{request.request_id}", "text_completion", "text_completion")
         self._echo = echo
-        self._logprobs = fields.integer(request.body, "logprobs")
+        self._logprobs = fields.read_integer(request.body, "logprobs")
         self._offsets: dict[int, int] = {}
 
     def write(self, piece: Delta) -> Iterator[bytes]:

@@ -30,14 +30,14 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     prompt, name = decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
     config = body.get("output_config")
     if isinstance(config, dict) and set(config) - {"format"}:
-        raise fields.unsupported("fields of output_config except format", name, "remove them")
+        raise fields.unsupported_error("fields of output_config except format", name, "remove them")
     grammar, tools = fields.read_constraints(
         body, prompt.tools, body.get("output_format") or field(config, "format"), name
     )
     if field(body.get("thinking"), "type") not in (None, "disabled", "adaptive"):
-        raise fields.unsupported("a limit of thinking", "thinking", "use the type adaptive")
-    numbers = {name: fields.integer(body, name) for name in ("max_tokens", "top_k")}
-    request = fields.base_request(body, prompt, defaults, stop=fields.strings(body, "stop_sequences"), **numbers)
+        raise fields.unsupported_error("a limit of thinking", "thinking", "use the type adaptive")
+    numbers = {name: fields.read_integer(body, name) for name in ("max_tokens", "top_k")}
+    request = fields.base_request(body, prompt, defaults, stop=fields.read_strings(body, "stop_sequences"), **numbers)
     return replace(request, grammar=grammar, tools=tools)
 
 

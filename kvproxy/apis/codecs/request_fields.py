@@ -45,7 +45,7 @@ _UNSUPPORTED: dict[str, tuple[Json, ...]] = {
 def check_supported(body: JsonMap) -> None:
     for name, disabled in _UNSUPPORTED.items():
         if body.get(name) is not None and body[name] not in disabled:
-            raise unsupported(name, name)
+            raise unsupported_error(name, name)
     check_integer(body, "top_k", least=-1, most=2**31 - 1)
     check_integer(body, "seed", least=-(2**63), most=2**64 - 1)
     check_integer(body, "priority", least=-(2**31), most=2**31 - 1)
@@ -62,24 +62,24 @@ def check_supported(body: JsonMap) -> None:
 def reject_fields(body: JsonMap, names: tuple[str, ...]) -> None:
     for name in names:
         if body.get(name):
-            raise unsupported(name, name)
+            raise unsupported_error(name, name)
 
 
-def unsupported(what: str, param: str, fix: str = "remove it") -> InvalidRequest:
-    return InvalidRequest(f"the embedded engine does not support {what}: {fix}, or use --upstream", param=param)
+def unsupported_error(feature: str, param: str, fix: str = "remove it") -> InvalidRequest:
+    return InvalidRequest(f"the embedded engine does not support {feature}: {fix}, or use --upstream", param=param)
 
 
-def integer(body: JsonMap, name: str) -> int | None:
+def read_integer(body: JsonMap, name: str) -> int | None:
     value = body.get(name)
     return value if isinstance(value, int) else None
 
 
-def number(body: JsonMap, name: str) -> float | None:
+def read_number(body: JsonMap, name: str) -> float | None:
     value = body.get(name)
     return float(value) if isinstance(value, int | float) else None
 
 
-def strings(body: JsonMap, name: str) -> tuple[str, ...]:
+def read_strings(body: JsonMap, name: str) -> tuple[str, ...]:
     value = body.get(name)
     if isinstance(value, str):
         return (value,)
@@ -88,11 +88,11 @@ def strings(body: JsonMap, name: str) -> tuple[str, ...]:
 
 def base_request(body: JsonMap, prompt: PromptInput, defaults: SamplingParams, **sampling: Any) -> DecodedRequest:
     """Decode the fields that all APIs share. In `sampling`, None selects the value of `defaults`."""
-    given = {"temperature": number(body, "temperature"), "top_p": number(body, "top_p")} | sampling
+    given = {"temperature": read_number(body, "temperature"), "top_p": read_number(body, "top_p")} | sampling
     params = replace(defaults, **{name: value for name, value in given.items() if value is not None})
     salt = body.get("cache_salt")
     return DecodedRequest(
-        prompt, params, salt=salt if isinstance(salt, str) else None, queue_priority=integer(body, "priority") or 0
+        prompt, params, salt=salt if isinstance(salt, str) else None, queue_priority=read_integer(body, "priority") or 0
     )
 
 
@@ -118,7 +118,7 @@ def read_constraints(
     """
     grammar, tool_use = read_json_format(json_format, param), _read_tool_use(body, tools)
     if grammar is not None and tool_use is not None:
-        raise unsupported(f"{param} together with tools", param, "set tool_choice to none")
+        raise unsupported_error(f"{param} together with tools", param, "set tool_choice to none")
     return grammar, tool_use
 
 
@@ -129,7 +129,7 @@ def read_json_format(kind: Json, param: str) -> Grammar | None:
     if name == "json_object":
         return Grammar("json_schema", dumps(_ANY_OBJECT).decode())
     if name != "json_schema":
-        raise unsupported(f"this `{param}`", param, "use the type text, json_object or json_schema")
+        raise unsupported_error(f"this `{param}`", param, "use the type text, json_object or json_schema")
     # Chat completions nest the schema.
     inner = field(kind, "json_schema")
     schema = field(kind if inner is None else inner, "schema")
@@ -162,5 +162,5 @@ def _name_and_schema(tool: JsonObject) -> tuple[str, JsonObject]:
     function = field(tool, "function")
     name, schema = field(function, "name"), field(function, "parameters")
     if tool.get("type") != "function" or not isinstance(name, str) or not name:
-        raise unsupported("tools without a name, or of other types than function", "tools")
+        raise unsupported_error("tools without a name, or of other types than function", "tools")
     return name, {**_ANY_OBJECT, **schema} if isinstance(schema, dict) else _ANY_OBJECT

@@ -29,9 +29,9 @@ def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.reject_fields(body, _STATEFUL)
     prompt = decode_prompt(body)
     if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
-        raise fields.unsupported(f"{min(unknown)} tools", "tools", "remove them")
+        raise fields.unsupported_error(f"{min(unknown)} tools", "tools", "remove them")
     grammar, tools = fields.read_constraints(body, prompt.tools, field(body.get("text"), "format"), "text.format")
-    request = fields.base_request(body, prompt, defaults, max_tokens=fields.integer(body, "max_output_tokens"))
+    request = fields.base_request(body, prompt, defaults, max_tokens=fields.read_integer(body, "max_output_tokens"))
     return replace(request, grammar=grammar, tools=tools)
 
 
@@ -157,7 +157,7 @@ def _decode_item(item: JsonObject) -> JsonObject:
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case "function_call_output":
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
-    raise fields.unsupported(f"{item.get('type')!r} items", "input", "send messages")
+    raise fields.unsupported_error(f"{item.get('type')!r} items", "input", "send messages")
 
 
 def _text(content: Json) -> str:

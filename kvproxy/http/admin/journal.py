@@ -20,7 +20,7 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader, Query, SavingsGroup
-from kvproxy.journal.reasons import REASONS, check_reason, meaning_of
+from kvproxy.journal.reasons import REASONS, check_reason_prefix, meaning_of_reason
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.savings import first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 def _parse_query(query: QueryParams) -> Query:
     layer = parse_choice(query, "layer", get_args(Layer), "") if query.get("layer") else None
-    check_reason(query.get("reason"))
+    check_reason_prefix(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return Query(
         since=None if not since else _end_time(query) - parse_duration(since, "since"),
@@ -150,7 +150,7 @@ async def explain(request: Request) -> Response:
             "explained": found,
             "question": row.question,
             "stored_question": row.stored_question,
-            "meaning": meaning_of(record.reason),
+            "meaning": meaning_of_reason(record.reason),
             "sentences": explain_in_sentences(found, lambda time: f"{datetime.fromtimestamp(time, UTC):{_TIME}}"),
         }
 

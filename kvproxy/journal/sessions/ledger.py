@@ -18,7 +18,7 @@ CAUSES = {
 REPEATED = "repeated_"
 """Beginning of the names of the rows with prompt tokens of hits, by layer, that a cache of all prompts would have reused."""
 STORED_TOKEN_HOURS = "stored"
-"""Name of the ledger's row with reused tokens times the hours for which the provider stored them."""
+"""Name of the ledger's row for storage in the provider's cache: reused tokens times hours."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
 _PROVIDER_BLOCK = 128  # OpenAI caches prefixes in multiples of this number of tokens.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.

@@ -45,7 +45,7 @@ class PromptChain:
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)
 
     def assistant_indexes(self) -> list[int]:
-        return [index for index, name in enumerate(self.names) if _role(name) == "assistant"]
+        return [index for index, name in enumerate(self.names) if _role_of_region(name) == "assistant"]
 
 
 def chain_of(regions: Regions, scope: str) -> PromptChain:
@@ -57,7 +57,7 @@ def chain_of(regions: Regions, scope: str) -> PromptChain:
     digests = tuple(regions.digests[index] for index in order)
     sizes = tuple(regions.sizes[index] for index in order) if regions.sizes else (1,) * len(order)
     messages = (index for index, name in enumerate(names) if name.partition("[")[0] in QUESTIONS)
-    first = next((index for index in messages if _role(names[index]) not in _INSTRUCTIONS), len(names))
+    first = next((index for index in messages if _role_of_region(names[index]) not in _INSTRUCTIONS), len(names))
     conversation = (*(None,) * first, *_hashes(digests[first:], f"conversation {scope}"))
     return PromptChain(names, digests, sizes, tuple(_hashes(digests, scope)), conversation, first)
 
@@ -70,7 +70,7 @@ def _hashes(digests: Sequence[bytes], scope: str) -> list[int]:
     return [int.from_bytes(digest) for digest in chained][1:]
 
 
-def _role(name: str) -> str:
+def _role_of_region(name: str) -> str:
     return name.partition(" ")[2]
 
 
@@ -85,7 +85,7 @@ class KnownTurn:
         stored: prompt tokens in the provider's cache after the request; None if unknown.
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
-        end: hash of its whole prompt, which `SessionIndex.add` sets.
+        prompt_hash: hash of its whole prompt; `SessionIndex.add` sets it.
     """
 
     number: int
@@ -101,7 +101,7 @@ class KnownTurn:
     stored: int | None
     ttl: float = 0.0
     answer: tuple[tuple[str, bytes], ...] | None = None
-    end: int = 0
+    prompt_hash: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ class SessionIndex:
         for key in chain.prefixes:
             self._prefixes[key] = turn
         if chain.prefixes:
-            turn.end = chain.prefixes[-1]
-            self._tokens[turn.end] = turn.prompt_tokens
+            turn.prompt_hash = chain.prefixes[-1]
+            self._tokens[turn.prompt_hash] = turn.prompt_tokens
         if chain.first < len(chain.names):
             start, end = chain.conversation[chain.first], chain.conversation[-1]
             if start is not None and end is not None:

@@ -168,21 +168,23 @@ class SessionReader:
             turns[turn.session].append(turn)
         return [summarize_session(found) for found in turns.values() if found]
 
-    def turns(self, name: str) -> list[Turn]:
+    def turns(self, session: str) -> list[Turn]:
         """Return the turns of a session and of its sub-agents, in order of arrival. Raises NotFound.
 
-        `name` is the session's id, the client's name for it, or the id of one of its requests.
+        `session` is the session's id, the client's name for it, or the id of one of its requests.
         """
         sql = "select session from turns where name = (select number from names where name = ?)"
-        values: list[object] = [name]
-        if name.isdecimal() and len(name) < 16:
-            sql, values = f"{sql} or session = ? or number = ?", [name, int(name), int(name)]
+        values: list[object] = [session]
+        if session.isdecimal() and len(session) < 16:
+            sql, values = f"{sql} or session = ? or number = ?", [session, int(session), int(session)]
         rows = self._reader.rows(f"{sql} limit 1", values)
         if not rows:
             with suppress(NotFound):
-                rows = self._reader.rows("select session from turns where number = ?", [self._reader.find(name).number])
+                rows = self._reader.rows(
+                    "select session from turns where number = ?", [self._reader.find(session).number]
+                )
         if not rows:
-            raise NotFound(f"no session {name[:80]!r} in {self._reader.name}: kvproxy sessions lists them")
+            raise NotFound(f"no session {session[:80]!r} in {self._reader.name}: kvproxy sessions lists them")
         return self._turns(f"t.session in ({_WITH_AGENTS})", rows[0])
 
     def all_turns(self) -> list[Turn]:

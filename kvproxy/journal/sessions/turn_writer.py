@@ -198,7 +198,7 @@ class TurnWriter:
         if known is None:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None
         turn, answer, region = known.turn, 0, None
-        is_whole_turn = turn.end == chain.prefixes[known.regions - 1]
+        is_whole_turn = turn.prompt_hash == chain.prefixes[known.regions - 1]
         follows = is_whole_turn and known.regions in chain.assistant_indexes()
         if exchange.is_engine and follows:
             answer = turn.completion_tokens

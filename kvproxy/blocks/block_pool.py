@@ -127,7 +127,7 @@ class BlockPool:
         return block.hash if block.group is None else (block.group, block.hash)
 
     def evict_blocks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remove blocks from the cache. A block in use stays in its block tables."""
+        """Remove blocks from the cache. A block in use stays in the block tables of its requests."""
         cached = self.cached_blocks
         if self.residency is not None:
             self.residency.on_evicted(blocks)

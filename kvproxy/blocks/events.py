@@ -67,7 +67,7 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 def published_extra_keys(
     request: CacheRequest, start: int, stop: int, block_size: int
 ) -> tuple[tuple[Any, ...] | None, ...] | None:
-    """Return the extra keys of each block of `tokens[start:stop]` in the form of KV events; None if it has no extra keys."""
+    """Return the extra keys of each block of `tokens[start:stop]` in the form of KV events; None for a request without any."""
     if not request.has_extra_keys:
         return None
     keys = (request.extra_keys(first, first + block_size) for first in range(start, stop, block_size))

@@ -34,7 +34,7 @@ class Pins:
     def pin(self, name: str, request: CacheRequest, ttl: float | None = None) -> int:
         """Pin a prompt's cached prefix for `ttl` seconds, instead of an earlier pin with this name.
 
-        Returns the number of pinned tokens. If it raises PinLimitExceeded, the earlier pin remains.
+        Return the number of pinned tokens. If PinLimitExceeded is raised, the earlier pin remains.
         """
         found = self._manager.get_computed_blocks(request)
         null = self._manager.pool.null_block

@@ -120,22 +120,22 @@ class HitCurve:
         # pools above a size.
         self._largest_full = math.inf
 
-    def add(self, blocks: Sequence[Hashable], reusable: int, partial: bool) -> None:
+    def add(self, blocks: Sequence[Hashable], max_hits: int, ends_partially: bool) -> None:
         """Add a prompt.
 
         Args:
-            reusable: maximum number of leading blocks that count as hits, because at least one token is computed.
-            partial: whether the prompt ends in an incomplete block, which is not cached.
+            max_hits: maximum number of leading blocks that count as hits, because the last token is always computed.
+            ends_partially: whether the prompt ends in an incomplete block, which is not cached.
         """
         runs = self._stack.add(blocks)
-        self.min_blocks = max(self.min_blocks, len(blocks) + partial)
+        self.min_blocks = max(self.min_blocks, len(blocks) + ends_partially)
         for run in runs:
-            first, stop = run.distance + 1, run.distance + 1 + max(0, min(run.stop, reusable) - run.start)
+            first, stop = run.distance + 1, run.distance + 1 + max(0, min(run.stop, max_hits) - run.start)
             middle = int(min(stop, max(first, self._largest_full + 1)))
             for begin, end in ((first, middle), (middle + 1, stop + 1)):
                 self._changes[begin] += 1
                 self._changes[end] -= 1
-        if partial:
+        if ends_partially:
             self._largest_full = 0
         elif blocks:
             is_known = bool(runs) and runs[-1].stop == len(blocks)

@@ -98,7 +98,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the blocks that a request would take from the free queue: new blocks, and idle blocks of `computed`."""
+        """Count the blocks that a request of `num_tokens` would take from the free queue: new ones, and idle ones of `computed`."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)
@@ -271,7 +271,7 @@ MANAGERS: dict[GroupKind, type[SingleTypeKVCacheManager]] = {
 
 
 class KVCacheGroup(Protocol[Hash, Block]):
-    """A KV cache group of the embedded engine or of a mirror."""
+    """A KV cache group (layers that share block tables) of the embedded engine or of a mirror."""
 
     @property
     def block_size(self) -> int: ...

@@ -214,18 +214,18 @@ class PriorityQueue:
     A block's priority is at least the priority of the next block in a chain, so a chain is evicted from its end.
     """
 
-    def __init__(self, make_level: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:
-        self._make_level = make_level
+    def __init__(self, make_queue: Callable[[], FreeQueue], blocks: Iterable[KVCacheBlock] = ()) -> None:
+        self._make_queue = make_queue
         self._uncached = FreeKVCacheBlockQueue()
-        self._levels: dict[int, FreeQueue] = {}
+        self._queues: dict[int, FreeQueue] = {}
         self.num_free_blocks = 0
         self.append_n(list(blocks))
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         self.num_free_blocks -= count
         popped: list[KVCacheBlock] = []
-        for level in self._levels_in_order():
-            popped += level.popleft_n(min(count - len(popped), level.num_free_blocks))
+        for queue in self._queues_in_order():
+            popped += queue.popleft_n(min(count - len(popped), queue.num_free_blocks))
             if len(popped) == count:
                 break
         return popped
@@ -248,14 +248,14 @@ class PriorityQueue:
         self.num_free_blocks += len(blocks)
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
-        for level in self._levels_in_order():
-            yield from level
+        for queue in self._queues_in_order():
+            yield from queue
 
     def queue_of_priority(self, priority: int) -> FreeQueue:
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = self._make_level()
-        return level
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = self._make_queue()
+        return queue
 
-    def _levels_in_order(self) -> list[FreeQueue]:
-        return [self._uncached, *(self._levels[priority] for priority in sorted(self._levels))]
+    def _queues_in_order(self) -> list[FreeQueue]:
+        return [self._uncached, *(self._queues[priority] for priority in sorted(self._queues))]

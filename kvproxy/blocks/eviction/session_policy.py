@@ -22,8 +22,8 @@ from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.blocks.eviction.free_queues import Key
 
 PauseClass = tuple[str, ...]
-"""A class of pauses, general or special: `()` has all pauses, `("tool",)` those for a tool, and `("tool", "<16")` those
-of them after a previous pause of less than 16 seconds."""
+"""A class of pauses. Each element narrows it: `()` has all pauses, `("tool",)` the pauses for a tool, and `("tool", "<16")`
+the pauses for a tool after a previous pause of less than 16 seconds."""
 
 _NUM_BINS = 18
 # Seconds: [0, 1), [1, 2), [2, 4), and so on. The last bin has no end.

@@ -79,7 +79,7 @@ def warm(
     target, origin = ProxyClient(url, token), ProxyClient(source or url, token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
-        found = warming.read_requests(file, read_text(file), default_model, system)
+        found = warming.read_file_requests(file, read_text(file), default_model, system)
     elif from_log:
         found = warming.logged_requests(origin, token, data, top, api_key, prefix_only=prefix_only)
     else:

@@ -26,7 +26,7 @@ _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """An archive: when it was created (seconds since the epoch), and the sizes of its files in bytes."""
+    """An archive: when it was created (seconds since the epoch), and the size of each file in bytes, by name."""
 
     version: str
     created: float
@@ -34,11 +34,11 @@ class BackupSummary:
 
 
 def write_backup(
-    settings: Settings, archive: Path, done: Callable[[str], None] = lambda name: None, *, replace: bool = False
+    settings: Settings, archive: Path, on_copied: Callable[[str], None] = lambda name: None, *, replace: bool = False
 ) -> BackupSummary:
     """Write the databases, clients, and settings of a data folder to an archive that only its owner can read.
 
-    A running proxy can write during the backup. `done` is called with the name of each copied file. Responses in PostgreSQL,
+    A running proxy can write during the backup. `on_copied` receives the name of each copied file. Responses in PostgreSQL,
     encryption keys, tiers, and search indexes are not included.
     """
     if not archive.name.endswith(_SUFFIXES):
@@ -55,7 +55,7 @@ def write_backup(
             copies = Path(folder)
             for name, path in sources.items():
                 _copy(path, copies / name)
-                done(name)
+                on_copied(name)
             digests = {name: _digest(copies / name) for name in sources}
             created = time.time()
             manifest = {"version": __version__, "created": created, "sha256": digests}

@@ -118,10 +118,10 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _make_room_for_legend(plot: Any, most: float, names: int, step: float) -> None:
-    ticks = [index * step for index in range(int(most / step) + 1)] if step else [0.0]
+def _make_room_for_legend(plot: Any, max_y: float, num_names: int, tick_step: float) -> None:
+    ticks = [index * tick_step for index in range(int(max_y / tick_step) + 1)] if tick_step else [0.0]
     plot.yticks(ticks, [f"{tick:.3g}" for tick in ticks])
-    plot.ylim(0, (most or 1) * _ROWS / max(1, _ROWS - names))
+    plot.ylim(0, (max_y or 1) * _ROWS / max(1, _ROWS - num_names))
 
 
 def _draw_bars(chart: Chart, width: int, colours: bool) -> str:

@@ -14,38 +14,38 @@ from kvproxy.shared_state import SharedState
 class TokenBucket:
     """A rate limit in units (requests or tokens) per minute. The bucket starts full, and may be overdrawn.
 
-    The bucket refills at the rate limit times `share`, a fraction.
+    The bucket refills at the rate limit times `share`, the fraction that this proxy grants.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_minute = per_minute
         self.share = 1.0
         self._clock = clock
-        self._level = float(per_minute)
+        self._units = float(per_minute)
         self._updated = clock()
 
     @property
-    def level(self) -> float:
+    def available_units(self) -> float:
         now = self._clock()
-        self._level = min(self.per_minute, self._level + (now - self._updated) * self.share * self.per_minute / 60)
+        self._units = min(self.per_minute, self._units + (now - self._updated) * self.share * self.per_minute / 60)
         self._updated = now
-        return self._level
+        return self._units
 
-    @level.setter
-    def level(self, units: float) -> None:
-        self._level, self._updated = min(self.per_minute, units), self._clock()
+    @available_units.setter
+    def available_units(self, units: float) -> None:
+        self._units, self._updated = min(self.per_minute, units), self._clock()
 
     def take(self, units: float) -> None:
         """Take units, even if they are not available; negative units are returned to the bucket."""
-        self.level -= units
+        self.available_units -= units
 
     def seconds_until(self, units: float) -> float:
-        return max(0.0, units - self.level) * 60 / (self.share * self.per_minute)
+        return max(0.0, units - self.available_units) * 60 / (self.share * self.per_minute)
 
     def headers(self, unit: str) -> dict[str, str]:
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
-            f"x-ratelimit-remaining-{unit}": str(max(0, int(self.level))),
+            f"x-ratelimit-remaining-{unit}": str(max(0, int(self.available_units))),
             f"x-ratelimit-reset-{unit}": format_limit_reset(self.seconds_until(self.per_minute)),
         }
 
@@ -82,11 +82,11 @@ class _ClientBucket:
                     await self._charge_debt(shared)
                 seconds = units * 60 / local.per_minute
                 taken, busy = await shared.take_units(*self._name, seconds, into_debt=into_debt)
-                local.share, local.level = 1.0, local.per_minute * (1 - busy / 60)
+                local.share, local.available_units = 1.0, local.per_minute * (1 - busy / 60)
                 return 0.0 if taken else local.seconds_until(units)
             except CacheStoreError:
                 if local.share == 1:
-                    local.level, local.share = local.level / shared.proxies, 1 / shared.proxies
+                    local.available_units, local.share = local.available_units / shared.proxies, 1 / shared.proxies
         if not into_debt and (wait := local.seconds_until(units)) > 0:
             return wait
         local.take(units)

@@ -30,7 +30,7 @@ class Rules:
         return len(self._held[0])
 
     def apply_edits(self, request: ApiRequest) -> ApiRequest:
-        """Apply the edits that the request's rule selects, or all edits if no rule selects any. Call `apply` first."""
+        """Apply the prompt edits that the request's rule selects, or all edits if no rule selects any. Call `apply` first."""
         named = request.control.rule.edits
         return apply_edits(request, [edit for edit in self._held[1] if named is None or edit.name in named])
 

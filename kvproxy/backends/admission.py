@@ -6,7 +6,7 @@ RETRY_SECONDS = 1.0
 
 
 class Admission:
-    """Limits the numbers of active and waiting requests. A request waits at most `timeout` seconds."""
+    """Limits the numbers of requests in flight and in the queue. A request is queued for at most `timeout` seconds."""
 
     def __init__(self, limit: int, max_waiting: int, timeout: float) -> None:
         self._semaphore = asyncio.Semaphore(limit)

@@ -25,7 +25,7 @@ class GeneratedResponse:
 
     Attributes:
         pieces: the output. The iterator raises a KvproxyError if the engine fails.
-        usage: token counts after the first piece.
+        usage: token counts as of the first piece, in which the prompt's counts are final.
         echo: the prompt, if the response must begin with it.
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.

@@ -98,7 +98,7 @@ class SingleTypeKVCacheManager:
         return found
 
     def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, computed: Sequence[KVCacheBlock]) -> int:
-        """Count the blocks that a request of `num_tokens` would take from the free queue: new ones, and idle ones of `computed`."""
+        """Count the free blocks that a request of `num_tokens` would take: new blocks, and idle blocks of `computed`."""
         table = self.tables.get(request_id)
         new = -(-num_tokens // self.block_size) - len(computed) - (len(table) if table else 0)
         return max(new, 0) + [block.ref_count for block in computed].count(0)

@@ -55,7 +55,7 @@ def create_tier_connector(
         manager.block_size,
         buffers.pin if buffers is not None else None,
         token_bytes=loaded.shape.block_bytes(1, loaded.dtype),
-        batch_tokens=settings.max_num_batched_tokens,
+        max_step_tokens=settings.max_num_batched_tokens,
         cipher=cipher,
     )
     if chain is None:

@@ -66,8 +66,8 @@ class WarmSource:
     uncacheable: int = 0
 
 
-def read_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read the distinct requests of a file. Raises InvalidRequest if it has no request."""
+def read_file_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
+    """Read the distinct requests in `text`, the content of a file. Raises InvalidRequest if it has no request."""
     log = read_log(file, text, model, system)
     distinct: dict[str, WarmRequest] = {}
     for each in log.requests:
@@ -165,7 +165,7 @@ def logged_requests(
 
 
 def prefix_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Return requests that fill only the prefix cache: each generates one token. Requests for embeddings are omitted."""
+    """Change requests so that they fill only the prefix cache: each generates one token. Omit requests for embeddings."""
     limits = {PATHS["responses"]: "max_output_tokens"}
     return [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)
@@ -184,7 +184,7 @@ class WarmReport:
 
     Attributes:
         requests: number of distinct requests, including those that were not sent.
-        skipped: number of items without a request that may be sent (see `WarmSource`).
+        skipped: number of lines, responses, or prompts that were left out (see `WarmSource`).
         invalid: number of invalid lines; `errors` has them, too.
         duplicates: number of lines that were not sent, because an earlier line is equal.
         outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.

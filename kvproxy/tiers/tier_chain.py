@@ -90,8 +90,7 @@ class TierChain:
         finish: Callable[[], None] = lambda: None,
         stores: Sequence[ChunkStore] | None = None,
     ) -> bool:
-        """Write a chunk on the background thread, after `finish`, which completes `data`.
-
+        """Write a chunk to `stores` (None: all) on the background thread, after `finish`, which completes `data`.
         Return False if too many bytes are pending, or after `close`.
         """
 
@@ -168,11 +167,17 @@ def build_chain(
     block_size: int,
     pin_memory: Callable[[ChunkData], ChunkData] | None = None,
     *,
-    token_bytes: int = 0,  # size of a token's keys and values
-    batch_tokens: int = 0,  # maximum number of tokens in a step of the engine
+    token_bytes: int = 0,
+    max_step_tokens: int = 0,
     cipher: Cipher | None = None,
 ) -> TierChain | None:
-    """Create the configured tiers; None if no tier is configured."""
+    """Create the configured tiers; None if no tier is configured. Raises SettingsError.
+
+    Args:
+        pin_memory: see `HostStore`.
+        token_bytes: size of a token's keys and values.
+        max_step_tokens: maximum number of tokens in a step of the engine.
+    """
     if not settings.enabled:
         return None
     check_chunk_tokens(settings.chunk_tokens, block_size)
@@ -190,7 +195,7 @@ def build_chain(
     if settings.redis is not None:
         stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
     # One step is written while the next is computed. With less, long prompts lose chunks in the middle.
-    max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * token_bytes * max(batch_tokens, settings.chunk_tokens))
+    max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * token_bytes * max(max_step_tokens, settings.chunk_tokens))
     return TierChain(stores, max_pending_bytes, cipher)
 
 

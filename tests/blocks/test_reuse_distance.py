@@ -60,7 +60,7 @@ def test_a_live_curve_weighs_each_region(prompts: list[tuple[list[int], int, boo
         sizes = [1 + token for token in path]
         curve.add(prefixes, [1024 * end for end in accumulate(sizes)], 16 * sum(sizes))
         parts = [(*prefix, -1, part) for prefix, size in zip(prefixes, sizes, strict=True) for part in range(size)]
-        blocks.add([ids.setdefault(part, len(ids)) for part in parts], max(0, len(parts) - 1), partial=False)
+        blocks.add([ids.setdefault(part, len(ids)) for part in parts], max(0, len(parts) - 1), ends_partially=False)
     if curve.units:
         hits = blocks.hits()
         for size in (1, 2, 4, 8, 16, 32, 64):

@@ -12,7 +12,7 @@ from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.request_regions import regions_as_json, request_body_of
-from kvproxy.proxy_client.warm import WarmSource, prefix_requests, read_requests
+from kvproxy.proxy_client.warm import WarmSource, prefix_requests, read_file_requests
 from tests.commands.test_warm import lines, said
 from tests.index.entries import make_entry
 
@@ -20,7 +20,7 @@ from tests.index.entries import make_entry
 def read(folder: Path, *texts: str, system: str | None = None) -> WarmSource:
     file = folder / "file"
     file.write_bytes("\n".join(texts).encode())
-    return read_requests(file, read_text(file), "m", system)
+    return read_file_requests(file, read_text(file), "m", system)
 
 
 def questions(source: WarmSource) -> list[str]:
@@ -44,7 +44,7 @@ def test_access_logs_are_sorted_by_frequency_without_failed_requests(tmp_path: P
         {"method": "POST", "path": "/v1/chat/completions", "status": 200, "body": ""},
         {"method": "POST", "path": "/upload", "status": 200, "body": "name=x"},
     )
-    reading = read_requests(log, read_text(log), "default", None)
+    reading = read_file_requests(log, read_text(log), "default", None)
     assert [(each.path, each.count, each.line) for each in reading.requests] == [
         ("/v1/messages", 2, 2),
         ("/v1/chat/completions", 1, 1),
@@ -98,7 +98,7 @@ def test_an_export_with_unicode_line_separators_is_read(tmp_path: Path) -> None:
 def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InvalidRequest, match=r"contains no prompts|not UTF-8"):
-        read_requests(tmp_path / "file", read_text(tmp_path / "file"), "m", None)
+        read_file_requests(tmp_path / "file", read_text(tmp_path / "file"), "m", None)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class BlockPool:
     ) -> None:
         """Cache consecutive full blocks of a request; skip null blocks and blocks that are cached already.
 
-        `hashes` are the hashes of all full blocks of the request, and `first` is the index of the first block in it.
+        `hashes` has the hash of each full block of the request; `blocks[0]` is the request's block with index `first`.
         """
         setdefault, null = self.cached_blocks.setdefault, self.null_block
         parent = hashes[first - 1] if first else None

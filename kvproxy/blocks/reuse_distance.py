@@ -34,7 +34,7 @@ class LRUStack:
     """The stack of all prompts. It has a segment per request: the units (blocks or bytes) that no later request used.
 
     Args:
-        max_ids: maximum number of ids (see `add`); the least recently used ones are forgotten. None keeps all.
+        max_ids: maximum number of parts of prompts in the stack; the least recently used ones are forgotten. None keeps all.
     """
 
     def __init__(self, max_ids: int | None = None) -> None:

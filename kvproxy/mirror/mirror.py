@@ -93,7 +93,7 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """Return the pools of all ranks with a valid state; see `EventSubscriber.has_valid_state`."""
+        """Return the pools of all ranks, without those of a rank that may have restarted since its last event."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
             if not subscriber.has_valid_state:

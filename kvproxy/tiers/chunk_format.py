@@ -27,7 +27,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """The identity of a chunk; see the header fields above. `tokens` are the tokens of this chunk only."""
+    """The identity of a chunk: `fingerprint` of the model, `digest` of the prompt up to the chunk's end, and the chunk's tokens."""
 
     fingerprint: bytes
     digest: bytes

@@ -174,7 +174,7 @@ def build_chain(
     """Create the configured tiers; None if no tier is configured. Raises SettingsError.
 
     Args:
-        pin_memory: see `HostStore`.
+        pin_memory: copies a buffer to page-locked memory, which a GPU reads faster.
         token_bytes: size of a token's keys and values.
         max_step_tokens: maximum number of tokens in a step of the engine.
     """

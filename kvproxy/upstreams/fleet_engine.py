@@ -101,7 +101,7 @@ class FleetEngine:
             await self.llama.identify()
 
     async def with_generated_tokens(self, request: ApiRequest) -> ApiRequest:
-        """Restore the tokens of earlier answers (see `TokenRestorer`) if the request's rule enables `repair_history`."""
+        """Restore the tokens that vLLM generated for earlier answers, if the request's rule enables `repair_history`."""
         if self._generated is None or not request.control.rule.repair_history:
             return request
         return await self._generated.restore(request)

@@ -42,7 +42,7 @@ _MAX_KEYS_PER_BLOCK = 4  # including hashes of evicted blocks
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Time and client of a request's start or end."""
+    """The start or end of a request that uses the cache: its time, and the request's client."""
 
     seconds: float  # Time of any clock.
     client: str | None = None

@@ -21,7 +21,10 @@ GROUP_KINDS: dict[str, GroupKind] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables. Layer `layers[i]` uses slot `i` of each block. See `GroupSpec` for `window`."""
+    """Layers that share block tables. Layer `layers[i]` uses slot `i` of each block.
+
+    `window` is the size of the sliding window, or of the chunk, in tokens; 0 for full attention.
+    """
 
     index: int = 0
     kind: GroupKind = "full"

@@ -23,7 +23,7 @@ _MAX_CAPTURED_SPAN = 16
 
 @dataclass(frozen=True, slots=True)
 class SequenceLogits:
-    """The logits of a span's last tokens, `[tokens, vocabulary]`. The next step may overwrite them."""
+    """The logits of a sequence's last tokens in a step, `[tokens, vocabulary]`. The next step may overwrite them."""
 
     sequence: SequenceState
     span: TokenSpan

@@ -82,7 +82,6 @@ LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number o
 
 
 def load_settings(**values: Any) -> "Settings":
-    """Call `kvproxy.settings.load_settings`; the import is here because it is slow."""
     from kvproxy import settings
 
     return settings.load_settings(**values)

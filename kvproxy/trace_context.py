@@ -13,7 +13,7 @@ _SAMPLED = 1
 class Trace:
     """Hexadecimal ids of a trace and of its spans (W3C Trace Context).
 
-    `parent` is the client's span, `span` the proxy's, and `call` that of the call to the upstream.
+    `parent` is the client's span, `span` the proxy's span, and `call` the span of the call to the upstream.
     """
 
     id: str

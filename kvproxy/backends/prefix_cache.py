@@ -139,7 +139,6 @@ class PrefixCache:
         raise no_events_error()
 
     async def eviction_queue(self) -> list[BlockRow]:
-        """List the free blocks in eviction order."""
         raise no_events_error()
 
     async def pool_map(self) -> PoolMap:

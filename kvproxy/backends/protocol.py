@@ -25,7 +25,7 @@ class GeneratedResponse:
 
     Attributes:
         pieces: the output. The iterator raises a KvproxyError if the engine fails.
-        usage: token counts as of the first piece, in which the prompt's counts are final.
+        usage: token counts of the first piece; the prompt's counts are final, the output's are not.
         echo: the prompt, if the response must begin with it.
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.

@@ -1,5 +1,3 @@
-"""The block pool: all physical blocks, the map from hash to block, and the free queue."""
-
 from collections.abc import Callable, Iterable, Sequence
 
 from kvproxy.blocks.block import KVCacheBlock

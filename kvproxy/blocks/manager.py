@@ -187,7 +187,7 @@ class KVCacheManager:
             group.cache_blocks(request, num_computed_tokens)
 
     def free(self, request: CacheRequest) -> None:
-        """Free a request's blocks. Cached blocks stay in the cache until their eviction."""
+        """Cached blocks stay in the cache until their eviction."""
         if self.requests.pop(request.id, None) is not None:
             self._update_session_policy(request, ended=True)
         for group in self.groups:

@@ -1,5 +1,3 @@
-"""Rows and statistics of the embedded engine's block cache, and cached chains as a tree."""
-
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 

@@ -98,7 +98,7 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Statistics of a pool, of a mirror, or of llama.cpp slots, since the start."""
+    """Statistics of a pool, of a mirror, or of llama.cpp slots."""
 
     num_blocks: int | None = None
     block_size: int | None = None

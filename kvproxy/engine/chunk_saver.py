@@ -73,7 +73,7 @@ class PinnedBufferPool:
 
 
 class ChunkTransfer:
-    """Copies chunks between the block pool and host buffers, which must be pinned (`buffers`) for a pool on CUDA."""
+    """Copies chunks between the block pool and host buffers. A pool on CUDA requires `buffers`, which are pinned."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class EngineLimits:
 
         Raises:
             InvalidRequest: a value is out of range.
-            ContextTooLong: prompt and output exceed `capacity`.
+            ContextTooLong: prompt and output exceed the limit of the model or the block pool.
         """
         validate_sampling(request.sampling)
         _validate_scheduling(request)

@@ -54,7 +54,7 @@ def create_tier_connector(
         tiers,
         manager.block_size,
         buffers.pin if buffers is not None else None,
-        token_bytes=loaded.shape.block_bytes(1, loaded.dtype),
+        kv_bytes_per_token=loaded.shape.block_bytes(1, loaded.dtype),
         max_step_tokens=settings.max_num_batched_tokens,
         cipher=cipher,
     )
@@ -231,7 +231,7 @@ class TierConnector:
 def model_fingerprint(loaded: LoadedModel, settings: EngineSettings, hasher: BlockHasher) -> bytes:
     """Return a 32-byte digest of the model and of the settings that change keys and values.
 
-    In strict mode it covers the hardware and all settings that change their last bits, too.
+    In strict mode, it also covers everything that changes their last bits.
     """
     config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in _IGNORED_CONFIG}
     shape = loaded.shape

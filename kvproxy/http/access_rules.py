@@ -1,4 +1,4 @@
-"""Access rules for web pages and for the operator, and the middleware that enforces them."""
+"""Access rules for web pages and for the operator."""
 
 import hmac
 import logging

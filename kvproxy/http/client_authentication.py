@@ -44,10 +44,7 @@ class Clients:
         return self._closed
 
     def reload(self, change_number: int = 0) -> None:
-        """Reload the clients if their file changed, or if `change_number` differs from the previous call's.
-
-        `change_number` is the number of the operator's last change in a shared PostgreSQL store.
-        """
+        """Reload the clients if their file changed, or `change_number`, of the last change in PostgreSQL."""
         stamp = change_number, *self._file_version()
         if stamp == self._changed:
             return

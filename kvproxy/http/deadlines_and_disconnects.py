@@ -1,4 +1,4 @@
-"""Deadlines of requests, and ASGI responses that end as soon as their client disconnects or their deadline passes."""
+"""Ends requests at their deadline, or when their client disconnects."""
 
 import asyncio
 import logging

@@ -22,7 +22,6 @@ def error_response(error: KvproxyError, path: str) -> Response:
 
 
 def error_event(error: KvproxyError, path: str) -> bytes:
-    """Encode an error as the last event of a stream."""
     return encode_event(error_body(error, path), "error")
 
 

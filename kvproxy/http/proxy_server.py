@@ -1,5 +1,3 @@
-"""uvicorn's server with timeouts for slow connections and a graceful shutdown."""
-
 import asyncio
 import functools
 import logging

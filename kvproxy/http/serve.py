@@ -26,7 +26,7 @@ from kvproxy.units import plural
 _GC_THRESHOLD = 200_000
 """Allocations between garbage collections, which stop all requests for up to 0.1 s; Python's default is 700."""
 _OTHER_DESCRIPTORS = 512
-"""File descriptors for everything except connections."""
+"""Number of file descriptors for everything except the clients' connections."""
 _log = logging.getLogger("kvproxy")
 
 

@@ -34,7 +34,7 @@ class EventDecodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """Consecutive blocks of one prompt were cached. `parent` is the hash of the block before them, if any."""
+    """Consecutive blocks of one prompt were cached."""
 
     hashes: list[Hash]
     parent: Hash | None

@@ -1,5 +1,3 @@
-"""Mirrors of engines, and the ZeroMQ sockets that receive their KV events."""
-
 import asyncio
 import logging
 import re

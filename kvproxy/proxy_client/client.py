@@ -51,7 +51,7 @@ class ProxyClient:
         return self._json(self._send("DELETE", path, query))
 
     def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
-        """Return the rows of a response, and how many rows there are, including rows beyond the query's limit."""
+        """Return the rows of a response, and their number without the query's limit."""
         response = self._send("GET", path, query)
         return self._json(response), int(response.headers["x-total-count"])
 

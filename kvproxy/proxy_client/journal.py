@@ -78,7 +78,7 @@ class DirectJournal:
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Return sums of the requests by group, the largest group first. The name of a prompt is its question."""
+        """Return sums of the requests of each group, by `order`. The name of a group of equal prompts is their question."""
         rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows

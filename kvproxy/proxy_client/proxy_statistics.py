@@ -1,5 +1,3 @@
-"""Statistics of a running proxy, and rates from two snapshots of them."""
-
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field

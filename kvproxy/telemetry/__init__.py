@@ -1,1 +1,0 @@
-"""Traces and metrics for OpenTelemetry, and the log of the process."""

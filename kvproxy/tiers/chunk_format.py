@@ -27,7 +27,7 @@ _FIXED = struct.Struct("<IIIIQ32s")
 
 @dataclass(frozen=True, slots=True)
 class ChunkName:
-    """The identity of a chunk: `fingerprint` of the model, `digest` of the prompt up to the chunk's end, and the chunk's tokens."""
+    """The identity of a chunk: `fingerprint` of the model, `digest` of the prompt up to the chunk's end, and its tokens."""
 
     fingerprint: bytes
     digest: bytes

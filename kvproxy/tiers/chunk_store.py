@@ -12,7 +12,7 @@ class TierError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Statistics of a tier since the process started. A store leaves the fields after `available` to `TierChain`."""
+    """Statistics of a tier since the process started."""
 
     name: str
     chunks: int  # in Redis, only chunks that this process wrote or read

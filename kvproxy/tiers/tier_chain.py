@@ -91,6 +91,7 @@ class TierChain:
         stores: Sequence[ChunkStore] | None = None,
     ) -> bool:
         """Write a chunk to `stores` (None: all) on the background thread, after `finish`, which completes `data`.
+
         Return False if too many bytes are pending, or after `close`.
         """
 
@@ -121,7 +122,7 @@ class TierChain:
                 self._increment(store, "dropped")
 
     def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete matching chunks after all pending writes; return their number, or None for an unknown tier."""
+        """Delete the chunks whose key `matches`, after all pending writes; return their number, or None for an unknown tier."""
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
             return None
@@ -167,21 +168,15 @@ def build_chain(
     block_size: int,
     pin_memory: Callable[[ChunkData], ChunkData] | None = None,
     *,
-    token_bytes: int = 0,
+    kv_bytes_per_token: int = 0,
     max_step_tokens: int = 0,
     cipher: Cipher | None = None,
 ) -> TierChain | None:
-    """Create the configured tiers; None if no tier is configured. Raises SettingsError.
-
-    Args:
-        pin_memory: copies a buffer to page-locked memory, which a GPU reads faster.
-        token_bytes: size of a token's keys and values.
-        max_step_tokens: maximum number of tokens in a step of the engine.
-    """
+    """Create the configured tiers; None if no tier is configured. Raises SettingsError."""
     if not settings.enabled:
         return None
     check_chunk_tokens(settings.chunk_tokens, block_size)
-    _check_chunk_fits(settings, settings.chunk_tokens * token_bytes)
+    _check_chunk_fits(settings, settings.chunk_tokens * kv_bytes_per_token)
     stores: list[ChunkStore] = []
     if settings.host is not None:
         stores.append(HostStore(settings.host, pin_memory))
@@ -195,7 +190,7 @@ def build_chain(
     if settings.redis is not None:
         stores.append(RedisStore(settings.redis, settings.redis_timeout, settings.redis_ttl))
     # One step is written while the next is computed. With less, long prompts lose chunks in the middle.
-    max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * token_bytes * max(max_step_tokens, settings.chunk_tokens))
+    max_pending_bytes = max(_MIN_PENDING_BYTES, 2 * kv_bytes_per_token * max(max_step_tokens, settings.chunk_tokens))
     return TierChain(stores, max_pending_bytes, cipher)
 
 

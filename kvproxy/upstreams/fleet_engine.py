@@ -31,8 +31,6 @@ _METRICS_RETRY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Status of one upstream, for `kvproxy upstreams`."""
-
     url: str
     state: str
     weight: float

@@ -24,8 +24,6 @@ _TOKENIZER_FIELDS = (
 
 
 class UpstreamTokenizer:
-    """Tokenizes with the routes `/tokenize` and `/detokenize` of vLLM."""
-
     async def tokenize_request(self, request: ApiRequest, client: UpstreamClient, seconds: float) -> HashedPrompt:
         source = prompt_input(request)
         if isinstance(source, tuple):
@@ -63,8 +61,6 @@ async def _post(
 
 
 class LocalTokenizer:
-    """A Hugging Face tokenizer with its chat template, run on threads of this process."""
-
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
 

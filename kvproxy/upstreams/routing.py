@@ -42,7 +42,7 @@ class HashRing:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """Load of one engine in tokens: `DECODE_TOKENS` per request in flight, and its uncached prompt until its first chunk."""
+    """Load of one engine: per request in flight `DECODE_TOKENS`, and before its first chunk also its uncached tokens."""
 
     tokens: float = 0.0
     requests: int = 0

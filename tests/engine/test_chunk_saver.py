@@ -72,7 +72,9 @@ def test_what_finds_no_room_to_the_end_is_counted_once() -> None:
 
 @pytest.mark.parametrize(("token", "batch"), [(131_072, 2048), (24_576, 2048), (229_376, 8192)])
 def test_two_steps_of_chunks_may_wait_to_be_written(token: int, batch: int) -> None:
-    chain = build_chain(TierSettings(host="200GiB", chunk_tokens=256), 16, token_bytes=token, max_step_tokens=batch)  # type: ignore[arg-type]
+    chain = build_chain(
+        TierSettings(host="200GiB", chunk_tokens=256), 16, kv_bytes_per_token=token, max_step_tokens=batch
+    )  # type: ignore[arg-type]
     assert chain is not None
     assert chain._max_pending_bytes >= 2 * token * batch
     chain.close()

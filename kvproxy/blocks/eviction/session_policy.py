@@ -42,7 +42,7 @@ _MAX_KEYS_PER_BLOCK = 4  # including hashes of evicted blocks
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The start or end of a request that uses the cache: its time, and the request's client."""
+    """Start or end of a request: time and client."""
 
     seconds: float  # Time of any clock.
     client: str | None = None
@@ -266,7 +266,7 @@ class ReturnRates:
                 self._current[pause[:depth]][_bin_of(age)] += 1
 
     def index(self, pause: PauseClass, age: float) -> float:
-        """Return the Gittins index of a pause of this age in seconds."""
+        """Return the Gittins index of a pause of `age` seconds. The lowest index is evicted first."""
         found = self._indexes.get(pause)
         if found is None:
             found = self._indexes[pause] = _gittins_indexes(self._return_rates(pause))

@@ -1,1 +1,0 @@
-"""Paged attention: `paged_attention.py` calls the backends of `interface.py`."""

@@ -23,7 +23,7 @@ GROUP_KINDS: dict[str, GroupKind] = {
 class LayerGroup:
     """Layers that share block tables. Layer `layers[i]` uses slot `i` of each block.
 
-    `window` is the size of the sliding window, or of the chunk, in tokens; 0 for full attention.
+    `window` is in tokens; 0 for full attention.
     """
 
     index: int = 0
@@ -43,7 +43,7 @@ class LayerGroup:
     def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
         """Split the tokens from `start` to `end`; yield the position of each part's first visible key, its start, and its end.
 
-        Only groups with full attention have parts of more than `max_tokens`.
+        A part has at most `max_tokens`, which full attention ignores.
         """
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)

@@ -39,7 +39,7 @@ def fields_of(row: Row) -> dict[str, object]:
 
 
 def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
-    """Return the fields of a row, with the fields of `place` instead of `place` itself."""
+    """Return the fields of a row, with the fields of its location (`place`) instead of `place` itself."""
     found = fields_of(row)
     del found["place"]
     return found if row.place is None else found | fields_of(row.place)

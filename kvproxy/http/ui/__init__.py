@@ -1,4 +1,4 @@
-"""Serves the static files of the dashboard, which reads its data from the admin routes; see docs/dashboard.md."""
+"""Serves the static files of the dashboard, which reads its data from the admin routes."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 Tokens: TypeAlias = bytes
-"""Token ids as bytes, four per token: each request is compared with many slots and files, which bytes make fast."""
+"""Token ids as bytes, four per token, because each request is compared with many slots and files."""
 _WIDTH = array("i").itemsize
 _SECONDS = 2.0  # Older servers do not respond while they compute a batch.
 _FILE_SECONDS = 60.0  # A slot may have gigabytes.

@@ -77,8 +77,6 @@ def reusable_tokens(common_tokens: int, prompt: Tokens) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlotsStatus:
-    """Statistics of llama.cpp slots, for `kvproxy upstreams`."""
-
     slots: int
     cached_tokens: int
     saved: int  # Number of restorable files.

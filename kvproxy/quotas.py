@@ -73,7 +73,7 @@ class _ClientBucket:
         self._charges: set[asyncio.Task[float]] = set()
 
     async def take(self, units: float, *, into_debt: bool = False) -> float:
-        # Returns the seconds until the units are available, 0.0 if they were taken.
+        """Take units. Return the seconds until they are available, 0.0 if they were taken."""
         local, shared = self.local, self._shared
         if shared is not None:
             try:

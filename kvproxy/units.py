@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 def parse_seconds(value: object) -> float:
     """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d; a number without a unit is in seconds. Raises ValueError."""
-    number = _parse(value, _SECONDS, "s")
+    number = _parse_quantity(value, _SECONDS, "s")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
     return number
@@ -18,17 +18,17 @@ def parse_seconds(value: object) -> float:
 
 def parse_bytes(value: object) -> int:
     """Parse a size; a number without a unit is in bytes. KiB, MiB, GiB are powers of 1,024. Raises ValueError."""
-    number = _parse(value, _BYTES, "b")
+    number = _parse_quantity(value, _BYTES, "b")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a size: use a form such as 512MiB or 2GiB")
     return int(number)
 
 
-def _parse(value: object, units: dict[str, float] | dict[str, int], default: str) -> float | None:
+def _parse_quantity(value: object, units: dict[str, float] | dict[str, int], default_unit: str) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if math.isfinite(value) else None
     found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    unit = None if found is None else units.get(found[2].lower() or default)
+    unit = None if found is None else units.get(found[2].lower() or default_unit)
     return None if found is None or unit is None else float(found[1]) * unit
 
 

@@ -44,13 +44,13 @@ class LocationSnapshot:
             yield _merge_copies(size, [block for _, block in copies], locations[groups])
 
 
-def _merge_copies(size: int, copies: list[MirroredBlock], location: BlockLocation) -> BlockContent:
+def _merge_copies(block_size: int, copies: list[MirroredBlock], location: BlockLocation) -> BlockContent:
     # Groups with a window do not always publish the tokens of their blocks.
     block = next((block for block in copies if block.tokens), copies[0])
     row = BlockRow(
         hash=hash_hex(block.hash),
         parent=None if block.parent is None else hash_hex(block.parent),
-        num_tokens=size,
+        num_tokens=block_size,
         copies=sum(block.copies for block in copies),
         place=location,
     )

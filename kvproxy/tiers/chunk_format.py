@@ -50,7 +50,7 @@ def payload_offset(name: ChunkName) -> int:
 def write_header(buffer: memoryview, name: ChunkName) -> None:
     """Write header and checksum to a buffer that has the payload at `payload_offset`."""
     start = payload_offset(name)
-    header = _header(name, len(buffer))
+    header = _encode_header(name, len(buffer))
     buffer[:start] = bytes(start)
     buffer[_SUM_END : _SUM_END + len(header)] = header
     buffer[: len(MAGIC)] = MAGIC
@@ -63,16 +63,16 @@ def read_payload(data: ChunkData, name: ChunkName) -> memoryview | None:
     start = payload_offset(name)
     if len(view) < start or view[: len(MAGIC)] != MAGIC:
         return None
-    header = _header(name, len(view))
+    header = _encode_header(name, len(view))
     is_named = view[_SUM_END : _SUM_END + len(header)] == header
     is_intact = is_named and view[len(MAGIC) : _SUM_END] == xxhash.xxh3_128_digest(view[_SUM_END:])
     return view[start:] if is_intact else None
 
 
-def _header(name: ChunkName, size: int) -> bytes:
+def _encode_header(name: ChunkName, chunk_bytes: int) -> bytes:
     start = payload_offset(name)
     ids = array("I", name.tokens)
     if sys.byteorder == "big":
         ids.byteswap()
-    fixed = _FIXED.pack(VERSION, len(name.tokens), len(name.digest), start, size - start, name.fingerprint)
+    fixed = _FIXED.pack(VERSION, len(name.tokens), len(name.digest), start, chunk_bytes - start, name.fingerprint)
     return fixed + name.digest + ids.tobytes()

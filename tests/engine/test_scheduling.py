@@ -122,7 +122,7 @@ def sequence(id: str, tenant: str = "", *, rank: int = 0, own: int = 0) -> Any:
 
 def waiting(line: RequestQueue, *sequences: Any) -> None:
     for each in sequences:
-        line.register(each)
+        line.mark_unfinished(each)
         line.add(each)
 
 

@@ -41,12 +41,12 @@ class Scheduler:
         return [*self.running, *self.loading, *self.waiting]
 
     def add(self, sequence: SequenceState) -> None:
-        self.waiting.register(sequence)
+        self.waiting.mark_unfinished(sequence)
         self.waiting.add(sequence)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
         self.manager.fork(parent.cache_request, child.cache_request)
-        self.waiting.register(child)
+        self.waiting.mark_unfinished(child)
         self.running.append(child)
 
     def remove(self, sequence: SequenceState) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             return
-        self.waiting.unregister(sequence)
+        self.waiting.mark_finished(sequence)
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step, and allocate its blocks. Its tokens count as computed from now on."""
@@ -199,7 +199,7 @@ class RequestQueue:
     def _sort_key(self, tenant: str, head: SequenceState) -> tuple[int, int, float]:
         return head.request.queue_priority, self._service.get(tenant, 0), head.arrival_time
 
-    def register(self, sequence: SequenceState) -> None:
+    def mark_unfinished(self, sequence: SequenceState) -> None:
         tenant = sequence.request.tenant
         if not self._num_live.get(tenant):
             # A tenant gains no credit while it has no unfinished sequence.
@@ -209,7 +209,7 @@ class RequestQueue:
             self._service[tenant] = max(self._service.get(tenant, 0), least)
         self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
 
-    def unregister(self, sequence: SequenceState) -> None:
+    def mark_finished(self, sequence: SequenceState) -> None:
         tenant = sequence.request.tenant
         self._num_live[tenant] -= 1
         if not self._num_live[tenant]:

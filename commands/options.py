@@ -88,7 +88,7 @@ def load_settings(**values: Any) -> "Settings":
 
 
 def settings_section(**values: Any) -> dict[str, Any] | None:
-    """Return the given values as a section of settings, without those that are None; None if all are."""
+    """Return the values that are not None, as a section of settings; None if all values are None."""
     return {name: value for name, value in values.items() if value is not None} or None
 
 

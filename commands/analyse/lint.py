@@ -39,8 +39,8 @@ def lint(
     """Find text that prevents prompts from sharing blocks.
 
     Typical causes are a date, an id or a counter near the beginning. Requests with the same beginning form a family. For each
-    family, lint reports the first texts that differ, and the tokens to compute after each text is removed or moved. Edits in
-    the kvproxy.toml of the data folder are applied first.
+    family, lint reports the first texts that differ, and the tokens to compute after each text is removed or moved. The
+    edits of prompts in the kvproxy.toml of the data folder are applied first.
 
     For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports where the sessions lost
     cached tokens.

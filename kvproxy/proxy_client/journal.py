@@ -115,7 +115,7 @@ class DirectJournal:
         return turn_tree(self._sessions().turns(session))
 
     def ledger(self, since: float | None) -> LedgerReport:
-        """Return the reused prompt tokens, and the computed ones by cause, since the UTC day `since` seconds ago (None: all)."""
+        """Return the reused prompt tokens, and the lost ones by cause, since the UTC day `since` seconds ago (None: all)."""
         return self._sessions().ledger(self._settings.journal.currency, first_utc_day(since))
 
     def _sessions(self) -> SessionReader:

@@ -194,7 +194,7 @@ class KeepWarm:
             units = 0 if price is None else round(rule.keep_warm_money * MILLION)
             cost = 0.0 if price is None else input_price(price, session.tokens, session.tokens, 0, 0)
             wanted.append((self._budget(rule.name, "money", units), cost * MILLION))
-        if not wanted or any(budget.level <= 0 for budget, _ in wanted):
+        if not wanted or any(budget.available_units <= 0 for budget, _ in wanted):
             return False
         for budget, needed in wanted:
             budget.take(needed)

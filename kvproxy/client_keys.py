@@ -30,7 +30,7 @@ def clients_file(data: Path) -> Path:
 
 def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
     """Return the clients of the settings, then of `kvproxy keys`. Raises SettingsError or StoreUnavailable."""
-    found = (*settings.clients, *_read_file(settings.data), *_shared_clients(settings))
+    found = (*settings.clients, *_read_clients(settings.data), *_shared_clients(settings))
     for what, values in (
         ("name", [each.name for each in found]),
         ("key", [each for client in found for each in client.digests]),
@@ -87,9 +87,9 @@ def remove_client(settings: Settings, name: str) -> None:
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
     _find_client(settings, name)
-    clients = _read_file(settings.data)
+    clients = _read_clients(settings.data)
     if any(each.name == name for each in clients):
-        _write_file(settings.data, [each for each in clients if each.name != name])
+        _write_clients(settings.data, [each for each in clients if each.name != name])
         return
     with _shared_state(settings) as shared:
         assert shared is not None
@@ -106,7 +106,7 @@ def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, An
 
 
 def _find_client(settings: Settings, name: str) -> ClientSettings:
-    for client in (*_read_file(settings.data), *_shared_clients(settings)):
+    for client in (*_read_clients(settings.data), *_shared_clients(settings)):
         if client.name == name:
             return client
     if any(each.name == name for each in settings.clients):
@@ -115,14 +115,14 @@ def _find_client(settings: Settings, name: str) -> ClientSettings:
 
 
 def _store_client(settings: Settings, client: ClientSettings, change: str) -> None:
-    clients = list(_read_file(settings.data))
+    clients = list(_read_clients(settings.data))
     index = next((index for index, each in enumerate(clients) if each.name == client.name), len(clients))
     with _shared_state(settings) as shared:
         if shared is not None and index == len(clients):
             shared.set_client(client.name, client.model_dump_json(), operator_name(), change)
             return
     clients[index : index + 1] = [client]
-    _write_file(settings.data, clients)
+    _write_clients(settings.data, clients)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _read_file(data: Path) -> Sequence[ClientSettings]:
+def _read_clients(data: Path) -> Sequence[ClientSettings]:
     file = clients_file(data)
     try:
         return _LIST.validate_json(file.read_bytes())
@@ -157,7 +157,7 @@ def _read_file(data: Path) -> Sequence[ClientSettings]:
         raise SettingsError(f"cannot read {file}: {error}") from None
 
 
-def _write_file(data: Path, clients: Sequence[ClientSettings]) -> None:
+def _write_clients(data: Path, clients: Sequence[ClientSettings]) -> None:
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=data, prefix=".clients-")
     with os.fdopen(handle, "wb") as out:

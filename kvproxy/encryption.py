@@ -30,7 +30,7 @@ class Cipher:
         self._invalid = InvalidTag
         # Name and key are derived separately, so that the name does not reveal the key.
         self._ciphers = {
-            _derive(key, b"kvproxy name", _NAME): AESGCM(_derive(key, b"kvproxy key", _KEY)) for key in keys
+            _derive_key(key, b"kvproxy name", _NAME): AESGCM(_derive_key(key, b"kvproxy key", _KEY)) for key in keys
         }
         self._first = next(iter(self._ciphers))
         self.name = self._first.hex()
@@ -111,7 +111,7 @@ def _decode_key(text: str, number: int, source: str) -> bytes:
     return key
 
 
-def _derive(key: bytes, purpose: bytes, length: int) -> bytes:
+def _derive_key(key: bytes, purpose: bytes, length: int) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

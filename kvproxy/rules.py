@@ -46,7 +46,7 @@ class Rules:
 
     def apply(self, request: ApiRequest) -> ApiRequest:
         """Find the first rule that matches the request, and add the rule's limits and tags to the request."""
-        rule = next((each for each in self._held[0] if matches(each, request)), None)
+        rule = next((each for each in self._held[0] if rule_matches(each, request)), None)
         return request if rule is None else replace(request, control=_stricter_control(request.control, rule))
 
 
@@ -61,7 +61,7 @@ def _changed_settings(before: BaseModel, after: BaseModel) -> list[str]:
     return names
 
 
-def matches(rule: RuleSettings, request: ApiRequest) -> bool:
+def rule_matches(rule: RuleSettings, request: ApiRequest) -> bool:
     client = request.tenant.partition("/")[0]
     return (
         _matches_pattern(rule.path, request.api.path)

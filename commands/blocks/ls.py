@@ -10,7 +10,7 @@ from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_ro
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
-from kvproxy.proxy_client.client import path_segment
+from kvproxy.proxy_client.client import quote_path_segment
 
 State = Literal["free", "cached", "used", "pinned"]
 
@@ -50,7 +50,7 @@ def show(
 
     Example: kvproxy blocks show 1
     """
-    block = proxy.client().get(f"/admin/blocks/{path_segment(id)}")
+    block = proxy.client().get(f"/admin/blocks/{quote_path_segment(id)}")
     if not isinstance(block, dict) or "tokens" not in block:
         # The id is another route, such as stats.
         raise NotFound(f"no block {id!r}: list them with kvproxy blocks ls")

@@ -8,7 +8,7 @@ from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import read_body
 from kvproxy.commands.tables import Row, table_output, text_column
-from kvproxy.proxy_client.client import path_segment
+from kvproxy.proxy_client.client import quote_path_segment
 from kvproxy.units import format_seconds
 
 
@@ -68,5 +68,5 @@ def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: 
 
     Example: kvproxy blocks unpin handbook
     """
-    done = proxy.client().delete(f"/admin/blocks/pins/{path_segment(name)}")
+    done = proxy.client().delete(f"/admin/blocks/pins/{quote_path_segment(name)}")
     return text_output(done, f"unpinned {name}")

@@ -6,7 +6,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Row, table_output
-from kvproxy.proxy_client.client import path_segment
+from kvproxy.proxy_client.client import quote_path_segment
 from kvproxy.units import format_bytes, plural
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
@@ -46,7 +46,7 @@ def clear_tier(
 
     Example: kvproxy blocks clear-tier disk --models others
     """
-    done = proxy.client().delete(f"/admin/blocks/tiers/{path_segment(name)}", models=models)
+    done = proxy.client().delete(f"/admin/blocks/tiers/{quote_path_segment(name)}", models=models)
     return text_output(done, f"deleted {done['cleared']:,} chunks from {name}")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kvproxy.errors import NotFound, ProxyUnreachable
-from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
+from kvproxy.proxy_client.client import ProxyClient, configured_url, quote_path_segment
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
@@ -35,7 +35,7 @@ class RemoteCache:
         return cast("Rows", self._client.get("/admin/cache/usage", by=by))
 
     def entry(self, id: str) -> Document:
-        document = self._client.get(f"/admin/cache/{path_segment(id)}")
+        document = self._client.get(f"/admin/cache/{quote_path_segment(id)}")
         if "request" not in document or not document["id"].startswith(id):
             # The id is another route, such as stats or export.
             raise NotFound(f"no stored response {id!r}: list them with kvproxy cache ls")
@@ -43,7 +43,9 @@ class RemoteCache:
 
     def remove(self, id: str, *, soft: bool = False) -> int:
         """Remove an entry, or expire it if `soft`; return 0 if nothing changed."""
-        return int(self._client.delete(f"/admin/cache/{path_segment(id)}", soft="true" if soft else None)["removed"])
+        return int(
+            self._client.delete(f"/admin/cache/{quote_path_segment(id)}", soft="true" if soft else None)["removed"]
+        )
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         """Remove all matching entries, or expire them if `soft`. Return the number of changed entries."""
@@ -53,10 +55,10 @@ class RemoteCache:
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
         """Record a person's verdict on a response for a similar `question`; None stands for all similar questions."""
         body = {"right": right} | ({"question": question} if question is not None else {})
-        return cast("Document", self._client.post(f"/admin/cache/{path_segment(id)}/feedback", body))
+        return cast("Document", self._client.post(f"/admin/cache/{quote_path_segment(id)}/feedback", body))
 
     def pin(self, id: str, *, pinned: bool) -> Document:
-        path = f"/admin/cache/{path_segment(id)}/pin"
+        path = f"/admin/cache/{quote_path_segment(id)}/pin"
         return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
 
     def stats(self) -> Document:
@@ -64,7 +66,7 @@ class RemoteCache:
 
     def export(self) -> Iterator[bytes]:
         """Stream an export (JSON lines) in chunks, which may end within a line."""
-        return self._client.chunks("/admin/cache/export")
+        return self._client.stream("/admin/cache/export")
 
     def import_(self, lines: bytes) -> dict[str, int]:
         """Import an export. Return the number of entries by `imported` and `skipped`."""

@@ -55,10 +55,10 @@ class ProxyClient:
         response = self._send("GET", path, query)
         return self._json(response), int(response.headers["x-total-count"])
 
-    def text(self, path: str) -> str:
+    def get_text(self, path: str) -> str:
         return str(self._send("GET", path, {}).text)
 
-    def chunks(self, path: str) -> Iterator[bytes]:
+    def stream(self, path: str) -> Iterator[bytes]:
         with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
             if not response.is_success:
                 response.read()
@@ -192,7 +192,7 @@ def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def path_segment(name: str) -> str:
+def quote_path_segment(name: str) -> str:
     return quote(name, safe="")
 
 

@@ -24,7 +24,7 @@ from kvproxy.journal.sessions.session_reader import (
     Turn,
     turn_tree,
 )
-from kvproxy.proxy_client.client import ProxyClient, configured_url, path_segment
+from kvproxy.proxy_client.client import ProxyClient, configured_url, quote_path_segment
 from kvproxy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class RemoteJournal:
         return self.explain(request, str).record
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
-        answer = self._client.get(f"/admin/log/{path_segment(request)}")
+        answer = self._client.get(f"/admin/log/{quote_path_segment(request)}")
         return ExplanationReport(_parse_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
 
     def groups(
@@ -198,7 +198,7 @@ class RemoteJournal:
         return [Session(**row) for row in rows]
 
     def session_tree(self, session: str) -> list[TreeRow]:
-        rows = self._client.get(f"/admin/sessions/{path_segment(session)}")
+        rows = self._client.get(f"/admin/sessions/{quote_path_segment(session)}")
         return [TreeRow(row["depth"], Turn(**row["turn"])) for row in rows]
 
     def ledger(self, since: float | None) -> LedgerReport:

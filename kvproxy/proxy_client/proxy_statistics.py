@@ -35,7 +35,7 @@ class Snapshot:
 def take_snapshot(client: ProxyClient) -> Snapshot:
     from prometheus_client.parser import text_string_to_metric_families
 
-    page = client.text("/metrics")
+    page = client.get_text("/metrics")
     empty = {"entries": 0, "learned": {}, "lookups": {}, "compared": {}, "limited": {}, "saved": {}}
     found = Snapshot(time.monotonic(), totals=empty)
     for sample in (sample for family in text_string_to_metric_families(page) for sample in family.samples):

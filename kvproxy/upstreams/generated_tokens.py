@@ -64,9 +64,9 @@ class TokenRestorer:
 
     async def _restored_tokens(self, request: ApiRequest) -> list[int] | None:
         rendered = await self._post(f"{request.api.path}/render", request.body, request)
-        plain = HashedPrompt(_token_ids(rendered, "token_ids"), salt=cache_salt(request))
-        await compute_hashes(plain, [self._mirror])
-        prompt = HashedPrompt(self._restore_known_prefix(plain), salt=plain.salt)
+        tokenized = HashedPrompt(_token_ids(rendered, "token_ids"), salt=cache_salt(request))
+        await compute_hashes(tokenized, [self._mirror])
+        prompt = HashedPrompt(self._restore_known_prefix(tokenized), salt=tokenized.salt)
         for _ in range(_MAX_RESTORED_ANSWERS):
             await compute_hashes(prompt, [self._mirror])
             cached = self._mirror.chains_after_prefix(prompt)
@@ -74,28 +74,28 @@ class TokenRestorer:
             if tokens is None:
                 break
             prompt = HashedPrompt(tokens, salt=prompt.salt)
-        if prompt.tokens == plain.tokens:
+        if prompt.tokens == tokenized.tokens:
             return None
-        self._store_prefix(plain, prompt.tokens)
+        self._store_prefix(tokenized, prompt.tokens)
         return prompt.tokens
 
-    def _restore_known_prefix(self, plain: HashedPrompt) -> list[int]:
+    def _restore_known_prefix(self, tokenized: HashedPrompt) -> list[int]:
         for size in self._mirror.hash_block_sizes():
-            _, numbers = plain.block_hashes(self._mirror.hasher, size)
+            _, numbers = tokenized.block_hashes(self._mirror.hasher, size)
             for index in reversed(range(len(numbers))):
                 if (known := self._prefixes.pop(numbers[index], None)) is not None:
                     self._prefixes[numbers[index]] = known
-                    return [*known, *plain.tokens[(index + 1) * size :]]
-        return plain.tokens
+                    return [*known, *tokenized.tokens[(index + 1) * size :]]
+        return tokenized.tokens
 
-    def _store_prefix(self, plain: HashedPrompt, tokens: list[int]) -> None:
-        same = common_prefix_length(plain.tokens[::-1], tokens[::-1])
+    def _store_prefix(self, tokenized: HashedPrompt, tokens: list[int]) -> None:
+        same = common_prefix_length(tokenized.tokens[::-1], tokens[::-1])
         for size in self._mirror.hash_block_sizes():
-            _, numbers = plain.block_hashes(self._mirror.hasher, size)
-            # The block of `plain` with its last restored token.
-            last = (len(plain.tokens) - same - 1) // size
+            _, numbers = tokenized.block_hashes(self._mirror.hasher, size)
+            # The block of `tokenized` with its last restored token.
+            last = (len(tokenized.tokens) - same - 1) // size
             if last < len(numbers):
-                rest = len(plain.tokens) - (last + 1) * size
+                rest = len(tokenized.tokens) - (last + 1) * size
                 self._prefixes[numbers[last]] = array("I", tokens[: len(tokens) - rest])
         while len(self._prefixes) > _MAX_PREFIXES:
             self._prefixes.popitem(last=False)

@@ -11,7 +11,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
-from kvproxy.rules import Rules, matches
+from kvproxy.rules import Rules, rule_matches
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from tests.commands.run import kvproxy, result
@@ -202,7 +202,7 @@ def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None
 )
 def test_all_that_a_rule_names_must_match(model: str | None, tenant: str | None, expected: bool) -> None:
     request = api_request({"model": "m1"}, tenant="client:ann")
-    assert matches(RuleSettings(name="r", model=model, tenant=tenant), request) == expected
+    assert rule_matches(RuleSettings(name="r", model=model, tenant=tenant), request) == expected
 
 
 def test_the_file_of_init_says_every_setting_and_sets_none(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ class LoraManager:
                     digest.update(f"{layer} {tuple(matrix.shape)}".encode())
                     digest.update(matrix.float().contiguous().cpu().numpy().data)
             self.by_name[name] = LoraAdapter(lora_id, digest.hexdigest())
-        for layer, by_id in layers.items():
-            model.get_submodule(layer).register_forward_hook(self._make_hook(by_id))
+        for layer, matrices_by_id in layers.items():
+            model.get_submodule(layer).register_forward_hook(self._make_hook(matrices_by_id))
 
     def set_token_adapters(self, lora_ids: Sequence[int]) -> None:
         """Set the adapter of each token of the next step; 0 is the base model."""
@@ -56,11 +56,11 @@ class LoraManager:
                 self._slices.append((lora_id, slice(start, end)))
             start = end
 
-    def _make_hook(self, by_id: Mapping[int, _Matrices]) -> Any:
+    def _make_hook(self, matrices_by_id: Mapping[int, _Matrices]) -> Any:
         def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             for lora_id, rows in self._slices:
-                if lora_id in by_id:
-                    a, b = by_id[lora_id]
+                if lora_id in matrices_by_id:
+                    a, b = matrices_by_id[lora_id]
                     output[:, rows] += inputs[0][:, rows] @ a.T @ b.T
             return output
 

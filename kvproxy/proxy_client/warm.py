@@ -52,7 +52,7 @@ class WarmSource:
         skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
         duplicates: number of lines of a file that equal an earlier line.
         omitted: number of requests beyond the maximum.
-        first_record, plain_lines: see `RequestLog`.
+        first_record, plain_lines: number of the first line with a request, and of each line that is no JSON object.
         uncacheable: number of prompts that are omitted because no stored response may answer them.
     """
 
@@ -231,7 +231,7 @@ class WarmReport:
         }
 
     def add_response(self, request: WarmRequest, cache_status: str, response: JsonMap) -> None:
-        """Count the response to a request by its header Cache-Status; without that header, by its `usage`."""
+        """Count a response and its reused prompt tokens, by its header Cache-Status or else its `usage`."""
         # A cache behind this server writes its part first.
         status = cache_status.rsplit(", ", 1)[-1]
         self.has_cache = self.has_cache or status.startswith("kvproxy")

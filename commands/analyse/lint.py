@@ -18,6 +18,7 @@ from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.lint import EditSaving, FamilyReport, LintReport
@@ -109,11 +110,12 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
 
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
-    span, place = saving.span, "the order of the tools"
+    span, place, first = saving.span, "the order of the tools", ""
     if span.kind != "order of tools":
         place = f"{span.kind} at character {span.at} of the {span.region}"
-        place += f", {_shorten(span.old)!r} became {_shorten(span.new)!r}"
-    print_text(f"  {one_line(place)}: {saving.changed:,} times")
+        first = f"; first, {_shorten(span.old)!r} became {_shorten(span.new)!r}"
+    requests = plural(saving.changed, "request")
+    print_text(f"  {one_line(place)} differs from the most similar earlier prompt in {requests}{one_line(first)}")
     computed = f"    {report.reuse.computed_tokens:,} computed tokens;"
     stripped, moved = (
         f"{reuse.computed_tokens:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)

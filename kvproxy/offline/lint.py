@@ -52,7 +52,8 @@ class EditSaving:
     """The effect of editing one span in all prompts of a family.
 
     Attributes:
-        changed: number of requests in which the span differs from an earlier request.
+        span: in the first of these requests.
+        changed: number of requests in which the span differs from the most similar of the 12 requests before.
         stripped, moved: reuse if the span is removed, and if it is moved to the last message.
     """
 

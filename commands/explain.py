@@ -6,7 +6,7 @@ import typer
 
 from kvproxy.commands.blocks.engine_lines import layer_group_name
 from kvproxy.commands.command import command
-from kvproxy.commands.formatting import escape_controls, local_time
+from kvproxy.commands.formatting import escape_controls, local_time, one_line
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import RequestFieldOptions, read_body
@@ -78,7 +78,8 @@ def _print_miss(found: "ExplanationReport") -> None:
     print_text("\n".join(map(escape_controls, found.sentences)))
     record = found.record
     facts = {"request": record.request_id, "time": local_time(record.time), "reason": record.reason}
-    print_facts([*facts.items(), ("tenant", tenant_name(record.tenant)), ("model", record.model)])
+    question = [] if found.question is None else [("question", one_line(found.question))]
+    print_facts([*facts.items(), *question, ("tenant", tenant_name(record.tenant)), ("model", record.model)])
 
 
 def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:

@@ -109,6 +109,10 @@ class CacheHistory:
         self._cache_regions(number, regions)
         return int(number)
 
+    def add_text(self, number: int, text: str) -> None:
+        """Store the beginning of a prompt's question, unless it is stored already."""
+        self._database.execute("update prompts set text = ? where number = ? and text is null", [text, number])
+
     def set_seconds(self, key: bytes, seconds: float) -> None:
         self._database.execute("update prompts set seconds = ? where key = ?", [seconds, key])
 

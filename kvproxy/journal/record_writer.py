@@ -178,8 +178,10 @@ class RecordWriter:
         if record.reason == "miss-new":
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         was_sent = prompt is not None or record.layer == "shared"
+        text, whole = _stored_text(exchange, self._settings.text, self._redact)
+        if prompt is not None and text is not None:
+            self._history.add_text(prompt.number, text)
         if prompt is None:
-            text, whole = _stored_text(exchange, self._settings.text, self._redact)
             number = self._history.add(short, regions, text, whole)
             prompt = PromptRecord(number)
             if key in self._stored_responses:
@@ -281,7 +283,9 @@ def _stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None)
     request, key = exchange.request, exchange.key
     if request is None or key is None or (mode := request.control.rule.journal_text or default_mode) == "none":
         return None, None
-    if mode == "hits" and exchange.layer != "semantic":
+    has_failed = exchange.status >= 400 or exchange.failure is not None or exchange.client_disconnected
+    if mode == "hits" and (not has_failed or request.control.no_store) and exchange.layer != "semantic":
+        # The store has the questions of other requests.
         return None, None
     shown = request.api.display_text(request.body)
     whole = regions_as_json(key.parts) if mode == "all" else None

@@ -40,9 +40,11 @@ class ExplanationReport:
     Attributes:
         document: the fields of `journal.miss_explanation.MissExplanation`.
         sentences: the explanation for people; it quotes requests without escaping them.
+        question: None if it is not stored.
     """
 
     record: Record
+    question: str | None
     document: dict[str, Any]
     sentences: list[str]
 
@@ -62,18 +64,21 @@ class DirectJournal:
         records = self.reader.records(query)
         return add_questions(records, self._questions(entry_ids(records)))
 
-    def record(self, request: str) -> Record:
-        return self.reader.find(request)
+    def record(self, request: str) -> RecordWithQuestions:
+        record = self.reader.find(request)
+        (found,) = add_questions([record], self._questions(entry_ids([record])))
+        return found
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         # Slow to import.
         from kvproxy.flow.explain import region_loader
         from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 
-        record = self.record(request)
+        described = self.record(request)
+        record = described.record
         with self._open_store() as store:
             found = explain_miss(self.reader, record, region_loader(self.reader, store))
-        return ExplanationReport(record, asdict(found), explain_in_sentences(found, format_time))
+        return ExplanationReport(record, described.question, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
@@ -166,12 +171,15 @@ class RemoteJournal:
             before = found[-1].record.number
         return found
 
-    def record(self, request: str) -> Record:
-        return self.explain(request, str).record
+    def record(self, request: str) -> RecordWithQuestions:
+        answer = self._client.get(f"/admin/log/{quote_path_segment(request)}")
+        record = _parse_record(answer["explained"]["record"])
+        return RecordWithQuestions(record, answer["question"], answer["stored_question"])
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:
         answer = self._client.get(f"/admin/log/{quote_path_segment(request)}")
-        return ExplanationReport(_parse_record(answer["explained"]["record"]), answer["explained"], answer["sentences"])
+        record = _parse_record(answer["explained"]["record"])
+        return ExplanationReport(record, answer["question"], answer["explained"], answer["sentences"])
 
     def groups(
         self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int

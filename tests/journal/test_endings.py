@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.record import Record
 from kvproxy.settings import load_settings
+from tests.commands.run import kvproxy
 from tests.polling import until
 from tests.servers import run_app, run_front, until_stored, waiting_clients
 
@@ -193,6 +195,19 @@ def test_an_answer_that_breaks_off_and_a_client_that_leaves(running: tuple[str, 
     leave(url, "reads", ask("slow", stream=True))
     for id, reason in (("waits", "disconnected-waiting"), ("reads", "disconnected-reading")):
         assert (last(services, id).layer, last(services, id).reason) == ("disconnected", reason)
+
+
+def test_a_failed_request_shows_its_question(running: tuple[str, Services]) -> None:
+    url, services = running
+    kept = {"failed-question": "fail: why?", "late-question": "wait for it", "unstored-question": "fail: a secret?"}
+    headers = {"late-question": {"x-kvproxy-timeout": "0.2"}, "unstored-question": {"cache-control": "no-store"}}
+    for id, question in kept.items():
+        post(url, id, ask(question), **headers.get(id, {}))
+    assert last(services, "late-question").reason == "error-timeout"
+    assert {id: last(services, id).text for id in kept} == {**kept, "unstored-question": None}
+    for command in (("log", "show", "late-question"), ("explain", "--request", "late-question")):
+        shown = kvproxy(*command, url=url).stdout
+        assert re.search(r"^question +wait for it$", shown, re.M), shown
 
 
 def test_identical_requests_under_way_are_told_apart(running: tuple[str, Services]) -> None:

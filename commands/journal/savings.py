@@ -27,7 +27,7 @@ def savings(
     *,
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = "layer",
     since: Annotated[
-        float | None, duration_option(help="Only days (UTC) since the start of this duration, such as 7d.")
+        float | None, duration_option(help="Whole UTC days, from the day on in which this duration begins, such as 7d.")
     ] = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="List the reused and the lost prompt tokens instead.")
@@ -53,17 +53,28 @@ def savings(
 
     if ledger:
         found = source.open().ledger(since)
-        return Output(asdict(found), lambda: _print_ledger(found, layout))
+        return Output(asdict(found) | _counted_days(since), lambda: _print_ledger(found, since, layout))
     check_writable(plot, PLOT_SUFFIXES)
     report = source.open().savings(by, since)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
 
     def show() -> None:
-        _print(report, by, layout)
+        _print(report, by, since, layout)
         print_charts(charts)
 
-    return Output(asdict(report), show)
+    return Output(asdict(report) | _counted_days(since), show)
+
+
+def _counted_days(since: float | None) -> dict[str, str | None]:
+    from kvproxy.journal.savings import first_utc_day
+
+    return {"first_day": first_utc_day(since)}
+
+
+def _print_counted_days(since: float | None) -> None:
+    if (day := _counted_days(since)["first_day"]) is not None:
+        print_text(f"All requests since {day} 00:00 UTC count: the journal stores these sums by day.")
 
 
 def _savings_charts(report: "SavingsReport", by: str) -> "list[Chart]":
@@ -81,8 +92,9 @@ def _savings_charts(report: "SavingsReport", by: str) -> "list[Chart]":
     return [Chart(f"saved {unit} by {by}", "", bars=found) for unit, found in bars.items() if found]
 
 
-def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
+def _print_ledger(report: "LedgerReport", since: float | None, layout: Layout) -> None:
     print_table(ledger_rows(report), empty="no requests yet", layout=layout)
+    _print_counted_days(since)
     if not report.rows:
         return
     written = report.written_5m + report.written_1h
@@ -94,7 +106,7 @@ def _print_ledger(report: "LedgerReport", layout: Layout) -> None:
         print_text(_NO_PRICE)
 
 
-def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
+def _print(report: "SavingsReport", by: str, since: float | None, layout: Layout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
@@ -113,6 +125,7 @@ def _print(report: "SavingsReport", by: str, layout: Layout) -> None:
     ]
     empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else "no requests yet"
     print_table(rows, empty=empty, layout=layout)
+    _print_counted_days(since)
     if report.rows:
         _print_notes(report, has_price=has_price)
 

@@ -15,7 +15,7 @@ _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "fou
 @command
 def what_if(
     *,
-    tier: Annotated[float, size_option(help="Size of a tier in host memory.")] = 64 * 2**30,
+    tier: Annotated[float, size_option(help="Size of a tier in host memory.", show_default="64GiB")] = 64 * 2**30,
     bytes_per_token: Annotated[
         int | None, typer.Option(help="KV bytes of a token, for the tier of an upstream.", min=1)
     ] = None,
@@ -43,7 +43,7 @@ def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
         measured = each["measured_hit_rate"]
         reused = "" if measured is None else f", {percent(measured)} of them reused"
         print_text(
-            f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'request')},"
+            f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'complete response')},"
             f" {each['prompt_tokens']:,} prompt tokens{reused}"
         )
         rows: list[Row] = []

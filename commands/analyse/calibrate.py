@@ -74,6 +74,8 @@ def calibrate(
 
 def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     print_text(f"{plural(result.pairs, 'distinct pair')}, {result.same:,} of them equivalent")
+    if result.contradictory:
+        print_text(f"{plural(result.contradictory, 'pair')} of texts with both labels left out")
     rows: list[Row] = []
     recommended = {
         name: point.hit_rate

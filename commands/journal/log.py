@@ -68,9 +68,10 @@ def log(
     source: JournalOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List the last requests, and how each was answered.
+    """List the last requests that ended, in order of arrival, and how each was answered.
 
-    It reads the journal's file or database, so the proxy need not run. --columns accepts each field of a record.
+    --follow prints each request when it ends. The command reads the journal's file or database, so the proxy need not run.
+    --columns accepts each field of a record.
 
     Example: kvproxy log --since 5m --reason miss
 
@@ -84,7 +85,7 @@ def log(
             raise typer.BadParameter("--plot excludes --json and --follow")
         _plot(journal, replace(query, limit=None), plot)
         return
-    rows = journal.records(query)[::-1]
+    rows = _by_arrival(journal.records(query))
     if as_json:
         _print_objects(rows)
     else:
@@ -94,6 +95,10 @@ def log(
         )
     if follow:
         _follow(journal, query, rows, None if as_json else layout)
+
+
+def _by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
+    return sorted(rows, key=lambda row: (row.record.time, row.record.number))
 
 
 def _plot(journal: "JournalClient", query: "Query", file: Path) -> None:
@@ -133,8 +138,10 @@ def show(
     """
     from kvproxy.journal.reasons import meaning_of_reason
 
-    record = source.open().record(request)
-    document = asdict(record) | {"decode_ms": _decode_ms(record)}
+    found = source.open().record(request)
+    record = found.record
+    document = asdict(record) | {"decode_ms": _decode_ms(record), "question": found.question}
+    document.pop("text")
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
     facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of_reason(record.reason))]
     return Output(document, lambda: print_facts(facts))
@@ -148,14 +155,14 @@ def _decode_ms(record: "Record") -> float | None:
 
 
 def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", layout: Layout | None) -> None:
-    latest = rows[::-1] or journal.records(replace(query, limit=1))
-    last = latest[0].record.number if latest else 0
+    latest = rows or journal.records(replace(query, limit=1))
+    last = max((row.record.number for row in latest), default=0)
     while True:
         time.sleep(_POLL_SECONDS)
-        rows = journal.records(replace(query, after=last, limit=None))[::-1]
+        rows = _by_arrival(journal.records(replace(query, after=last, limit=None)))
         if not rows:
             continue
-        last = rows[-1].record.number
+        last = max(row.record.number for row in rows)
         if layout is None:
             _print_objects(rows)
         else:

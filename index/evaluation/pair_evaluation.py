@@ -48,6 +48,7 @@ class Calibration:
 
     Attributes:
         pairs, same: number of pairs, and of pairs with the same answer.
+        contradictory: number of pairs that are left out, because the file has both labels for their texts.
         default: the configured level.
         recommended: the level with the most hits whose share of wrong answers is within `target_error`, if any.
     """
@@ -59,17 +60,23 @@ class Calibration:
     curves: dict[str, list[LevelResult]]
     p_chr_auc: dict[str, float]
     recommended: dict[str, float | None]
+    contradictory: int = 0
 
     def document(self) -> dict[str, Any]:
-        return {"pairs": self.pairs, "same": self.same, "target_error": self.target_error} | {
-            name: {
-                "default_level": self.default[name],
-                "recommended_level": self.recommended[name],
-                "p_chr_auc": self.p_chr_auc[name],
-                "curve": [asdict(point) for point in curve],
+        counts = {"pairs": self.pairs, "same": self.same, "contradictory": self.contradictory}
+        return (
+            counts
+            | {"target_error": self.target_error}
+            | {
+                name: {
+                    "default_level": self.default[name],
+                    "recommended_level": self.recommended[name],
+                    "p_chr_auc": self.p_chr_auc[name],
+                    "curve": [asdict(point) for point in curve],
+                }
+                for name, curve in self.curves.items()
             }
-            for name, curve in self.curves.items()
-        }
+        )
 
 
 def calibrate(
@@ -82,6 +89,7 @@ def calibrate(
     target_error: float = 0.05,
     guards: Sequence[Guard] = GUARDS,
     languages: Sequence[str] = (EVERY,),
+    contradictory: int = 0,
     progress: Progress = lambda share: None,
 ) -> Calibration:
     """Measure the policy `threshold` without guards, the same with guards, and the policy `checked`.
@@ -92,6 +100,7 @@ def calibrate(
         levels: the levels of `threshold` and `checked` in the settings.
         floor: minimum cosine of `checked`.
         target_error: maximum share of wrong answers at a recommended level: the upper end of `LevelResult.wrong_interval`.
+        contradictory: see `Calibration`.
         languages: ISO 639-1 codes; pairs in other languages are never served.
     """
     same = np.array([pair.same for pair in pairs])
@@ -111,7 +120,7 @@ def calibrate(
     curves = {name: _level_results(found, same, tested[name]) for name, found in scores.items()}
     areas = {name: precision_hit_ratio_area(found, same) for name, found in scores.items()}
     recommended = {name: _recommend(curve, target_error) for name, curve in curves.items()}
-    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended)
+    return Calibration(len(pairs), int(same.sum()), target_error, default, curves, areas, recommended, contradictory)
 
 
 def _cosines(

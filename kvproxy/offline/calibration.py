@@ -1,11 +1,11 @@
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import EmbedderError, ImportFailed, VerifierError
-from kvproxy.index.evaluation.labelled_pairs import read_pairs
+from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import Calibration, calibrate
 from kvproxy.index.evaluation.stream_evaluation import (
     StreamReport,
@@ -35,9 +35,11 @@ def calibrate_pairs(
     least = LEAST_SIMILARITY | ({cache.policy: cache.min_similarity} if cache.min_similarity is not None else {})
     with _explained_errors(file):
         # The intervals assume independent pairs.
-        pairs = list(dict.fromkeys(read_pairs(file)))
+        pairs, contradictory = _consistent_pairs(dict.fromkeys(read_pairs(file)))
         if not pairs:
-            raise SettingsError(f"{file} contains no pairs")
+            raise SettingsError(
+                f"{file} contains no pairs" if not contradictory else f"{file} contradicts all its pairs"
+            )
         embedder, verifier = _load_models(settings)
         return calibrate(
             pairs,
@@ -48,8 +50,19 @@ def calibrate_pairs(
             target_error=target_error,
             guards=GUARDS if cache.guards else (),
             languages=cache.languages_of(settings.embedder),
+            contradictory=contradictory,
             progress=progress,
         )
+
+
+def _consistent_pairs(pairs: Iterable[LabelledPair]) -> tuple[list[LabelledPair], int]:
+    """Return the pairs of texts that have one label, and the number of pairs of texts that have both labels."""
+    labels: dict[frozenset[str], set[bool]] = {}
+    found = list(pairs)
+    for pair in found:
+        labels.setdefault(frozenset((pair.a, pair.b)), set()).add(pair.same)
+    consistent = [pair for pair in found if len(labels[frozenset((pair.a, pair.b))]) == 1]
+    return consistent, sum(len(each) > 1 for each in labels.values())
 
 
 def calibrate_stream(

@@ -56,6 +56,20 @@ def test_the_recipe_makes_labelled_pairs(tmp_path: Path) -> None:
     assert (found.count(True), found.count(False)) == (250, 803)
 
 
+def test_pairs_with_both_labels_are_left_out_and_counted(tmp_path: Path) -> None:
+    pairs, texts = tmp_path / "pairs.jsonl", ("What is a PIN?", "What is a loan?", "What is a debit card?")
+    labelled = [(0, 1, 1), (0, 1, 0), (1, 0, 0), (2, 2, 1)]
+    pairs.write_text(
+        "".join(json.dumps({"a": texts[a], "b": texts[b], "same": same}) + "\n" for a, b, same in labelled)
+    )
+    told = result("calibrate", pairs, "--verifier", "none")
+    assert (told["pairs"], told["same"], told["contradictory"]) == (1, 1, 1)
+    shown = kvproxy("calibrate", pairs, "--verifier", "none").stdout
+    assert "1 pair of texts with both labels left out" in shown
+    pairs.write_text("".join(pairs.read_text().splitlines(keepends=True)[:3]))
+    assert "contradicts all its pairs" in kvproxy("calibrate", pairs, "--verifier", "none").stderr
+
+
 def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     questions = [("What is a debit card?", "What is a debit card?", True), ("What is a PIN?", "What is a loan?", False)]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,10 @@ import httpx
 import pytest
 import typer
 
+from kvproxy.exchange import Exchange
+from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings import load_settings
+from kvproxy.settings.journal import JournalSettings
 from tests.commands.run import kvproxy, result
 from tests.commands.upstream import proxied, said
 from tests.plain_upstream import run_plain_upstream
@@ -67,6 +71,29 @@ def test_followed_requests_have_the_chosen_columns(tmp_path: Path, monkeypatch: 
         assert done.stdout.splitlines() == ["200\ta", "200\tb"], done
 
 
+def test_requests_are_listed_in_the_order_of_their_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
+    journal.add(Exchange("chat", "early", arrived=1_000.0, status=200))
+    for id, arrived in (("short", 1_002.0), ("long", 1_001.0)):
+        journal.add(Exchange("chat", id, arrived=arrived, status=200))
+    journal.flush()
+    shown = kvproxy("log", "--json", "-n", 2, "--data", tmp_path).stdout.splitlines()
+    assert [json.loads(line)["request_id"] for line in shown] == ["long", "short"]
+    waits = iter(["later"])
+
+    def sleep(seconds: float) -> None:
+        if (id := next(waits, None)) is None:
+            raise typer.Exit
+        # It arrived before the listed requests.
+        journal.add(Exchange("chat", id, arrived=999.0, status=200))
+        journal.flush()
+
+    monkeypatch.setattr("kvproxy.commands.log.time", SimpleNamespace(sleep=sleep))
+    followed = kvproxy("log", "-f", "--json", "-n", 2, "--data", tmp_path).stdout.splitlines()
+    assert [json.loads(line)["request_id"] for line in followed] == ["long", "short", "later"]
+    journal.close()
+
+
 def test_equal_questions_of_different_requests_are_told_apart(tmp_path: Path) -> None:
     with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
         for fields in ({}, {}, {"temperature": 0}, {"temperature": 0, "seed": 1}):
@@ -110,6 +137,11 @@ def test_refused_requests_are_named_beside_the_savings(tmp_path: Path) -> None:
         found = result("savings", url=url)
         assert (found["total"]["requests"], found["refused"]) == (2, 1)
         assert "1 refused request not counted" in kvproxy("savings", "--by", "tenant", url=url).stdout
+        day = datetime.now(UTC).date().isoformat()
+        for command in (("savings", "--since", "1s"), ("savings", "--ledger", "--since", "1s")):
+            assert f"All requests since {day} 00:00 UTC count" in kvproxy(*command, url=url).stdout
+            assert result(*command, url=url)["first_day"] == day
+        assert result("savings", url=url)["first_day"] is None
         assert kvproxy("savings", "--by", "tag", url=url).stderr.startswith("no request has a tag")
         ledger = kvproxy("savings", "--ledger", url=url).stdout
         assert "No price is known" in ledger

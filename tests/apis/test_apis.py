@@ -163,12 +163,6 @@ def test_any_json_body_has_a_key(name: str, body: dict[str, Any]) -> None:
     api.is_cacheable(body)
 
 
-def test_a_null_error_is_ignored() -> None:
-    choice: JsonObject = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}
-    whole: JsonObject = {"choices": [choice], "error": None}
-    assert assembled("chat", list(APIS["chat"].replay(whole, {}))) is not None
-
-
 def test_embeddings_are_not_streamed() -> None:
     parts = [b'data: {"choices": [], "data": [{"embedding": [1]}]}\n\n', b"data: [DONE]\n\n"]
     assert assembled("embeddings", parts[:1]) is None

@@ -248,15 +248,5 @@ def test_only_known_harmless_fields_allow_semantic_hits(api: ApiName) -> None:
             assert allows_semantic(api, {**QUESTIONS[api], name: value}) is expected, name
 
 
-@pytest.mark.parametrize("api", QUESTIONS)
-def test_the_rest_of_a_question_contains_the_instructions_but_not_its_text(api: ApiName) -> None:
-    asked = ({**QUESTIONS[api], "system": text, "instructions": text} for text in ("one", "other"))
-    one, other = (APIS[api].question(body) for body in asked)
-    assert one is not None
-    assert other is not None
-    assert (one.text, "why" in str(one.rest)) == ("why", False)
-    assert one.rest != other.rest
-
-
 def test_integers_may_exceed_64_bits() -> None:
     assert dumps({"b": 2**70, "a": 1}, sort_keys=True) == b'{"a":1,"b":1180591620717411303424}'

@@ -5,23 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.charts import Chart, ChartLine, draw, save
+from kvproxy.charts import Chart, ChartLine, draw
 from kvproxy.commands.journal.savings import _savings_charts
 from kvproxy.journal.savings import Saving, SavingsReport
 from kvproxy.settings import load_settings
-from tests.commands.run import ROOT, ask, kvproxy
+from tests.commands.run import ask, kvproxy
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 
-LAYERS = Chart(
-    "",
-    "requests by layer",
-    [
-        ChartLine("exact", [1_763_714_580.0 + 60 * place for place in range(30)], [3.0] * 30),
-        ChartLine("forward", [1_763_714_580.0 + 60 * place for place in range(30)], [8.0] * 30),
-    ],
-    time_step=60,
-)
 LINES = [
     ChartLine("lru", [100, 1_000, 10_000], [0.1, 0.5, 0.8]),
     ChartLine("arc", [100, 1_000, 10_000], [0.2, 0.6, 0.8]),
@@ -48,19 +39,6 @@ def test_a_drawing_fits_the_terminal_and_names_everything(width: int) -> None:
         assert text in drawn
     assert "\x1b" not in drawn
     assert "\x1b[38;2;0;114;178m" in draw(CHARTS, width)
-
-
-def test_layers_over_time_have_the_colours_of_the_dashboard_and_whole_numbers(tmp_path: Path) -> None:
-    drawn = draw([LAYERS], 80, with_colours=False)
-    assert re.findall(r"^ *(\S+)┤", drawn, re.MULTILINE) == ["9", "6", "3", "0"]
-    assert re.search(r"\d\d:\d\d ", drawn)
-    style = (ROOT / "kvproxy/http/ui/static/style.css").read_text()
-    save([LAYERS], tmp_path / "layers.svg")
-    picture = (tmp_path / "layers.svg").read_text()
-    for layer in ("exact", "forward"):
-        colour = re.search(rf"--layer-{layer}: light-dark\((#\w+)", style)
-        assert colour is not None
-        assert colour[1] in picture, layer
 
 
 def test_an_empty_chart_is_drawn() -> None:

@@ -14,14 +14,6 @@ from tests.commands.run import NOWHERE, Demo, kvproxy, result
 from tests.servers import run_proxy
 
 
-def test_commands_take_the_address_from_the_settings(demo: Demo, tmp_path: Path) -> None:
-    port = urlsplit(demo[0]).port
-    (tmp_path / "kvproxy.toml").write_text(f'host = "0.0.0.0"\nport = {port}\n')
-    found = result("blocks", "stats", url="", KVPROXY_DATA=str(tmp_path))
-    assert found["num_blocks"] == 512
-    assert result("cache", "stats", url="", KVPROXY_DATA=str(tmp_path)) == result("cache", "stats", url=demo[0])
-
-
 def test_commands_find_the_proxy_that_uses_the_data_folder(demo: Demo, tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text('port = 1\nadmin_token = "s3cret-token"\n')
     with locked_folder(tmp_path, demo[0].replace("127.0.0.1", "0.0.0.0")):

@@ -73,10 +73,6 @@ def test_line_ends_and_markup_are_printed_literally() -> None:
         assert "[red]x[/red]" in printed(COLUMNS, rows)[0][1]
 
 
-def test_an_empty_table_prints_a_note_on_stderr() -> None:
-    assert printed(COLUMNS, [], empty="there is none") == ([], "there is none\n")
-
-
 TENANT = digest_column("tenant", 16, optional=True)
 WIDE = ("time", "layer", "model?", TENANT, "tokens#?", "ms#", text_column("question"))
 ROW = ("12:00:00", "semantic", "a-model/with-a-long-name", "t" * 32, 1_234, "12.5", "What is a block? " * 9)

@@ -71,14 +71,6 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
     assert {each["state"] for each in result("upstreams", url=two.url)} == {"up"}
 
 
-def test_the_list_shows_whole_urls(two: Two) -> None:
-    terminal = kvproxy("upstreams", url=two.url, FORCE_COLOR="1", COLUMNS="80").stdout
-    piped = kvproxy("upstreams", url=two.url).stdout.splitlines()[1:3]
-    assert [line.split("\t")[1] for line in piped] == two.targets
-    assert all(target in terminal for target in two.targets)
-    assert max(map(len, terminal.splitlines()[1:])) <= 80
-
-
 RESETS = [
     {"engine": "http://a", "reset": True, "message": None},
     {"engine": "http://b", "reset": False, "message": "blocks are in use"},
@@ -175,17 +167,6 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert listed.startswith("#\tUpstream\t")
         assert f"\n1\t{NOWHERE}\t" in listed
         assert f"\ncannot reach the upstream {NOWHERE}" in listed
-
-
-def test_doctor_reports_an_ejected_upstream(tmp_path: Path) -> None:
-    routing = {"health_interval": 0.05, "eject_after": 1}
-    with Upstream().run() as good:
-        settings = load_settings(data=tmp_path, upstreams=[good, NOWHERE], cache={"semantic": False}, routing=routing)
-        with run_proxy(settings) as (url, _):
-            until(lambda: httpx.get(f"{url}/admin/upstreams").json()[1]["state"] == "ejected")
-            told = kvproxy("doctor", "--data", tmp_path, url=url).stdout
-    assert "FAIL  proxy" in told
-    assert f"{NOWHERE}: ejected, cannot reach the upstream {NOWHERE}" in told
 
 
 def test_serve_reads_the_settings_of_its_data_folder(demo: Demo, tmp_path: Path) -> None:

@@ -235,17 +235,6 @@ def test_a_failure_has_the_status_of_the_response(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "line 1: HTTP 422: no such user\n")
 
 
-def test_a_foreign_server_with_the_header_of_a_kvproxy_has_no_tenant(tmp_path: Path) -> None:
-    async def answer(request: Request) -> Response:
-        body: dict[str, Any] = {"data": [{"id": "m"}], "choices": []}
-        return JSONResponse(body, headers={"cache-status": "kvproxy; fwd=uri-miss; stored"})
-
-    with run_upstream(answer) as url:
-        done = kvproxy("warm", "-", url=url, stdin=b"one")
-    assert done.returncode == 0
-    assert f"stored for tenant unknown (the server at {url} is not a kvproxy: correct --url), " in done.stdout
-
-
 def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"question {number}" for number in range(500)))
@@ -265,14 +254,6 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
     done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
     assert (done.returncode, json.loads(done.stdout)["remaining"]) == (4, 500)
     assert "stopped answering" in done.stderr
-
-
-def test_reported_reuse_of_any_server_and_of_a_proxy_is_counted(tmp_path: Path) -> None:
-    requests = lines(tmp_path / "requests.jsonl", said("one"), said("three"))
-    with Upstream().run() as url, proxied(tmp_path / "data") as proxy:
-        for each in (url, proxy):
-            report = result("warm", requests, url=each)
-            assert (report["prompt_tokens"], report["reused_prompt_tokens"]) == (8, 2)
 
 
 def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.flow.compare_responses import ResponseComparer, judge_with_model
+from kvproxy.flow.compare_responses import judge_with_model
 from kvproxy.http.services import Services
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.store.observations import Observations
-from kvproxy.settings import CacheSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.polling import until
 from tests.requests import api_request
@@ -53,19 +52,6 @@ def test_a_hit_says_what_was_measured_and_a_request_may_be_stricter(tmp_path: Pa
         assert lookups["accepted but not served"] == 1
         metrics = httpx.get(f"{url}/metrics").text
         assert 'kvproxy_semantic_lookups_total{outcome="accepted"} 2.0' in metrics
-
-
-def test_explain_shows_similarity_score_and_decision(tmp_path: Path) -> None:
-    with proxy(tmp_path, checked()) as (url, _, _):
-        ask(url, QUESTION)
-        near = explain(url, NEAR)
-        assert near["layer"] == "semantic"
-        assert near["semantic"]["policy"] == "checked"
-        (neighbour,) = near["semantic"]["neighbours"]
-        assert (neighbour["verdict"], neighbour["score"], neighbour["served"]) == ("accepted", 1.0, True)
-        assert explain(url, FAR)["semantic"]["neighbours"][0]["verdict"] == "low probability"
-        vetoed = explain(url, f"{QUESTION} not")["semantic"]["neighbours"][0]
-        assert (vetoed["verdict"], vetoed["guard"], vetoed["score"]) == ("vetoed", "negation", None)
 
 
 def test_after_many_refused_questions_an_entry_has_exact_hits_only(tmp_path: Path) -> None:
@@ -223,25 +209,3 @@ class Similar:
 
     async def similarity(self, one: str, other: str) -> float:
         return self.value
-
-
-@pytest.mark.parametrize(
-    ("judge", "similarity", "fresh", "same"),
-    [
-        ("equality", 0.0, "one TEXT", True),
-        ("equality", 1.0, "Another text", False),
-        ("similarity", 0.0, "one TEXT", True),
-        ("similarity", 0.9, "Another text", True),
-        ("similarity", 0.8, "Another text", False),
-    ],
-)
-async def test_answers_are_compared_by_text_and_by_similarity(
-    judge: Any, similarity: float, fresh: str, same: bool
-) -> None:
-    semantic: Any = Similar(similarity)
-    model: Any = Judge()
-    comparer = ResponseComparer(semantic, model, CacheSettings(judge=judge, judge_similarity=0.9))
-    assert (
-        await comparer.have_same_meaning(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh)
-        is same
-    )

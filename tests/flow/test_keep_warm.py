@@ -132,15 +132,6 @@ def test_without_a_budget_or_breakpoints_no_request_is_sent(tmp_path: Path, rule
     assert pings(upstream) == []
 
 
-def test_sessions_are_not_tracked_for_pins_that_an_upstream_does_not_have(tmp_path: Path) -> None:
-    upstream = AnthropicUpstream()
-    with proxied(tmp_path, upstream, pin_sessions=True) as (client, services):
-        # The second answer begins after the end of the first request.
-        ask(client, "one")
-        ask(client, "two")
-        assert not services.answerer.keep_warm._sessions
-
-
 PRICES = {"prices": {"claude*": {"input": 3, "cached": 0.3}}}
 
 

@@ -1,9 +1,7 @@
 """Identical requests share one call of the backend, which ends with its last client; backpressure of its response."""
 
 import asyncio
-import gc
-import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -94,51 +92,6 @@ async def test_a_late_client_gets_everything_from_the_start() -> None:
     assert (source.begun, source.finished) == (1, 1)
     await until_ended(requests)
     assert source.closed == 1
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.parametrize("parts", [0, 1])
-async def test_a_cancelled_request_is_freed_without_garbage_collection(no_collection: None, parts: int) -> None:
-    requests = SharedRequests()
-
-    async def leave() -> "weakref.ref[SharedRequest]":
-        source = Source()
-        shared, _ = requests.join("k", source.shared)
-        source.release(parts)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        shared.release()
-        return weakref.ref(shared)
-
-    shared = await leave()
-    await until_ended(requests)
-    assert shared() is None
-
-
-async def test_only_confirm_waits_until_the_response_is_stored() -> None:
-    source, requests = Source(), SharedRequests()
-    shared, _ = requests.join("k", source.shared)
-    source.release(3)
-    assert await shared.body() == b"abc"
-    assert shared.entry_id == "an entry"
-    second, _ = requests.join("k", lambda: shared)
-    sure = asyncio.create_task(anext(second.chunks(confirm=True)))
-    told = asyncio.create_task(second.wait_until_stored())
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not sure.done()
-    assert not told.done()
-    source.stored.set()
-    assert await sure == b"a"
-    assert await told
-    await until_ended(requests)
 
 
 async def test_the_last_client_cancels_the_request() -> None:
@@ -293,16 +246,6 @@ async def test_the_backend_waits_for_a_client_that_has_not_begun(limit: int) -> 
     shared.release()
 
 
-async def test_a_small_response_is_read_as_fast_as_the_fastest_client() -> None:
-    requests, source = SharedRequests(), Endless(10 * len(WHOLE))
-    shared, _ = requests.join("key", lambda: source.shared)
-    assert requests.join("key", lambda: source.shared) == (shared, True)
-    assert await asyncio.wait_for(shared.body(), 30) == WHOLE
-    assert await shared.body() == WHOLE
-    shared.release()
-    shared.release()
-
-
 async def test_a_large_response_is_read_as_fast_as_the_slowest_client() -> None:
     requests, source = SharedRequests(), Endless(2 * MAX_UNSENT_BYTES)
     shared, _ = requests.join("key", lambda: source.shared)
@@ -320,18 +263,6 @@ async def test_a_large_response_is_read_as_fast_as_the_slowest_client() -> None:
     assert source.bytes_in_memory <= 2 * MAX_UNSENT_BYTES
     assert not shared.is_joinable
     shared.release()
-    shared.release()
-
-
-async def test_a_slow_client_that_leaves_delays_no_other() -> None:
-    requests, source = SharedRequests(), Endless(MAX_UNSENT_BYTES // 2)
-    shared, _ = requests.join("key", lambda: source.shared)
-    requests.join("key", lambda: source.shared)
-    taken = asyncio.create_task(_all(shared.chunks()))
-    await still(source)
-    assert not taken.done()
-    shared.release()
-    assert await asyncio.wait_for(taken, 30) == WHOLE
     shared.release()
 
 

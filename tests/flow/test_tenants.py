@@ -140,8 +140,3 @@ def test_tenants_of_a_shared_cache_share_no_errors_and_cookies(shared: str) -> N
     (other,) = asyncio.run(ask(shared, "other"))
     assert 'detail="exact"' in other.headers["cache-status"]
     assert "set-cookie" not in other.headers
-
-
-def test_equal_requests_of_one_tenant_share_a_call(shared: str) -> None:
-    answers = asyncio.run(ask(shared, "good", "good"))
-    assert sum("collapsed" in answer.headers["cache-status"] for answer in answers) == 1

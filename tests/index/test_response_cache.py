@@ -15,7 +15,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.pending_writes import PendingWrite, PendingWrites
+from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -36,19 +36,6 @@ def opened(store: SqliteStore, semantic: SemanticCache | None) -> AsyncCache:
 
 def similar(store: SqliteStore) -> SemanticCache:
     return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
-
-
-async def test_an_equal_question_wins_over_a_similar_one(store: SqliteStore) -> None:
-    async with opened(store, similar(store)) as cache:
-        assert await cache.get("what is a block here") is None
-        assert await cache.set("what is a block here", "sixteen tokens")
-        assert await cache.set("what is a block there", "another thing")
-        equal = await cache.get("what is a block there")
-        assert equal == CachedAnswer("another thing", "what is a block there", None)
-        near = await cache.get("what is a block here then")
-        assert near is not None
-        assert (near.answer, (near.similarity or 0.0) > 0.8) == ("sixteen tokens", True)
-        assert await cache.get("the weather in Lisbon") is None
 
 
 async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: SqliteStore) -> None:
@@ -219,15 +206,6 @@ async def test_a_pending_write_has_an_id_unless_it_fails_or_redaction_refuses_it
     assert await coming.wait_until_stored() is await refused.wait_until_stored() is (kept is True)
     assert coming.id == (entry.id if kept is True else None)
     assert (refused.id, refused.question) == (None, None)
-
-
-async def test_pending_writes_are_found_by_namespace() -> None:
-    writes = PendingWrites()
-    write = PendingWrite("key", "n", _known(make_entry()), asyncio.create_task(_ended(True)))
-    writes.add(write)
-    assert (writes.in_namespace("n"), writes.in_namespace("another")) == ((write,), ())
-    await writes.wait()
-    assert writes.in_namespace("n") == ()
 
 
 async def test_a_hit_is_in_memory_for_a_second(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.apis.json import dumps
-from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
+from kvproxy.journal.miss_explanation import common_prefix_and_suffix
 from kvproxy.journal.request_regions import Regions, regions_of
 from tests.journal.injected import inject
 
@@ -20,21 +19,6 @@ def test_every_injected_cause_is_named(tmp_path: Path, text: str, count: int, se
     assert wrong == []
     assert causes.total() == count
     assert len(causes) > 12
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_text"),
-    [
-        ("a", "b", True),
-        ({"role": "user", "content": "a"}, {"role": "user", "content": "b"}, True),
-        ({"role": "user", "content": "a"}, {"role": "system", "content": "b"}, False),
-        ({"role": "user", "content": "a"}, {"role": "user", "content": ["b"]}, False),
-        ({"role": "user"}, {"role": "user", "content": "b"}, False),
-    ],
-)
-def test_contents_are_compared_if_nothing_else_differs(before: Any, after: Any, is_text: bool) -> None:
-    expected = ("a", "b") if is_text else (dumps(before).decode(), dumps(after).decode())
-    assert comparable_texts(before, after) == expected
 
 
 def test_messages_are_compared_as_a_diff() -> None:

@@ -53,14 +53,6 @@ def reworded() -> list[logs.Line]:
     return [logs.line([{"role": "user", "content": asked}], answer) for asked, answer in pairs]
 
 
-def test_the_same_random_numbers_give_the_same_hits_as_a_live_replay(tmp_path: Path, reworded: list[logs.Line]) -> None:
-    found = estimated(reworded, tmp_path / "one", [64])
-    shown = logs.live_layers(reworded, tmp_path / "two", Random(0).random)
-    assert (found.exact, found.semantic, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
-    assert found.semantic_range == (found.semantic, found.semantic)
-    assert found.semantic > 0
-
-
 def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
     few = reworded[:4] + reworded[16:20]
     requests, settings = logged(few), load_settings(data=tmp_path)

@@ -14,7 +14,6 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.journal.request_regions import regions_as_json, request_body_of
 from kvproxy.proxy_client.warm import WarmSource, prefix_requests, read_file_requests
 from tests.commands.test_warm import lines, said
-from tests.index.entries import make_entry
 
 
 def read(folder: Path, *texts: str, system: str | None = None) -> WarmSource:
@@ -86,12 +85,6 @@ def test_only_line_feeds_separate_prompts(tmp_path_factory: pytest.TempPathFacto
     assert questions(read(folder, *prompts)) == list(dict.fromkeys(sorted(prompts, key=lambda p: -prompts.count(p))))
     records = [json.dumps(said(prompt), ensure_ascii=False) for prompt in dict.fromkeys(prompts)]
     assert questions(read(folder, *records)) == list(dict.fromkeys(prompts))
-
-
-def test_an_export_with_unicode_line_separators_is_read(tmp_path: Path) -> None:
-    request = json.dumps(said("a\u2028b\x85c"), ensure_ascii=False).encode()
-    reading = read(tmp_path, "\ufeff" + make_entry(request=request).export_line().decode())
-    assert questions(reading) == ["a\u2028b\x85c"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n# only\n", b"\xff\xfe"])

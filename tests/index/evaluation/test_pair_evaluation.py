@@ -15,7 +15,6 @@ from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
 from kvproxy.index.evaluation.pair_evaluation import LevelResult, calibrate
 from kvproxy.index.evaluation.stream_replay import precision_hit_ratio_area
 from kvproxy.index.policies.checked import CheckedPolicy
-from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.policy import Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from tests.index.doubles import HashEmbedder, OverlapVerifier
@@ -131,21 +130,6 @@ def test_the_lowest_level_within_the_target_is_recommended() -> None:
     assert result.recommended == {"threshold": 0.82, "guards": 0.82}
     few = calibrate(pairs[:3], Angles(), None, LEVELS, FLOOR, guards=())
     assert few.recommended["threshold"] is None
-
-
-def test_the_document_has_the_curve_of_each_policy() -> None:
-    told: list[float] = []
-    pairs = [LabelledPair("what is a block", "what is a block", True)] * 300
-    document = calibrate(
-        pairs, HashEmbedder(), OverlapVerifier(), LEVELS, FLOOR, guards=GUARDS, progress=told.append
-    ).document()
-    for name, level in {"threshold": 0.951, "guards": 0.951, "checked": 0.52}.items():
-        assert document[name]["default_level"] == level
-        point = document[name]["curve"][0]
-        assert {"level", "hit_rate", "wrong_share", "served", "hit_interval", "wrong_interval"} == set(point)
-        assert (point["hit_rate"], point["wrong_share"], point["served"]) == (1.0, 0.0, 300)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Limits, Neighbour, Policy
+from kvproxy.index.policies.policy import Limits, Neighbour, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from tests.index.doubles import OverlapVerifier
 from tests.reference.memory_observations import MemoryObservations
@@ -131,13 +130,3 @@ def test_checked_decides_in_a_new_namespace() -> None:
     assert result.record.checked
     policy.learner("").num_checked, policy.learner("").num_checked_wrong = 20, 4
     assert policy.decide("how do I open the account", near_class("a")).chosen is None
-
-
-def test_a_summary_adds_up_the_namespaces() -> None:
-    assert LearningSummary.from_statuses([]) == LearningSummary(0, 0, 0, 0, 0.0, 0.0, 0, 0.0)
-    one = LearningStatus(10, True, 0.5, 4, 0.2, 1, 0.02, 0.3, 1)
-    other = LearningStatus(30, False, 0.1, 9, 0.1, 2, 0.02, 0.1, 0)
-    both = LearningSummary.from_statuses([one, other])
-    assert (both.namespaces, both.serving, both.observations, both.served) == (2, 1, 40, 13)
-    assert (both.expected_wrong, both.most_wrong, both.max_error) == (pytest.approx(0.3), 3, 0.02)
-    assert both.would_serve == pytest.approx((10 * 0.3 + 30 * 0.1) / 40)

@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.guards import GUARDS
-from kvproxy.index.policies.policy import Limits, Policy, describe_verdict
+from kvproxy.index.policies.policy import Limits, Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
-from kvproxy.index.search.conversations import EarlierTurns, earlier_turns, join_turns, last_turn
-from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.search.conversations import EarlierTurns, join_turns
 from tests.index.doubles import HashEmbedder
-from tests.index.entries import make_entry
 
 SAME = (
     ("How do I enable 2FA?", "How can I enable 2FA?"),
@@ -76,27 +72,3 @@ def test_a_lookup_compares_few_pairs() -> None:
     stored = [join_turns([f"Is it{' ' * number}open?", "continue"]) for number in range(2, 9)]
     assert [found.matches(each) for each in stored] == [True] * 5 + [False] * 2
     assert found.matches(stored[0])
-
-
-def test_a_single_turn_has_no_earlier_turns() -> None:
-    assert (last_turn("a"), earlier_turns("a")) == ("a", [])
-    joined = join_turns(["a", "b", "c"])
-    assert (last_turn(joined), earlier_turns(joined)) == ("c", ["a", "b"])
-
-
-@pytest.mark.parametrize(("turn", "served"), [(SAME[0][1], True), (OTHER[0][1], False)])
-async def test_a_lookup_serves_the_answer_and_says_why_not(store: SqliteStore, turn: str, served: bool) -> None:
-    cache = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, GUARDS), threads=1)
-    try:
-        await cache.insert(make_entry(join_turns([SAME[0][0], "And then?"])))
-        found = await cache.lookup("n", join_turns([turn, "And then?"]))
-        assert (found.entry is not None) is served
-        (candidate,) = found.candidates
-        assert candidate.guard == (None if served else "context")
-        assert (
-            served or describe_verdict(candidate.verdict, candidate.guard) == "an earlier question has another meaning"
-        )
-        assert not (await cache.lookup("n", "And then?")).entry
-        assert not (await cache.lookup("other", join_turns([turn, "And then?"]))).entry
-    finally:
-        cache.close()

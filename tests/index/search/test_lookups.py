@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.index.errors import EmbedderError
 from kvproxy.index.models.embedder import EmbeddingCache
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search import lookup_queue
@@ -72,13 +71,6 @@ def test_equal_texts_are_embedded_once() -> None:
     assert embeddings.get_cached("text 0") is None
 
 
-async def test_waiting_lookups_find_their_own_neighbours(cache: Cache) -> None:
-    await asyncio.gather(*(cache.semantic.insert(make_entry(f"what is number {n}")) for n in range(8)))
-    found = await asyncio.gather(*(cache.semantic.lookup("n", f"what is number {n} really") for n in range(8)))
-    assert [lookup.question for lookup in found] == [f"what is number {n} really" for n in range(8)]
-    assert all(lookup.candidates[0].prompt in lookup.question for lookup in found)
-
-
 async def test_an_overloaded_queue_starts_no_late_lookups(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     await cache.semantic.insert(make_entry("what is a block"))
     cache.embedder.calls.clear()
@@ -97,20 +89,6 @@ async def test_an_overloaded_queue_starts_no_late_lookups(cache: Cache, monkeypa
     decided = [lookup for lookup in await asyncio.gather(*lookups) if lookup.skip_reason is None]
     assert len(decided) >= 8
     assert len(decided) >= 0.8 * sum(map(len, cache.embedder.calls))
-
-
-async def test_a_lookup_that_exceeds_its_timeout_is_skipped(cache: Cache) -> None:
-    await cache.semantic.insert(make_entry("what is a block"))
-    cache.embedder.go.clear()
-    first = asyncio.create_task(cache.semantic.lookup("n", "what is a block please", seconds=30))
-    await asyncio.to_thread(until, lambda: len(cache.embedder.calls) == 2)
-    skipped = await cache.semantic.lookup("n", "what is a queue", seconds=0.01)
-    assert (skipped.skip_reason, skipped.outcome, skipped.entry) == ("timeout", "skipped", None)
-    assert (skipped.namespace, skipped.question) == ("n", "what is a queue")
-    cache.embedder.go.set()
-    assert (await first).entry is not None
-    assert (await cache.semantic.lookup("n", "what is a block exactly", seconds=30)).skip_reason is None
-    assert ["what is a queue"] not in cache.embedder.calls
 
 
 async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
@@ -132,34 +110,6 @@ async def test_a_lookup_is_skipped_if_the_queue_is_full(cache: Cache) -> None:
     await asyncio.sleep(0)
     cache.embedder.go.set()
     assert all(lookup.skip_reason is None for lookup in await asyncio.gather(first, *waiting))
-
-
-async def test_lookups_work_again_after_an_error_of_the_embedder(cache: Cache) -> None:
-    await cache.semantic.insert(make_entry("what is a block"))
-    cache.embedder.broken = True
-    results = await asyncio.gather(
-        *(cache.semantic.lookup("n", f"what is number {n}") for n in range(3)), return_exceptions=True
-    )
-    assert all(isinstance(result, EmbedderError) for result in results)
-    cache.embedder.broken = False
-    assert (await cache.semantic.lookup("n", "what is a block please")).entry is not None
-
-
-async def test_a_deferred_entry_is_embedded_later(cache: Cache) -> None:
-    entry = make_entry("what is a block please")
-    cache.embedder.go.clear()
-    assert await cache.semantic.insert_deferred(entry)
-    # It is stored before it is embedded, and found by equal requests.
-    assert cache.store.find(entry.key) == entry
-    for number in range(10):
-        assert await cache.semantic.insert_deferred(make_entry(f"what is number {number}"))
-    cache.embedder.go.set()
-    await cache.semantic.deferred_embeddings.wait_until_idle()
-    assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
-    near = await cache.semantic.lookup("n", "what is a block please do")
-    assert near.entry == entry
-    for number in range(10):
-        assert (await cache.semantic.lookup("n", f"what is number {number}")).candidates[0].similarity > 0.999
 
 
 async def test_a_deferred_entry_is_embedded_between_lookups(cache: Cache) -> None:

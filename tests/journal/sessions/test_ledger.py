@@ -117,21 +117,6 @@ def test_a_changed_system_prompt_names_the_character(sessions: Sessions) -> None
     assert main_cause(turn.lost) == "changed"
 
 
-def test_another_model_is_a_change(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 1_000, 0, 0), request(SECOND, 1_060, 0, 9, body={"model": "n"}))
-    turn = sessions.last()
-    assert turn.region == "model"
-    assert turn.lost["changed"] > 800
-
-
-def test_a_prefix_that_was_written_for_an_hour_lasts(sessions: Sessions) -> None:
-    sessions.add(
-        request(FIRST, 10_000, 0, 0, written=(0, 9_990), **provider()),
-        request(SECOND, 10_200, 0, 600, written=(0, 10_190), **provider()),
-    )
-    assert main_cause(sessions.last().lost) == "evicted"
-
-
 def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
     kept = {"x-kvproxy-tags": "keep-warm"}
     sessions.add(
@@ -142,16 +127,6 @@ def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
     turn = sessions.last()
     assert (turn.parent, turn.pause) == (1, pytest.approx(549))
     assert main_cause(turn.lost) == "evicted"
-
-
-def test_a_prefix_of_fewer_tokens_than_a_block_is_below_the_minimum(sessions: Sessions) -> None:
-    sessions.add(
-        request([SYSTEM, user("What is a cache?")], 128, 0, 0, **provider()),
-        request([SYSTEM, user("What is a block?")], 128, 0, 20, **provider()),
-    )
-    lost = sessions.last().lost
-    assert lost["minimum"] > 110
-    assert lost["minimum"] + lost["new"] == 128
 
 
 def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:

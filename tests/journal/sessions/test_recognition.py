@@ -5,7 +5,6 @@ from math import inf
 import pytest
 
 from kvproxy.apis.json import Json, JsonObject
-from kvproxy.errors import NotFound
 from kvproxy.journal.sessions.session_matching import RegionContents
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, request, user
 
@@ -33,16 +32,6 @@ def test_a_session_without_a_request_for_an_hour_ends_with_an_infinite_pause(ses
     last = sessions.last().time
     for seconds, pauses in ((3_599.5, [29]), (3_600.5, [inf, 29])):
         assert [pause for pause, *_ in sessions.reader().pauses(last + seconds)] == pytest.approx(pauses)
-
-
-def test_another_first_question_begins_another_session(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 100, 0, 0), request([SYSTEM, user("What is a token?")], 100, 80, 1))
-    assert [(found.id, found.turns) for found in sessions.list()] == [(2, 1), (1, 1)]
-
-
-def test_equal_first_requests_are_different_sessions(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 100, 0, 0), request(FIRST, 100, 96, 1))
-    assert len(sessions.list()) == 2
 
 
 def test_tenants_share_no_session(sessions: Sessions) -> None:
@@ -120,13 +109,6 @@ def test_a_restart_continues_sessions(sessions: Sessions) -> None:
     sessions.add(request(THIRD, 150, 120, 2))
     turn = sessions.last()
     assert (turn.session, turn.turn, turn.lost) == (1, 3, {"new": 30})
-
-
-def test_sessions_are_found_by_request(sessions: Sessions) -> None:
-    sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 120, 100, 7))
-    assert len(sessions.turns("r7")) == 2
-    with pytest.raises(NotFound, match="none"):
-        sessions.turns("none")
 
 
 def test_cached_and_failed_requests_are_no_turns(sessions: Sessions) -> None:

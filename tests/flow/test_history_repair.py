@@ -56,27 +56,6 @@ def block_repair() -> HistoryRepair:
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        ({"reasoning_content": None}, ["reasoning"]),
-        ({"content": "Let me see."}, ["text"]),
-        (
-            {"tool_calls": [{**CALL, "function": {"name": "read", "arguments": '{"lines":[1,2],"path":"a.py"}'}}]},
-            ["arguments"],
-        ),
-    ],
-)
-def test_each_change_of_a_chat_is_restored(change: Any, found: list[str]) -> None:
-    sent = {name: value for name, value in (ANSWER | change).items() if value is not None}
-    # Instructions may change, and the call may have another id.
-    sent["tool_calls"] = [{**call, "id": "other"} for call in sent["tool_calls"]]
-    repaired = chat_repair().repair(request("chat", {"role": "system", "content": "2"}, user("one"), sent, user("two")))
-    assert repaired.body["messages"][2] == {**ANSWER, "tool_calls": [{**CALL, "id": "other"}]}  # type: ignore[index,call-overload]
-    assert kinds(repaired) == found
-    assert json.loads(repaired.raw) == repaired.body
-
-
-@pytest.mark.parametrize(
     "messages",
     [
         [user("one"), ANSWER],

@@ -9,7 +9,7 @@ import pytest
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.journal.pool_forecast import forecast_hit_rates
 from kvproxy.journal.request_regions import regions_of
-from kvproxy.journal.savings import PrefillCost, mean_cost, prefill_cost
+from kvproxy.journal.savings import prefill_cost
 from kvproxy.journal.sessions.session_matching import chain_of
 from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.workload_reader import read_workload
@@ -34,11 +34,6 @@ def test_outliers_and_noise_move_the_estimate_little(seed: int) -> None:
     assert found is not None
     assert found.seconds == pytest.approx(0.001, rel=0.15)
     assert found.least <= 0.001 <= found.most
-
-
-def test_upstreams_count_by_their_reused_tokens() -> None:
-    fast, slow = PrefillCost(1.0, 0.5, 2.0), PrefillCost(3.0, 2.5, 4.0)
-    assert mean_cost([(fast, 300), (slow, 100)]) == PrefillCost(1.5, 1.0, 2.5)
 
 
 def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:

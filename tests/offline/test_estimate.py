@@ -153,14 +153,6 @@ def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
     assert (found.requests, found.prompt_tokens, found.response_tokens, found.cached_tokens) == (2, 2000, 400, 1792)
 
 
-def test_equal_requests_are_hits_if_the_log_has_only_the_usage_of_responses(tmp_path: Path) -> None:
-    request = {"model": "m", "messages": [{"role": "user", "content": "What are your hours?"}]}
-    response = {"usage": {"prompt_tokens": 20, "completion_tokens": 100}}
-    found = estimated([{"request": request, "response": response}] * 3, tmp_path, [20])
-    assert (found.exact, found.semantic, found.forwarded) == (2, 0, 1)
-    assert found.wrong.interval is None
-
-
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         '[[edits]]\nname = "ids"\naction = "strip"\npattern = "Session (.*?) "\n\n'
@@ -174,14 +166,6 @@ def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
         return estimated(lines, tmp_path, [20]).exact
 
     assert (exact_hits("m"), exact_hits("tools")) == (2, 0)
-
-
-def test_fields_of_a_log_may_stand_beside_those_of_its_requests() -> None:
-    flat = {"messages": [{"role": "user", "content": "What are your hours?"}], "model": "m"}
-    lines = (flat | {"time": seconds, "response": "9 to 5."} for seconds in (1.0, 2.0))
-    first, second = read_log(Path("log"), "\n".join(map(json.dumps, lines)), "m").requests
-    assert first.body == second.body == flat | {"stream": False}
-    assert (first.time, second.time, first.response) == (1.0, 2.0, "9 to 5.")
 
 
 def test_lines_without_a_json_object_are_named(tmp_path: Path) -> None:

@@ -118,19 +118,6 @@ def test_a_question_appears_when_its_response_is_committed(
     page.until(lambda: page.texts(rows)[0] == "Is it committed late?")
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-def test_the_labels_of_the_forecast_are_whole_and_readable(page: Page, url: str, width: int) -> None:
-    page.open(url, "pool")
-    with page.wide(width):
-        page.find(".forecast text")
-        boxes = page.run(
-            "const box = (node) => node.getBoundingClientRect(), out = box(document.querySelector('.forecast'));"
-            "return [...document.querySelectorAll('.forecast text')].map(box).map("
-            "(at) => [at.left - out.left, out.right - at.right, out.bottom - at.bottom, at.height])"
-        )
-        assert all(min(left, right, below) >= 0 and height >= 8 for left, right, below, height in boxes), boxes
-
-
 def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
     page.open(url, "pool")
     page.until(lambda: "of their tokens." in page.text("main"))
@@ -278,11 +265,6 @@ def test_hostile_text_stays_text(page: Page, url: str) -> None:
     script = "try { document.body.innerHTML = arguments[0]; return 'taken' } catch (error) { return error.name }"
     assert page.run(script, HOSTILE) == "TypeError"
     page.driver.get_log("browser")
-
-
-def test_upstreams_says_who_answers(page: Page, url: str) -> None:
-    page.open(url, "upstreams")
-    page.until(lambda: "The embedded engine answers here" in page.text("main"))
 
 
 def test_sessions_show_their_turns(page: Page, url: str) -> None:

@@ -74,14 +74,6 @@ def leave() -> None:
     raise ConnectionResetError("the client left")
 
 
-async def test_complete_exchanges_share_a_connection() -> None:
-    double = Double()
-    async with connected(double) as connection:
-        for body in (b"abc", b"", parts(b"abc")):
-            assert await ask(connection, body, None if isinstance(body, bytes) else 3) == b"ok"
-    assert len(double.received) == 1
-
-
 @pytest.mark.parametrize("late_answer", [False, True])
 @pytest.mark.parametrize(
     ("body", "length"),

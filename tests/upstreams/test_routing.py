@@ -65,11 +65,6 @@ def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, dat
     assert loads[int(chosen[0])] <= LOAD_SLACK * (sum(loads) + tokens) / len(loads)
 
 
-def test_a_faster_engine_takes_more() -> None:
-    candidates = [EngineCandidate("slow", 100, 500.0), EngineCandidate("fast", 100, 7000.0, weight=2.0)]
-    assert rank_engines(candidates, 1000, ["slow", "fast"])[0] == "fast"
-
-
 def test_load_decreases_after_prefill_and_at_the_end() -> None:
     load = EngineLoad()
     first, second = load.add_request(1000), load.add_request(10)

@@ -14,7 +14,6 @@ from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.models.verifier.built_in import BuiltInVerifier
 from kvproxy.index.models.verifier.multilingual import (
     MultilingualVerifier,
-    content_words,
     has_new_words,
     new_words,
     new_words_detector,
@@ -68,12 +67,6 @@ def test_eight_bits_are_close_to_float(embedder: MultilingualEmbedder) -> None:
     np.testing.assert_allclose(vectors[0], embedder.embed(texts[:1])[0], atol=1e-6)
 
 
-def test_cosines_are_spread_and_meaning_counts_more_than_words(embedder: MultilingualEmbedder) -> None:
-    one, same, other = embedder.embed(["怎么重置登录密码？", "登录密码忘了，如何重新设置？", "网点几点开门？"])
-    assert one @ same > 0.6
-    assert one @ other < 0.3
-
-
 def test_texts_with_unknown_letters_or_of_many_words_are_not_read(embedder: MultilingualEmbedder) -> None:
     assert embedder.can_read("Wie sperre ich meine Karte?")
     assert not embedder.can_read("What is \U0001e900?")
@@ -102,20 +95,6 @@ def test_opposites_never_have_the_same_words_and_many_rewordings_do(language: st
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("Wie aktiviere ich das Konto?", "Wie kann man das Konto aktivieren?"),
-        ("Comment bloquer ma carte ?", "Ma carte bloquée, comment faire ?"),
-        ("¿Cómo bloqueo la tarjeta?", "La tarjeta, ¿cómo se bloquea?"),
-        ("怎样冻结银行卡？", "银行卡怎么冻结？"),
-        ("カードを停止するには？", "カードの停止はどうすればできますか？"),
-    ],
-)
-def test_inflections_and_small_words_do_not_count(one: str, other: str) -> None:
-    assert new_words(one, [other]) == new_words(other, [one]) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
         ("Kablolu internet nasıl açılır?", "Kablosuz internet nasıl açılır?"),
         ("Как включить уведомления?", "Как отключить уведомления?"),
         ("Maksulla vai ilman?", "Maksutta vai ilman?"),
@@ -135,12 +114,6 @@ def test_words_may_come_from_several_stored_questions() -> None:
     stored = ["Wie sperre ich die Karte?", "Bankkarte verloren"]
     assert not has_new_words("Bankkarte sperren", stored)
     assert has_new_words("Bankkarte entsperren", stored)
-
-
-def test_english_is_left_to_the_verifier_unless_the_stored_question_is_in_another_language() -> None:
-    assert not has_new_words("How do I unblock my card?", ["How do I block my card?"])
-    assert has_new_words("How do I block my card?", ["Wie sperre ich meine Karte?"])
-    assert has_new_words("Daten importieren", ["Daten exportieren"])
 
 
 def test_the_verifier_reads_english_and_compares_words_of_other_languages(embedder: MultilingualEmbedder) -> None:
@@ -189,12 +162,3 @@ def test_after_little_traffic_no_opposite_is_served(embedder: MultilingualEmbedd
     right, wrong, _ = served([*traffic(read, 60, ("first",)), *pairs], len(pairs), once, make_policy(once))
     assert wrong == 0
     assert right >= 8
-
-
-def test_the_questions_of_the_benchmark_are_not_in_its_traffic() -> None:
-    for name in LANGUAGES:
-        read = read_language(name)
-        asked = {text for text, _ in traffic(read, 1000, ("first", "second"))}
-        tested = {text for kind in ("opposites", "rewordings") for text, _ in pairs_of(read, kind)}
-        assert not asked & tested
-        assert all(content_words(text) for text in tested)

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
-from kvproxy.index.policies.guards.words import base_forms
 
 
 def read(text: str) -> dict[str, list[tuple[str, str]]]:
@@ -129,17 +128,6 @@ def test_a_guard_vetoes_only_pairs_that_differ_in_both_orders(guard: Guard) -> N
 @pytest.mark.parametrize(("one", "other"), REWORDINGS["all"])
 def test_no_guard_vetoes_a_rewording(one: str, other: str) -> None:
     assert not [guard.name for guard in GUARDS if guard.vetoes(one, other) or guard.vetoes(one, one)]
-
-
-def test_inflected_words_have_their_base_form() -> None:
-    for inflected, base in (
-        ("accepted", "accept"), ("closing", "close"), ("stopped", "stop"), ("heavier", "heavy"), ("largest", "large"),
-        ("boxes", "box"), ("blocks", "block"),
-    ):  # fmt: skip
-        assert base in base_forms(inflected)
-    for word in ("red", "ring", "bus", "over"):
-        assert base_forms(word) == {word}
-    assert "accep" not in base_forms("accepted")
 
 
 ADDED = read("""

@@ -71,26 +71,6 @@ def test_a_search_agrees_with_a_sorted_list(steps: list[tuple[str, int]], flat_l
     assert [number for number, _ in index.search(query, 5)] == rows.nearest(query, 5)
 
 
-@pytest.mark.parametrize("flat_limit", [300, 5000])
-def test_a_search_finds_the_nearest_with_its_exact_cosine(flat_limit: int) -> None:
-    vectors = unit(3000)
-    rows = Rows(vectors)
-    index = VectorIndex(DIM, flat_limit)
-    index.add(numbers(2000), vectors[:2000])
-    assert index.needs_rebuild() == (flat_limit == 300)
-    rows.kept = dict(list(rows.kept.items())[:2000])
-    index.rebuild(rows)
-    assert index.is_graph == (flat_limit == 300)
-    assert not index.needs_rebuild()
-    index.add(numbers(1000, 2001), vectors[2000:])
-    right = 0
-    for query in unit(100, 1):
-        (number, score), *_ = index.search(query, 5)
-        right += number == int((vectors @ query).argmax()) + 1
-        assert score == float(vectors[number - 1] @ query)
-    assert right >= 97
-
-
 def test_lookups_and_changes_continue_during_a_rebuild() -> None:
     vectors = unit(2000)
     rows, index = Rows(vectors[:1000]), VectorIndex(DIM, flat_limit=500)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sqlite3
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
 from kvproxy.index.store import SqliteStore, open_observations
-from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema
 from tests.index.entries import make_entry
 
 
@@ -131,25 +130,6 @@ def test_a_schema_that_fails_leaves_the_file_unchanged(tmp_path: Path) -> None:
         create_schema(connection, "r.db", 1, ["create table one (id integer)"])
     assert connection.execute("select count(*) from one").fetchone() == (0,)
     connection.close()
-
-
-def test_created_files_and_folders_are_private(tmp_path: Path) -> None:
-    def rights(path: Path) -> int:
-        return stat.S_IMODE(path.stat().st_mode)
-
-    tmp_path.chmod(0o755)
-    path = tmp_path / "new" / "r.db"
-    make_private(path)
-    assert (rights(tmp_path), rights(path.parent), rights(path)) == (0o755, 0o700, 0o600)
-    log = path.with_name("r.db-wal")
-    log.touch()
-    for each in (path, log):
-        each.chmod(0o644)
-    path.write_bytes(b"x")
-    make_private(path)
-    assert (rights(path), rights(log), path.read_bytes()) == (0o600, 0o600, b"x")
-    with pytest.raises(IsADirectoryError):
-        make_private(path.parent)
 
 
 def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from kvproxy.index.policies.learned.answer_classes import ClassEvidence, assign_class, comparison_order, text_digest
 from kvproxy.index.policies.learned.error_model import Prior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
-from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
 CLASSES = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
@@ -108,49 +107,6 @@ def test_checked_may_serve_within_the_bound() -> None:
 def learn(learner: Learner, observation: Observation) -> None:
     learner.add(observation)
     learner.level.update()
-
-
-def test_an_observation_updates_counts_model_and_class() -> None:
-    learner = Learner.new(Prior(), 0.02)
-    learn(learner, observation(number=7, served=3, risk=0.5, checked=True))
-    assert (learner.last_number, learner.level.served, learner.level.risk) == (7, 3, 0.5)
-    assert (learner.num_comparisons, learner.num_checked, learner.num_checked_wrong) == (1, 1, 0)
-    learn(learner, observation(right=False, number=5, checked=True, repeat=True))
-    assert (learner.last_number, learner.num_checked, learner.num_checked_wrong) == (7, 2, 1)
-    learn(learner, observation(repeat=True))
-    assert (learner.level.num_repeats, learner.level.num_judged_different) == (2, 1)
-    before, odds = learner.error_model.weights.copy(), learner.class_evidence.odds["a"]
-    # A comparison across a guard only changes the guard.
-    learn(learner, observation(right=False, vetoes=("names",)))
-    assert (learner.error_model.weights == before).all()
-    assert learner.class_evidence.odds["a"] == odds
-    assert learner.level.wrong == pytest.approx(2.0 + 1)
-    learner.class_evidence.odds["a"] = 1.0
-    learn(learner, Observation("e", True, "served", False, 0.0, "n", joined="a"))
-    assert learner.class_evidence.odds["a"] == pytest.approx(0.1)
-    assert learner.num_comparisons == 4
-
-
-def test_neighbours_of_obsolete_classes_are_skipped_and_raise_the_error() -> None:
-    near = [Neighbour("", 0.95, "a"), Neighbour("", 0.9, "b"), Neighbour("", 0.85, "b"), Neighbour("", 0.8, "c")]
-    learner = Learner.new(Prior(), 0.02)
-
-    def estimate(neighbours: list[Neighbour]) -> tuple[int, bool, float]:
-        found = learner.estimate(neighbours)
-        assert found is not None
-        return found.index, found.is_only_member, pytest.approx(found.error)
-
-    assert estimate(near[:2])[:2] == (0, True)
-    place, alone, error = estimate(near[1:])
-    assert (place, alone) == (0, False)
-    learner.class_evidence.odds["a"] = 1e6
-    assert estimate(near) == (1, False, error)
-    plain = error.expected
-    assert estimate([Neighbour("", 0.96, "a"), *near[1:]]) == (1, False, plain + (1 - plain) / 2)
-    learner.class_evidence.odds["b"] = 1.0
-    assert estimate(near[1:]) == (0, False, plain + (1 - plain) * 0.498)
-    learner.class_evidence.odds |= {"b": 1e6, "c": 1e6}
-    assert learner.estimate(near) is None
 
 
 def test_a_saved_state_keeps_its_level() -> None:

@@ -50,18 +50,6 @@ def test_the_factor_falls_with_expected_errors_and_rises_with_errors(seen: int, 
     )
 
 
-def test_examples_of_the_bounds() -> None:
-    assert max_expected_events(10.0) == max_expected_events(10.9) < max_expected_events(11.0)
-    assert max_expected_events(0) == 0.0
-    assert max_error_factor(0, 0.0) >= 1e4
-    assert max_error_factor(0, 1.0) * 10 == pytest.approx(max_error_factor(0, 0.1), rel=1e-3)
-    assert 0.03 < max_error_factor(0, 100.0) < 0.12
-    assert max_risk(5.0, 80.0, 80.0) > 0.5
-    assert max_risk(10.0, 5.0, 0.0) == max_risk(0.0, 5.0, 5.0) == 0.0
-    assert max_risk(20.0, 50.0, 50.0) == pytest.approx(max_risk(20.0, 50.0, 100.0) / 2)
-    assert 1.0 < max_error_factor(100, 100.0) < 1.5
-
-
 @settings(deadline=None)
 @given(st.integers(1, 150), st.integers(0, 150), st.floats(0.5, 150))
 def test_the_risk_rises_with_the_allowance_and_with_the_evidence(allowed: int, wrong: int, expected: float) -> None:
@@ -148,18 +136,3 @@ def test_wrong_comparisons_lower_the_level() -> None:
         level.add_comparison(0.01, right=False)
     level.update()
     assert level.error_limit < before / 2
-
-
-def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor() -> None:
-    level = ServingLevel(0.02)
-    level.update()
-    assert level.factor > 1e3
-    assert level.error_limit == 0.0
-    for error, right in ((0.12, False), (0.13, False), (0.1, True)):
-        level.add_comparison(error, right)
-    assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
-    for repeats, slips, error_rate in ((50, 9, 0.1), (50, 1000, 0.5)):
-        level.num_repeats, level.num_judged_different = repeats, slips
-        level.update()
-        assert level.comparison_error_rate == pytest.approx(error_rate)
-        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - error_rate))

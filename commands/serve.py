@@ -96,9 +96,9 @@ def serve(
 
     Flags override environment variables, and those override kvproxy.toml. docs/configuration.md lists all settings.
 
-    Example: kvproxy serve --model Qwen/Qwen3-0.6B
-
     Example: kvproxy serve --upstream http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
+
+    Example: kvproxy serve --model Qwen/Qwen3-0.6B
     """
 
     embedded = settings_section(**asdict(engine), lora=_parse_adapters(lora or []) or None)

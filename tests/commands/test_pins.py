@@ -88,7 +88,7 @@ def test_pin_errors_are_one_line(url: str) -> None:
     assert (code, "fewer than a block (16), so it cannot be pinned" in message) == (2, True)
     warmed = kvproxy("warm", "-", "--prefix-only", "--keep", url=url, stdin=b"short\nbrief")
     assert (warmed.returncode, warmed.stderr.count("\n")) == (1, 1)
-    assert re.search(r"Requests\s+2\b", warmed.stdout)
+    assert re.search(r"Total\s+2\b", warmed.stdout)
     assert re.search(r"Failed\s+0\b", warmed.stdout)
     assert re.match(r"lines 1, 2: not pinned: the prompt has \d+ tokens, fewer than a block", warmed.stderr)
     assert failed("pin", "x", "--leaf", "ffffffffffffffffff")[0] == 3

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from kvproxy.errors import KvproxyError
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from httpx import Response
 
     from kvproxy.settings import Settings, UpstreamServer
@@ -84,11 +86,18 @@ def check_proxy(url: str, token: str | None, data: Path | None = None) -> str:
     return answers
 
 
+def tls_context(url: str) -> "SSLContext | bool":
+    """Return the argument `verify` of httpx. Plain HTTP needs no certificates, which are slow to load."""
+    import ssl
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http://") else True
+
+
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
     import httpx
 
     try:
-        return httpx.get(url, timeout=seconds, headers=headers)
+        return httpx.get(url, timeout=seconds, headers=headers, verify=tls_context(url))
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from kvproxy.checks.servers import ADMIN_TOKEN_HEADER
+from kvproxy.checks.servers import ADMIN_TOKEN_HEADER, tls_context
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class ProxyClient:
 
         self.url = url.rstrip("/")
         self._token = {ADMIN_TOKEN_HEADER: token} if token else {}
-        self._client = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0))
+        self._client = httpx.Client(
+            base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0), verify=tls_context(self.url)
+        )
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:

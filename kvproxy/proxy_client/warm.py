@@ -16,6 +16,7 @@ import httpx
 
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.checks.servers import tls_context
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, ProxyUnreachable
 from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.cache import RemoteCache
@@ -290,7 +291,8 @@ async def send_all(
             progress(number / len(requests))
 
     timeout = httpx.Timeout(600.0, connect=3.0)
-    async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=control, timeout=timeout) as client:
+    context = tls_context(url)
+    async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=control, timeout=timeout, verify=context) as client:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, len(requests))):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -41,6 +42,16 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     # From the start, since a busy machine may deliver the first request late.
     assert max(moment for moment, _, _ in upstream.asked) - began >= 5 / 20
     assert {key for _, _, key in upstream.asked} == {"key"}
+
+
+def test_plain_http_loads_no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("certificates were loaded")
+
+    monkeypatch.setattr(ssl, "create_default_context", fail)
+    with proxied(tmp_path) as url:
+        assert kvproxy("warm", "-", url=url, stdin=b"a question").returncode == 0
+        assert kvproxy("doctor", "--data", tmp_path, url=url).returncode in (0, 1)
 
 
 def test_the_most_valuable_entries_are_sent_first(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The journal: one record per request, written by a thread of the journal."""
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import threading
@@ -38,6 +37,7 @@ _BUFFERING = "the journal %s failed (%s); until it can be written, records wait 
 _log = logging.getLogger("kvproxy")
 T = TypeVar("T")
 MAX_EXCHANGES = 20_000
+_MAX_IDLE_READERS = 4
 _LONG_QUEUE = 4_000  # Exchanges.
 _MAX_WAIT = 1.0  # Seconds that a request waits for a long queue.
 _MAX_QUEUED_BYTES = 64 * 2**20
@@ -103,13 +103,14 @@ class Journal:
 
     def record_stored(self, entry: Entry) -> None: ...
 
-    def reader(self) -> JournalReader:
-        """Open the journal. Raises NotFound if it is disabled, KvproxyError if it cannot be read."""
-        raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
+    def read(self, work: Callable[[JournalReader], T], default: T | None = None) -> T:
+        """Return the result of `work`, or `default` if the journal is disabled.
 
-    def read(self, work: Callable[[JournalReader], T], default: T) -> T:
-        """Call `work` with an open reader, and return its result; return `default` if the journal is disabled."""
-        return default
+        Raises NotFound if it is disabled and there is no default, KvproxyError if it cannot be read.
+        """
+        if default is not None:
+            return default
+        raise NotFound("no journal is kept here: set journal.enabled = true to see what became of requests")
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
         """Return the estimated prefix reuse by pool size, for each upstream's URL; the embedded engine's key is empty."""
@@ -138,17 +139,18 @@ class StoredJournal(Journal):
         redact: Redactor | None,
         proxy: str | None = None,
     ) -> None:
-        buffers = proxy is not None
+        is_shared = proxy is not None
         self.name = database.name
         self._where = where
         self._database = database
         self._writer = RecordWriter(database, settings, clock, redact, proxy)
         self._clock = clock
-        self._buffers = buffers
-        self._batch_size = _SHARED_BATCH if buffers else _BATCH
+        self._is_shared = is_shared
+        self._batch_size = _SHARED_BATCH if is_shared else _BATCH
         self._failures = FailureLog()
         self._lost_before = 0
         self._queue = _EventQueue()
+        self._idle_readers: deque[JournalReader] = deque()
         self._batch: list[Event] = []
         self._wake = threading.Event()
         self._writing = threading.Lock()
@@ -179,11 +181,21 @@ class StoredJournal(Journal):
     def latest(self, limit: int) -> list[Record]:
         """Write all queued events. Return the last records, newest first."""
         self.flush()
-        return self.read(lambda reader: reader.records(Query(limit=limit)), [])
+        return self.read(lambda reader: reader.records(Query(limit=limit)))
 
-    def read(self, work: Callable[[JournalReader], T], default: T) -> T:
-        with contextlib.closing(self.reader()) as reader:
+    def read(self, work: Callable[[JournalReader], T], default: T | None = None) -> T:
+        try:
+            reader = self._idle_readers.pop()
+        except IndexError:
+            reader = self.reader()
+        try:
             return work(reader)
+        finally:
+            # A connection to PostgreSQL takes longer than most queries. A connection to SQLite belongs to a thread.
+            if self._is_shared and len(self._idle_readers) < _MAX_IDLE_READERS:
+                self._idle_readers.append(reader)
+            else:
+                reader.close()
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
         return dict(self._writer.reuse_curves)
@@ -219,12 +231,12 @@ class StoredJournal(Journal):
             if self._failures.log_recovery(message, self.name, self.lost - self._lost_before):
                 self._lost_before = self.lost
         except JournalFailed as error:
-            if self._buffers and isinstance(error, InvalidQuery):
+            if self._is_shared and isinstance(error, InvalidQuery):
                 self._write_one_by_one(events)
                 return True
             # The proxy keeps serving, for example with a full disk.
             self._log_failure(error)
-            if self._buffers:
+            if self._is_shared:
                 return False
             self._count_lost(events)
         except Exception:
@@ -245,7 +257,7 @@ class StoredJournal(Journal):
         return lost
 
     def _log_failure(self, error: JournalFailed) -> None:
-        self._failures.log_failure(_BUFFERING if self._buffers else _FAILURE, self.name, error)
+        self._failures.log_failure(_BUFFERING if self._is_shared else _FAILURE, self.name, error)
 
     def _prune(self) -> None:
         self._pruned = time.monotonic()
@@ -265,6 +277,8 @@ class StoredJournal(Journal):
         if lost := self._count_lost([*self._batch, *self._queue.take(len(self._queue))]):
             _log.error("the journal %s lost %d records: it could not be written at the end", self.name, lost)
         self._database.close()
+        for reader in self._idle_readers:
+            reader.close()
 
 
 def open_stored_journal(

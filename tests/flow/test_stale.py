@@ -25,6 +25,7 @@ from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.store import EntryFilter
+from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.reader import Query
 from kvproxy.journal.record import Record
 from tests.flow.proxies import Model, ask, explain
@@ -111,8 +112,9 @@ def records(proxy: Proxy, question: str) -> list[Record]:
 def test_a_revalidation_has_a_record_but_is_no_request_of_a_client(proxy: Proxy) -> None:
     proxy.ask("what does it cost", "confirm", stream=True)
     proxy.now += TTL + 1
-    with contextlib.closing(proxy.services.answerer.journal.reader()) as reader:
-        journal = proxy.services.answerer.journal
+    journal = proxy.services.answerer.journal
+    assert isinstance(journal, StoredJournal)
+    with contextlib.closing(journal.reader()) as reader:
         given = proxy.ask("what does it cost")
         # A stream's record may come after that of the request that followed it.
         until(lambda: len(records(proxy, "what does it cost")) == 3)

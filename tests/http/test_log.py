@@ -1,6 +1,5 @@
 """The journal's routes say what the journal says; the stream goes on where it was left, and ends with the proxy."""
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -40,8 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def records(services: Services) -> Sequence[Record]:
-    with contextlib.closing(services.answerer.journal.reader()) as reader:
-        return reader.records(Query())
+    return services.answerer.journal.read(lambda reader: reader.records(Query()))
 
 
 def test_filters_and_pages(running: Running) -> None:

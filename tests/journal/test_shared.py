@@ -1,6 +1,9 @@
 """Two proxies write one journal in PostgreSQL: commits of unknown outcome, old days, and each other's prompts."""
 
 import contextlib
+import os
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.errors import InvalidRequest, SettingsError, StoreUnavailable
+from kvproxy.journal.databases import postgres
 from kvproxy.journal.databases.database import JournalFailed
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import JournalReader, Query
@@ -34,6 +38,40 @@ def open_journal(empty_postgres: str) -> Iterator[Open]:
         yield open
 
 
+def test_reads_share_a_connection_which_is_replaced_if_the_server_closed_it(
+    open_journal: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = open_journal()
+
+    def backend() -> int:
+        return int(journal.read(lambda reader: reader.rows("select pg_backend_pid()", []))[0][0])
+
+    process = backend()
+    assert backend() == process
+    monkeypatch.setattr(postgres, "_IDLE_SECONDS", 0.0)
+    assert backend() == process
+    with contextlib.closing(journal.reader()) as other:
+        other.rows("select pg_terminate_backend(?)", [process])
+    new = backend()
+    assert new != process
+    os.kill(new, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            backend()
+        assert 1.9 < time.monotonic() - began < 3
+    finally:
+        os.kill(new, signal.SIGCONT)
+
+
+def test_an_unreachable_server_is_reported_within_two_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="cannot read the journal"):
+            JournalReader(f"postgresql://user@127.0.0.1:{silent.getsockname()[1]}/database")
+        assert time.monotonic() - began < 3
+
+
 def test_a_batch_whose_commit_was_not_confirmed_is_written_once(
     open_journal: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +94,7 @@ def test_a_batch_whose_commit_was_not_confirmed_is_written_once(
     assert failures == 1
     journal.add(finished("c", "three"))
     assert [record.request_id for record in journal.latest(10)] == ["three", "two", "one"]
-    assert sum(row.requests for row in journal.read(lambda reader: reader.totals("layer", None), [])) == 3
+    assert sum(row.requests for row in journal.read(lambda reader: reader.totals("layer", None))) == 3
     assert journal.lost == 0
 
 
@@ -78,7 +116,7 @@ def test_old_days_are_dropped_and_no_proxy_keeps_their_prompts(open_journal: Ope
     with psycopg.connect(empty_postgres) as database:
         prompts = {row[0] for row in database.execute("select number from kvproxy_journal.prompts")}
     assert {record.prompt for record in found.values()} == prompts
-    assert sum(row.requests for row in other.read(lambda reader: reader.totals("layer", None), [])) == 6
+    assert sum(row.requests for row in other.read(lambda reader: reader.totals("layer", None))) == 6
 
 
 def test_whole_days_beyond_the_most_records_are_dropped(open_journal: Open) -> None:
@@ -99,7 +137,7 @@ def test_a_conversation_continues_on_another_proxy(open_journal: Open) -> None:
         journal.add(request(messages, 100 + 50 * turn, 90 + 50 * turn if turn else 0, 10.0 * turn))
         journal.flush()
         messages = [*messages, assistant(f"answer {turn}"), user(f"message {turn}")]
-    rows = one.read(lambda reader: reader.rows("select session, turn, parent from turns order by number", []), [])
+    rows = one.read(lambda reader: reader.rows("select session, turn, parent from turns order by number", []))
     numbers = [record.number for record in reversed(one.latest(10))]
     assert rows == [(numbers[0], turn + 1, None if not turn else numbers[turn - 1]) for turn in range(4)]
 

@@ -60,11 +60,7 @@ def _end_time(query: QueryParams) -> float:
 
 
 async def _read_journal(app: Services, work: Callable[[JournalReader], T]) -> T:
-    def read() -> T:
-        with contextlib.closing(app.answerer.journal.reader()) as reader:
-            return work(reader)
-
-    return await asyncio.to_thread(read)
+    return await asyncio.to_thread(app.answerer.journal.read, work)
 
 
 def _add_questions(app: Services, records: list[Record]) -> list[RecordWithQuestions]:

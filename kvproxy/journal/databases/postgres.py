@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import re
+import select
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -24,7 +25,8 @@ _Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _RETRY_SECONDS = 2.0  # Between a failed connection and the next attempt.
 _PRUNE_TIMEOUT = "5min"
 _MAX_NUMBER = 2**62
-_CONNECT: dict[str, Any] = {"autocommit": True, "connect_timeout": 5, **TCP_OPTIONS}
+_WRITER_TIMEOUT, _READER_TIMEOUT = 5, 2  # Seconds to connect.
+_IDLE_SECONDS = 1.0  # Readers check a connection that was idle for longer.
 _SESSION = (
     "set search_path = kvproxy_journal",
     # A busy server may need seconds, and a batch waits for the batches of other proxies.
@@ -93,6 +95,7 @@ class PostgresJournalDatabase:
         self._days: set[int] = set()
         self._pending: list[tuple[str, Sequence[object]]] = []
         self._next_attempt = 0.0
+        self._last_used = 0.0
 
     def connect(self) -> None:
         if self._connection is not None:
@@ -101,7 +104,8 @@ class PostgresJournalDatabase:
             raise JournalFailed("the connection failed")
         self._next_attempt = time.monotonic() + _RETRY_SECONDS
         with self._errors():
-            connection = psycopg.connect(self._url, **_CONNECT)
+            timeout = _WRITER_TIMEOUT if self._writable else _READER_TIMEOUT
+            connection = psycopg.connect(self._url, autocommit=True, connect_timeout=timeout, **TCP_OPTIONS)
             try:
                 _configure_connection(connection)
                 _create_or_check_schema(connection, self.name, create=self._writable)
@@ -226,9 +230,14 @@ class PostgresJournalDatabase:
             self._connection = None
 
     def _open(self) -> _Connection:
+        now = time.monotonic()
+        is_idle = not self._writable and now - self._last_used > _IDLE_SECONDS
+        if self._connection is not None and is_idle and not _is_open(self._connection):
+            self._disconnect()
         if self._connection is None:
             self.connect()
         assert self._connection is not None
+        self._last_used = now
         return self._connection
 
     @contextlib.contextmanager
@@ -260,6 +269,26 @@ class PostgresJournalDatabase:
     def _disconnect(self) -> None:
         self._days.clear()
         self.close()
+
+
+def _is_open(connection: _Connection) -> bool:
+    """Whether the server kept an idle connection open. Raises OperationalError if it does not answer in time."""
+    server = connection.pgconn
+    try:
+        server.send_query(b"")
+        answer = select.poll()
+        answer.register(server.socket, select.POLLIN)
+        while server.is_busy():
+            if not answer.poll(_READER_TIMEOUT * 1000):
+                raise psycopg.errors.ConnectionTimeout("the server does not answer")
+            server.consume_input()
+        while server.get_result() is not None:
+            pass
+    except psycopg.errors.ConnectionTimeout:
+        raise
+    except psycopg.OperationalError:
+        return False
+    return not connection.closed
 
 
 def _configure_connection(connection: psycopg.Connection[Any]) -> None:

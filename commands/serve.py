@@ -124,7 +124,7 @@ def serve(
     # Importing the server is slow, so errors in the settings are reported first.
     from kvproxy.http.serve import serve as run
 
-    run(settings, _print_json if as_json or settings.log.format == "json" else _banner)
+    run(settings, _print_json if as_json or settings.log.format == "json" else _print_banner)
 
 
 def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -> list[dict[str, str]] | None:
@@ -174,7 +174,7 @@ def _check_upstreams(settings: "Settings") -> "list[UpstreamCheck | str]":
         return list(threads.map(check, settings.servers))
 
 
-def _banner(services: "Services", url: str) -> None:
+def _print_banner(services: "Services", url: str) -> None:
     settings, worker = services.settings, services.built.worker
     lines: list[tuple[str, object]] = []
     if worker is None:

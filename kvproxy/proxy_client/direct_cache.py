@@ -59,9 +59,9 @@ class DirectCache:
         chosen = _filter(where)
         return self._remove(self._store.ids(chosen), soft, str(chosen))
 
-    def _remove(self, ids: list[str], soft: bool, what: str) -> int:
+    def _remove(self, ids: list[str], soft: bool, selection: str) -> int:
         removed = self._store.expire_now(ids) if soft else len(self._store.delete(ids))
-        self._record_change(f"{'expired' if soft else 'removed'} {removed} stored responses: {what}")
+        self._record_change(f"{'expired' if soft else 'removed'} {removed} stored responses: {selection}")
         return removed
 
     def _record_change(self, change: str) -> None:

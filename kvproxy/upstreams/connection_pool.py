@@ -73,7 +73,7 @@ class ConnectionPool:
         if isinstance(body, bytes):
             data = io.BytesIO(body) if len(body) > _LARGE_BODY else body or None
         else:
-            data = _check_length(body, headers)
+            data = _verify_content_length(body, headers)
         url = URL(self._base + path, encoded=True)
         try:
             response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
@@ -141,7 +141,7 @@ class _StrictConnection(ResponseHandler):
         super().data_received(data)
 
 
-async def _check_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
+async def _verify_content_length(body: AsyncIterator[bytes], headers: Headers) -> AsyncIterator[bytes]:
     declared = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     written = 0
     async for chunk in body:

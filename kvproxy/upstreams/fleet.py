@@ -135,9 +135,9 @@ class Fleet:
         }
         return _Route([self.engines[name] for name in rank_engines(candidates, length, order)], uncached, predicted)
 
-    async def _tokenize(self, request: ApiRequest, available: Sequence[FleetEngine]) -> HashedPrompt | None:
+    async def _tokenize(self, request: ApiRequest, engines: Sequence[FleetEngine]) -> HashedPrompt | None:
         # Ask only mirrored engines: llama.cpp's /tokenize has another format.
-        mirrored = [(engine, engine.mirror) for engine in available if engine.mirror is not None]
+        mirrored = [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
         if not mirrored:
             return None
         try:

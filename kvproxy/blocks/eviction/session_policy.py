@@ -230,12 +230,12 @@ def _pause_bucket(seconds: float | None) -> str:
 
 
 class ReturnRates:
-    """Returns per second of paused sessions. A session pauses between two requests.
+    """Rates at which paused sessions return, by class of pause. A session pauses between two requests.
 
-    The index of a pause (Gittins index) is the probability of a return within a time limit, divided by the expected wait;
-    the limit maximizes it. The session with the lowest index loses its blocks first. The prior
-    rates of a class are the rates of the class without its last element, such as `()` for `("left",)`. `prior_factors`
-    multiply the prior rates of classes with one element.
+    The Gittins index of a pause is the maximum, over all time limits, of the probability of a return within the limit,
+    divided by the expected wait. The session with the lowest index loses its blocks first. The prior rates of a class are
+    the rates of the class without its last element, such as `()` for `("left",)`. `prior_factors` multiply the prior rates
+    of classes with one element.
     """
 
     def __init__(self, prior_factors: dict[str, float]) -> None:

@@ -106,11 +106,11 @@ async def delete(request: Request) -> Response:
     return await _remove_entries(request, [entry.id], f"id={entry.id}")
 
 
-async def _remove_entries(request: Request, ids: list[str], what: str) -> Response:
+async def _remove_entries(request: Request, ids: list[str], selection: str) -> Response:
     app = services(request)
     cache, soft = app.answerer.cache, request.query_params.get("soft") == "true"
     removed = await (cache.expire_now if soft else cache.remove)(ids)
-    await app.record_change(request, f"{'expired' if soft else 'removed'} {removed} stored responses: {what}")
+    await app.record_change(request, f"{'expired' if soft else 'removed'} {removed} stored responses: {selection}")
     return reply({"removed": removed})
 
 

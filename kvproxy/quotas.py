@@ -117,7 +117,7 @@ class Quota:
     Args:
         on_spent: called with the client's name and the tokens of each response that a backend computes.
         charge_cached: whether cached responses cost tokens, too.
-        shared: counts the usage of all proxies; None counts this proxy's.
+        shared: shares the usage with other proxies; None for a single proxy.
     """
 
     def __init__(

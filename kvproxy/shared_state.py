@@ -83,7 +83,7 @@ class SharedState:
         Return whether the units were taken, and the seconds until the bucket is full.
 
         Args:
-            seconds: time in which the bucket refills the units; negative to return units.
+            seconds: the units to take, as the time in which the bucket refills them; negative to return units.
             into_debt: take units that are not available.
         """
         values = {"client": client, "unit": unit, "seconds": seconds, "into_debt": into_debt}

@@ -31,7 +31,7 @@ class ReusedRun(NamedTuple):
 
 
 class LRUStack:
-    """The stack of all prompts. It has a segment per request: the units (blocks or bytes) that no later request used.
+    """The stack of all prompts, with a segment per request: its units (blocks or bytes) that no later request used.
 
     Args:
         max_ids: maximum number of parts of prompts in the stack; the least recently used ones are forgotten. None keeps all.

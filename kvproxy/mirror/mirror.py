@@ -52,7 +52,7 @@ class Mirror:
     """The prefix cache of one engine, rebuilt from the KV events of all its ranks.
 
     Args:
-        endpoint: PUB sockets of the ranks, see `expand_endpoint`.
+        endpoint: PUB sockets of the ranks, such as `tcp://host:5557-5560`.
         replay: replay sockets of the ranks, in the same order; None if the engine has none.
         hasher: configured like the engine's block hashing.
         idle: seconds without a batch, after which a replay is requested, because the last batch may be lost.

@@ -68,7 +68,10 @@ class WarmSource:
 
 
 def read_file_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
-    """Read the distinct requests in `text`, the content of a file. Raises InvalidRequest if it has no request."""
+    """Read the distinct requests in `text`, the content of `file`. Raises InvalidRequest if it has no request.
+
+    Requests without a model get `model`, and plain prompts get the system prompt `system`.
+    """
     log = read_log(file, text, model, system)
     distinct: dict[str, WarmRequest] = {}
     for each in log.requests:

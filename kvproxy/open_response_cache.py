@@ -109,7 +109,7 @@ def build_policy(
         return ThresholdPolicy(settings.least_similarity, guards)
     checked = None
     if settings.verifier != "none":
-        verifier = load(settings.verifier, embedder, data=data)
+        verifier = load(settings.verifier, embedder, data_folder=data)
         checked = CheckedPolicy(verifier, settings.min_probability, settings.least_similarity, guards)
     if settings.policy == "learned":
         new_words = new_words_detector(embedder or "")

@@ -142,8 +142,8 @@ def loaded_models() -> Iterator[None]:
     def embedder_of(name: str, *options: Any) -> Embedder:
         return embedder(name) if name in (DEFAULT, MULTILINGUAL) else load_embedder(name, *options)
 
-    def verifier_of(name: str, *options: Any, data: Path | None = None) -> Verifier:
-        return verifier(name, *options) if name == BUILT_IN else load_verifier(name, *options, data=data)
+    def verifier_of(name: str, *options: Any, data_folder: Path | None = None) -> Verifier:
+        return verifier(name, *options) if name == BUILT_IN else load_verifier(name, *options, data_folder=data_folder)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (response_cache, calibration):

@@ -143,10 +143,10 @@ def _pass_guards(pairs: Sequence[LabelledPair], chosen: np.ndarray, guards: Sequ
 
 
 def _verifier_scores(
-    pairs: Sequence[LabelledPair], left: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
+    pairs: Sequence[LabelledPair], selected: np.ndarray, cosine: np.ndarray, verifier: Verifier, progress: Progress
 ) -> np.ndarray:
     found = np.full(len(pairs), -1.0)
-    places = sorted(np.flatnonzero(left).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
+    places = sorted(np.flatnonzero(selected).tolist(), key=lambda place: len(pairs[place].a) + len(pairs[place].b))
     for start in range(0, len(places), _BATCH):
         batch = places[start : start + _BATCH]
         found[batch] = verifier.score([(pairs[place].a, pairs[place].b) for place in batch], cosine[batch])

@@ -118,13 +118,13 @@ class InMemoryObservations(Observations):
     def add(self, observations: Sequence[Observation]) -> None:
         self._rows += [replace(each, number=len(self._rows) + place) for place, each in enumerate(observations, 1)]
 
-    def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
-        return self._rows[number : number + limit]
+    def list_since(self, namespace: str, after_number: int, limit: int) -> list[Observation]:
+        return self._rows[after_number : after_number + limit]
 
     def snapshot(self, namespace: str) -> str | None:
         return None
 
-    def save_snapshot(self, namespace: str, number: int, state: str) -> None: ...
+    def save_snapshot(self, namespace: str, last_number: int, state: str) -> None: ...
 
     def last_pruned_number(self, namespace: str) -> int:
         return 0

@@ -57,13 +57,13 @@ class E5File:
             name = self._array("u1", self._read("<H")[0]).tobytes().decode()
             self._tensors[name] = self._read("<BIQQ")
 
-    def _read(self, form: str) -> tuple[int, ...]:
-        start, self._place = self._place, self._place + struct.calcsize(form)
-        return struct.unpack_from(form, self._content.data, start)
+    def _read(self, struct_format: str) -> tuple[int, ...]:
+        start, self._place = self._place, self._place + struct.calcsize(struct_format)
+        return struct.unpack_from(struct_format, self._content.data, start)
 
-    def _array(self, kind: str, count: int) -> np.ndarray:
-        start, self._place = self._place, self._place + np.dtype(kind).itemsize * count
-        return np.frombuffer(self._content, kind, count, start)
+    def _array(self, dtype: str, count: int) -> np.ndarray:
+        start, self._place = self._place, self._place + np.dtype(dtype).itemsize * count
+        return np.frombuffer(self._content, dtype, count, start)
 
     def packed_matrix(self, name: str) -> np.ndarray:
         """Return a matrix as 4-bit blocks of 32 weights, `[rows, columns / 32]`."""

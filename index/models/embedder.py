@@ -107,12 +107,12 @@ def embed_or_none(embedder: Embedder, texts: Sequence[str]) -> list[np.ndarray |
     ]
 
 
-def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | None = None) -> Embedder:
+def load_embedder(name: str = DEFAULT, data_folder: Path | None = None, threads: int | None = None) -> Embedder:
     """Load an embedder by name.
 
     Args:
         name: `default`, `multilingual`, or a folder or id of a sentence-transformers model.
-        data: folder for the ONNX graph if the user's cache folder is not writable.
+        data_folder: folder for the ONNX graph if the user's cache folder is not writable.
 
     Raises:
         EmbedderError: the message names the fix.
@@ -123,7 +123,7 @@ def load_embedder(name: str = DEFAULT, data: Path | None = None, threads: int | 
         from kvproxy.index.models.minilm.onnx_files import default_onnx_files
 
         packaged = MultilingualEmbedder if name == MULTILINGUAL else MiniLMEmbedder
-        return packaged(files=default_onnx_files(data), threads=threads)
+        return packaged(files=default_onnx_files(data_folder), threads=threads)
     from kvproxy.index.models.minilm.weights import check_model_source
 
     try:

@@ -46,12 +46,12 @@ __all__ = [
 _SCHEMES = ("postgresql://", "postgres://")
 
 
-def is_url(where: str) -> bool:
-    return where.startswith(_SCHEMES)
+def is_url(location: str) -> bool:
+    return location.startswith(_SCHEMES)
 
 
 def open_store(
-    where: str | Path,
+    location: str | Path,
     *,
     clock: Callable[[], float] = time.time,
     capacity: Capacity = Capacity(),
@@ -60,16 +60,16 @@ def open_store(
     """Open a store, and create it if it does not exist; raises a CacheStoreError.
 
     Args:
-        where: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
+        location: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         cipher: encrypts texts; None disables encryption.
     """
-    if is_url(str(where)):
-        return Store(open_postgres(str(where)), clock=clock, capacity=capacity, cipher=cipher)
-    return SqliteStore(Path(where), clock=clock, capacity=capacity, cipher=cipher)
+    if is_url(str(location)):
+        return Store(open_postgres(str(location)), clock=clock, capacity=capacity, cipher=cipher)
+    return SqliteStore(Path(location), clock=clock, capacity=capacity, cipher=cipher)
 
 
-def open_observations(where: str | Path) -> Observations:
-    return Observations(open_postgres(str(where)) if is_url(str(where)) else SqliteDatabase(Path(where)))
+def open_observations(location: str | Path) -> Observations:
+    return Observations(open_postgres(str(location)) if is_url(str(location)) else SqliteDatabase(Path(location)))
 
 
 def open_postgres(url: str) -> Database:

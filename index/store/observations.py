@@ -103,12 +103,12 @@ class Observations:
         with self._database.transaction(durable=False) as run:
             run.executemany(_INSERT, [each.row() for each in observations])
 
-    def list_since(self, namespace: str, number: int, limit: int) -> list[Observation]:
+    def list_since(self, namespace: str, after_number: int, limit: int) -> list[Observation]:
         sql = (
             f"select {_SELECTED} from observations where namespace = :namespace and number > :number"
             " order by number limit :limit"
         )
-        rows = self._database.query(sql, {"namespace": namespace, "number": number, "limit": limit})
+        rows = self._database.query(sql, {"namespace": namespace, "number": after_number, "limit": limit})
         return [Observation.from_row(row) for row in rows]
 
     def rejected_entries(self, ids: Sequence[str]) -> set[str]:
@@ -123,10 +123,10 @@ class Observations:
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})
         return str(rows[0]["state"]) if rows else None
 
-    def save_snapshot(self, namespace: str, number: int, state: str) -> None:
-        """Save the learned policy's state after the observation `number`, unless a later state is already saved."""
+    def save_snapshot(self, namespace: str, last_number: int, state: str) -> None:
+        """Save the learned policy's state after the observation `last_number`, unless a later state is already saved."""
         with self._database.transaction(durable=False) as run:
-            run(_SAVE, {"namespace": namespace, "number": number, "state": state})
+            run(_SAVE, {"namespace": namespace, "number": last_number, "state": state})
 
     def summary(self) -> dict[str, int]:
         return {name: int(value) for name, value in self._database.query(_SUMMARY)[0].items()}

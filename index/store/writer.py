@@ -177,7 +177,7 @@ class StoreWriter:
         self._notify(removed)
         return removed
 
-    def _remove(self, run: Transaction, ids: Sequence[str], why: RemovalReason) -> list[RemovedEntry]:
+    def _remove(self, run: Transaction, ids: Sequence[str], reason: RemovalReason) -> list[RemovedEntry]:
         if not ids:
             return []
         chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
@@ -187,7 +187,7 @@ class StoreWriter:
         run(f"delete from tags where {chosen}", values)
         rows = run(f"delete from responses where {chosen} returning id, namespace, key", values)
         return [
-            RemovedEntry(row["id"], row["namespace"], tuple(numbers.get(row["id"], ())), row["key"], why)
+            RemovedEntry(row["id"], row["namespace"], tuple(numbers.get(row["id"], ())), row["key"], reason)
             for row in rows
         ]
 

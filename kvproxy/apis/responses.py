@@ -154,18 +154,18 @@ def item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _part_events(at: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
+def _part_events(position: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
     kind = _PART_EVENTS.get(str(part.get("type")), "refusal")
     name = "refusal" if kind == "refusal" else "text"
     parts = "reasoning_summary_part" if kind == "reasoning_summary_text" else "content_part"
     text = part.get(name) or ""
     logprobs: JsonObject = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
     start: JsonObject = {**part, name: "", **({"annotations": []} if "annotations" in part else {})}
-    yield {"type": f"response.{parts}.added", **at, "part": start}
+    yield {"type": f"response.{parts}.added", **position, "part": start}
     for word in split_words(as_text(text)):
-        yield {"type": f"response.{kind}.delta", **at, "delta": word, **({"logprobs": []} if logprobs else {})}
+        yield {"type": f"response.{kind}.delta", **position, "delta": word, **({"logprobs": []} if logprobs else {})}
     for number, annotation in enumerate(as_list(part.get("annotations") or [])):
         extra: JsonObject = {"annotation_index": number, "annotation": annotation}
-        yield {"type": "response.output_text.annotation.added", **at, **extra}
-    yield {"type": f"response.{kind}.done", **at, name: text, **logprobs}
-    yield {"type": f"response.{parts}.done", **at, "part": part}
+        yield {"type": "response.output_text.annotation.added", **position, **extra}
+    yield {"type": f"response.{kind}.done", **position, name: text, **logprobs}
+    yield {"type": f"response.{parts}.done", **position, "part": part}

@@ -54,10 +54,10 @@ def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: floa
     return UpstreamCheck(server.url, _model_names(response))
 
 
-def check_proxy(url: str, token: str | None, data: Path | None = None) -> str:
-    """Check the proxy at a URL, if one is running. Raises KvproxyError.
+def check_proxy(url: str, token: str | None, data_folder: Path | None = None) -> str:
+    """Check the proxy at a URL, if one is running, and return a text for the user. Raises KvproxyError.
 
-    Raises CheckWarning with advice about an upstream, or if the proxy uses another data folder than `data`. Without the
+    Raises CheckWarning with advice about an upstream, or if the proxy uses another data folder than `data_folder`. Without the
     admin token, a proxy on another machine does not report why it is not ready.
     """
     url = url.rstrip("/")
@@ -70,7 +70,7 @@ def check_proxy(url: str, token: str | None, data: Path | None = None) -> str:
     except (ValueError, KeyError, TypeError):
         raise KvproxyError(f"the server at {url} is not kvproxy: give --url, or serve at another --port") from None
     used, answers = health.json().get("data"), f"{version} answers at {url}"
-    if is_other_folder := data is not None and used not in (None, str(data)):
+    if is_other_folder := data_folder is not None and used not in (None, str(data_folder)):
         answers += f" with the data folder {used}, which the other checks did not check: give --data {used}"
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:

@@ -88,17 +88,17 @@ class BackendResponse:
     started: float = field(default_factory=time.perf_counter)
 
 
-def open_response(request: ApiRequest, reply: Reply, limit: int) -> BackendResponse:
-    """Convert a backend's reply to bytes. A response with more than `limit` bytes is relayed, but not stored."""
+def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> BackendResponse:
+    """Convert a backend's reply to bytes. A response with more than `max_stored_bytes` bytes is relayed, but not stored."""
     match reply:
         case GeneratedResponse():
-            return _open_generated(request, reply, limit)
+            return _open_generated(request, reply, max_stored_bytes)
         case RelayedResponse():
             return BackendResponse(
                 reply.status,
                 reply.headers,
                 reply.chunks,
-                UpstreamReader(request.api, reply.is_streamed, limit),
+                UpstreamReader(request.api, reply.is_streamed, max_stored_bytes),
                 reply.close,
                 streams=reply.is_streamed,
                 must_not_store=forbids_storing(reply.headers, request),
@@ -125,12 +125,12 @@ def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
     return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))
 
 
-async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> JsonObject | None:
+async def fetch_response(backend: Backend, request: ApiRequest, max_bytes: int) -> JsonObject | None:
     """Send a request of the proxy itself, and return the response. Raises a KvproxyError.
 
-    Return None if the response is unsuccessful, invalid, incomplete, or larger than `limit` bytes.
+    Return None if the response is unsuccessful, invalid, incomplete, or larger than `max_bytes` bytes.
     """
-    response = open_response(request, await backend.send(request), limit)
+    response = open_response(request, await backend.send(request), max_bytes)
     try:
         async for chunk in response.chunks:
             response.reader.push(chunk)
@@ -139,8 +139,8 @@ async def fetch_response(backend: Backend, request: ApiRequest, limit: int) -> J
         await response.close()
 
 
-def _open_generated(request: ApiRequest, reply: GeneratedResponse, limit: int) -> BackendResponse:
-    reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), limit)
+def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_bytes: int) -> BackendResponse:
+    reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), max_stored_bytes)
     usage = reply.usage
     return BackendResponse(
         200,

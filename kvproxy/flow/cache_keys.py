@@ -28,17 +28,19 @@ _CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_ca
 _MESSAGE_LISTS = ("messages", "input")
 
 
-def tenant_of(headers: Mapping[str, str], names: Sequence[str] = TENANT_HEADERS, client: str | None = None) -> str:
+def tenant_of(
+    headers: Mapping[str, str], user_headers: Sequence[str] = TENANT_HEADERS, client: str | None = None
+) -> str:
     """Return the tenant of a request: `client`, followed by a digest of the headers that name a user.
 
     Return `public` if the request has no client and no such header.
 
     Args:
         headers: the request's headers, with names in lower case.
-        names: headers that name a user (setting `access.tenant_headers`).
+        user_headers: headers that name a user (setting `access.tenant_headers`).
         client: tenant of the authenticated client; None if the proxy has no clients.
     """
-    given: JsonObject = {name: headers[name] for name in names if headers.get(name)}
+    given: JsonObject = {name: headers[name] for name in user_headers if headers.get(name)}
     user = _digest(given)[:16] if given else None
     return "/".join(part for part in (client, user) if part is not None) or PUBLIC_TENANT
 

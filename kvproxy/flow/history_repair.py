@@ -137,15 +137,15 @@ def _restore_message(message: JsonObject, original: JsonObject, repairs: list[st
 
 
 def _restore_blocks(
-    message: JsonObject, sent: list[JsonObject], known: list[JsonObject], repairs: list[str]
+    message: JsonObject, sent_blocks: list[JsonObject], original_blocks: list[JsonObject], repairs: list[str]
 ) -> JsonObject:
-    spoken = [block for block in known if not _is_reasoning(block)]
-    clients = [block for block in sent if not _is_reasoning(block)]
+    spoken = [block for block in original_blocks if not _is_reasoning(block)]
+    clients = [block for block in sent_blocks if not _is_reasoning(block)]
     if list(map(_block_type, clients)) != list(map(_block_type, spoken)):
         return message
-    source, changes = sent, list[str]()
-    if len(spoken) < len(known) and len(clients) == len(sent):
-        source = known
+    source, changes = sent_blocks, list[str]()
+    if len(spoken) < len(original_blocks) and len(clients) == len(sent_blocks):
+        source = original_blocks
         changes.append("reasoning")
     pairs = zip(spoken, clients, strict=True)
     restored: list[Json] = []

@@ -234,7 +234,7 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends identical requests in flight to the backend only once: in this proxy, and in all proxies with the same `shared`."""
+    """Sends identical requests in flight to the backend only once, also in other proxies with the same PostgreSQL store."""
 
     def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
         self.requests = SharedRequests()

@@ -116,7 +116,7 @@ class Journal:
         """Return the estimated prefix reuse by pool size, for each upstream's URL; the embedded engine's key is empty."""
         return {}
 
-    def recent_question(self, number: int) -> str | None:
+    def recent_question(self, record_number: int) -> str | None:
         """Return the question of a record, given its number; None if it is not in memory."""
         return None
 
@@ -200,8 +200,8 @@ class StoredJournal(Journal):
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
         return dict(self._writer.reuse_curves)
 
-    def recent_question(self, number: int) -> str | None:
-        return self._writer.questions.get(number)
+    def recent_question(self, record_number: int) -> str | None:
+        return self._writer.questions.get(record_number)
 
     def flush(self, pause: float = 0.0) -> None:
         """Write the queued events in transactions, with `pause` seconds between them."""
@@ -282,16 +282,16 @@ class StoredJournal(Journal):
 
 
 def open_stored_journal(
-    where: str | Path,
+    location: str | Path,
     settings: JournalSettings,
     clock: Callable[[], float] = time.time,
     redact: Redactor | None = None,
     proxy: str = "",
 ) -> StoredJournal:
     """Open a journal in a file, or at a URL of PostgreSQL, where several proxies write it. Raises SettingsError."""
-    if isinstance(where, str) and is_url(where):
-        return StoredJournal(_open_postgres(where), where, settings, clock, redact, proxy)
-    return StoredJournal(_open_file(Path(where), clock), where, settings, clock, redact)
+    if isinstance(location, str) and is_url(location):
+        return StoredJournal(_open_postgres(location), location, settings, clock, redact, proxy)
+    return StoredJournal(_open_file(Path(location), clock), location, settings, clock, redact)
 
 
 def _open_file(path: Path, clock: Callable[[], float]) -> JournalDatabase:
@@ -320,7 +320,7 @@ def _open_postgres(url: str) -> JournalDatabase:
 
 
 def open_journal(
-    where: str,
+    location: str,
     settings: JournalSettings,
     store: stored.Store,
     clock: Callable[[], float] = time.time,
@@ -329,11 +329,11 @@ def open_journal(
 ) -> Journal:
     """Open the journal of a proxy, and record removals from the store in it. Raises SettingsError.
 
-    `where` is a path or a URL of PostgreSQL, see `Settings.journal_location`.
+    `location` is a path or a URL of PostgreSQL, see `Settings.journal_location`.
     """
     if not settings.enabled:
         return Journal()
-    journal = open_stored_journal(where, settings, clock, redact, proxy)
+    journal = open_stored_journal(location, settings, clock, redact, proxy)
 
     def removed(entries: Sequence[stored.RemovedEntry]) -> None:
         now = clock()

@@ -289,37 +289,39 @@ class JournalReader:
         for time, tenant, prompt, response, reused, digests, shape, sizes in self.rows(sql, []):
             yield time, tenant, prompt, response, reused, self._strings.regions(digests, shape, sizes)
 
-    def regions(self, prompt: int) -> Regions | None:
-        rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt])
+    def regions(self, prompt_number: int) -> Regions | None:
+        rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt_number])
         return self._strings.regions(*rows[0]) if rows else None
 
-    def regions_before(self, record: Record, limit: int) -> list[tuple[int, Regions]]:
-        """Return number and regions of the other prompts of the last `limit` records before a record, newest first."""
+    def regions_before(self, record: Record, num_records: int) -> list[tuple[int, Regions]]:
+        """Return number and regions of the other prompts of the last `num_records` records before a record, newest first."""
         sql = (
             "select p.number, p.regions, p.shape from (select number, prompt from records where number < ? and prompt <> ?"
             " order by number desc limit ?) r join prompts p on p.number = r.prompt where p.regions is not null"
             " group by p.number order by max(r.number) desc"
         )
-        rows = self.rows(sql, [record.number, record.prompt, limit])
+        rows = self.rows(sql, [record.number, record.prompt, num_records])
         return [(number, self._strings.regions(digests, shape)) for number, digests, shape in rows]
 
-    def last_record_before(self, number: int, prompt: int) -> Record | None:
-        """Return the last record of a prompt before the record `number`."""
-        latest = self._select(" where number < ? and prompt = ? order by number desc limit 1", [number, prompt])
+    def last_record_before(self, record_number: int, prompt_number: int) -> Record | None:
+        """Return the last record of a prompt before the record `record_number`."""
+        latest = self._select(
+            " where number < ? and prompt = ? order by number desc limit 1", [record_number, prompt_number]
+        )
         return next(iter(latest), None)
 
     def _select(self, clauses: str, values: Sequence[object]) -> list[Record]:
         sql = f"select {', '.join(self._database.columns)} from requests{clauses}"
         return [Record(*row) for row in self.rows(sql, values)]
 
-    def entry_id(self, prompt: int) -> str | None:
+    def entry_id(self, prompt_number: int) -> str | None:
         """Return the id of the stored response to a prompt."""
-        rows = self.rows("select entry from prompts where number = ?", [prompt])
+        rows = self.rows("select entry from prompts where number = ?", [prompt_number])
         return rows[0][0] if rows else None
 
-    def contents(self, prompt: int) -> JsonObject | None:
+    def contents(self, prompt_number: int) -> JsonObject | None:
         """Return the contents of a prompt's regions by name; None if the setting `journal.text` does not store them."""
-        rows = self.rows("select whole from prompts where number = ? and whole is not null", [prompt])
+        rows = self.rows("select whole from prompts where number = ? and whole is not null", [prompt_number])
         return as_object(loads(zlib.decompress(rows[0][0]))) if rows else None
 
     def rows(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:

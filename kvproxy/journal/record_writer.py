@@ -57,8 +57,8 @@ class _RecentQuestions:
         if len(self._texts) > _MAX_QUESTIONS:
             self._texts.popitem(last=False)
 
-    def get(self, number: int) -> str | None:
-        return self._texts.get(number)
+    def get(self, record_number: int) -> str | None:
+        return self._texts.get(record_number)
 
 
 class RecordWriter:

@@ -79,14 +79,14 @@ class StringIds:
         self._numbers.clear()
         self._shapes.clear()
 
-    def regions(self, digests: bytes, shape: int, sizes: bytes = b"") -> Regions:
-        if shape not in self._shapes:
+    def regions(self, digests: bytes, shape_id: int, sizes: bytes = b"") -> Regions:
+        if shape_id not in self._shapes:
             if len(self._shapes) >= _MAX_CACHED:
                 self._shapes.clear()
-            ((name,),) = self._database.rows("select name from names where number = ?", [shape])
+            ((name,),) = self._database.rows("select name from names where number = ?", [shape_id])
             question, *names = json.loads(name)
-            self._shapes[shape] = tuple(names), question
-        names, question = self._shapes[shape]
+            self._shapes[shape_id] = tuple(names), question
+        names, question = self._shapes[shape_id]
         parts = tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
         return Regions(names, parts, question, tuple(array("I", sizes)))
 

@@ -97,10 +97,10 @@ def _span_within_region(old: Sequence[Region], new: Sequence[Region]) -> Changed
     return ChangedSpan(new[0].name, new[0].role, at, was, now, before, after, kind, lost + rest)
 
 
-def _context(text: str, at: int, end: int) -> tuple[str, str]:
+def _context(text: str, start: int, end: int) -> tuple[str, str]:
     """Return up to 24 characters before and after a span, without parts of words."""
-    before, after = text[max(0, at - _CONTEXT) : at], text[end : end + _CONTEXT]
-    if at > _CONTEXT and text[at - _CONTEXT - 1].isalnum():
+    before, after = text[max(0, start - _CONTEXT) : start], text[end : end + _CONTEXT]
+    if start > _CONTEXT and text[start - _CONTEXT - 1].isalnum():
         before = re.sub(r"\A\w+(?=\W.*\w)", "", before, flags=re.DOTALL)
     if text[end + _CONTEXT : end + _CONTEXT + 1].isalnum():
         after = re.sub(r"(\w.*\W)\w+\Z", r"\1", after, flags=re.DOTALL)
@@ -122,38 +122,38 @@ def _find_equal_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int,
     return None
 
 
-def _classify_span(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
-    line = new.rfind("\n", 0, at) + 1
+def _classify_span(old: str, new: str, start: int, end_old: int, end_new: int) -> tuple[Kind, int, int, int]:
+    line = new.rfind("\n", 0, start) + 1
     if _BILLING in new[line:end_new] and _BILLING in old[line:end_old]:
         return "billing header", line, end_old, end_new
     for kind, pattern in _VOLATILE_PATTERNS:
-        one, other = _widen_match(pattern, old, line, at, end_old), _widen_match(pattern, new, line, at, end_new)
+        one, other = _widen_match(pattern, old, line, start, end_old), _widen_match(pattern, new, line, start, end_new)
         if one is not None and other is not None and one.start() == other.start():
             return kind, other.start(), one.end(), other.end()
-    return "text", *_widen_to_words(old, new, at, end_old, end_new)
+    return "text", *_widen_to_words(old, new, start, end_old, end_new)
 
 
-def _widen_to_words(old: str, new: str, at: int, end_old: int, end_new: int) -> tuple[int, int, int]:
-    while at < min(end_old, end_new) and new[at] == old[at] and new[at].isspace():
-        at += 1
-    while at < min(end_old, end_new) and new[end_new - 1] == old[end_old - 1] and new[end_new - 1].isspace():
+def _widen_to_words(old: str, new: str, start: int, end_old: int, end_new: int) -> tuple[int, int, int]:
+    while start < min(end_old, end_new) and new[start] == old[start] and new[start].isspace():
+        start += 1
+    while start < min(end_old, end_new) and new[end_new - 1] == old[end_old - 1] and new[end_new - 1].isspace():
         end_new, end_old = end_new - 1, end_old - 1
-    if at in (end_old, end_new):
-        return at, end_old, end_new
+    if start in (end_old, end_new):
+        return start, end_old, end_new
     splits_word = not (new[end_new - 1].isspace() and old[end_old - 1].isspace())
-    if not (new[at].isspace() and old[at].isspace()):
-        while at and not new[at - 1].isspace():
-            at -= 1
+    if not (new[start].isspace() and old[start].isspace()):
+        while start and not new[start - 1].isspace():
+            start -= 1
     while splits_word and end_new < len(new) and end_old < len(old):
         if new[end_new] != old[end_old] or new[end_new].isspace():
             break
         end_new, end_old = end_new + 1, end_old + 1
-    return at, end_old, end_new
+    return start, end_old, end_new
 
 
-def _widen_match(pattern: str, text: str, line: int, at: int, end: int) -> re.Match[str] | None:
+def _widen_match(pattern: str, text: str, line: int, start: int, end: int) -> re.Match[str] | None:
     found = re.compile(pattern).finditer(text, line, end + _MAX_SPAN_CHARACTERS)
-    return next((match for match in found if match.start() <= at and match.end() >= end), None)
+    return next((match for match in found if match.start() <= start and match.end() >= end), None)
 
 
 def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSettings]:

@@ -51,12 +51,12 @@ class PrefixEstimate:
 
 
 async def tokenize_request(
-    tokenizer: LocalTokenizer, request: ApiRequest, form: PromptInput, response: str | None = None
+    tokenizer: LocalTokenizer, request: ApiRequest, prompt: PromptInput, response: str | None = None
 ) -> TokenizedRequest:
-    prompt = await tokenizer.encode(form)
+    prompt_tokens = await tokenizer.encode(prompt)
     response_tokens = await tokenizer.encode_output(response) if response else ()
     salt = f"{request.tenant} {request.model} {request.body.get('cache_salt') or ''}"
-    return TokenizedRequest(tuple(prompt), tuple(response_tokens), salt)
+    return TokenizedRequest(tuple(prompt_tokens), tuple(response_tokens), salt)
 
 
 def block_chains(requests: Sequence[TokenizedRequest], block_size: int) -> list[ChainRequest]:

@@ -31,14 +31,14 @@ class Region:
     role: str | None = None
 
 
-def prompt_regions(form: PromptInput) -> list[Region]:
+def prompt_regions(prompt: PromptInput) -> list[Region]:
     """Return the regions of a prompt: all tools as one region, then each message. A prompt of token ids has no region."""
-    if isinstance(form, str):
-        return [Region("prompt", form)]
-    if not isinstance(form, Conversation):
+    if isinstance(prompt, str):
+        return [Region("prompt", prompt)]
+    if not isinstance(prompt, Conversation):
         return []
-    tools = [Region(TOOLS, "\n".join(map(tool_line, form.tools)))] if form.tools else []
-    return [*tools, *(_message_region(index, message) for index, message in enumerate(form.messages))]
+    tools = [Region(TOOLS, "\n".join(map(tool_line, prompt.tools)))] if prompt.tools else []
+    return [*tools, *(_message_region(index, message) for index, message in enumerate(prompt.messages))]
 
 
 def tool_line(tool: JsonObject) -> str:

@@ -135,7 +135,7 @@ def _read_records(lines: list[tuple[int, str]], model: str, log: RequestLog) -> 
             log.errors.append(LineError(number, error.message))
 
 
-def _read_record(number: int, line: str, model: str) -> LoggedRequest:
+def _read_record(line_number: int, line: str, model: str) -> LoggedRequest:
     if not line.lstrip().startswith("{"):
         raise _SkipLine
     value = _json_object(line)
@@ -160,7 +160,7 @@ def _read_record(number: int, line: str, model: str) -> LoggedRequest:
     api, request = _api_and_body(route, as_object(body), model)
     headers = next((value[name] for name in _HEADERS if name in value), None)
     lower = {name.lower(): str(text) for name, text in headers.items()} if isinstance(headers, dict) else {}
-    return LoggedRequest(number, api, request, lower, logged_time(value), _response(value))
+    return LoggedRequest(line_number, api, request, lower, logged_time(value), _response(value))
 
 
 def _api_and_body(route: str | None, body: JsonObject, model: str) -> tuple[Api, JsonObject]:

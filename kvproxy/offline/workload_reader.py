@@ -90,7 +90,10 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
 
 
 def _workload_of_regions(
-    prompts: Sequence[tuple[float, PromptChain, int | None, int]], size: int, ids: BlockNumbers, notes: tuple[str, ...]
+    prompts: Sequence[tuple[float, PromptChain, int | None, int]],
+    block_size: int,
+    ids: BlockNumbers,
+    notes: tuple[str, ...],
 ) -> Workload:
     lengths = [
         max(1, round(sum(chain.sizes) / _BYTES_PER_TOKEN)) if known is None else known for _, chain, known, _ in prompts
@@ -99,26 +102,26 @@ def _workload_of_regions(
     scope = ids.new_scope()
     arrivals = []
     for (seconds, chain, _, output), length in zip(prompts, lengths, strict=True):
-        blocks = ids.chain_numbers(_region_blocks(chain, ends, size), scope)
-        reusable = min(len(blocks), max(0, length - 1) // size)
+        blocks = ids.chain_numbers(_region_blocks(chain, ends, block_size), scope)
+        reusable = min(len(blocks), max(0, length - 1) // block_size)
         arrivals.append(Arrival(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
-    return Workload(arrivals, size, notes)
+    return Workload(arrivals, block_size, notes)
 
 
-def _prefix_ends(chains: Sequence[PromptChain], lengths: Sequence[int]) -> dict[int, float]:
+def _prefix_ends(chains: Sequence[PromptChain], prompt_tokens: Sequence[int]) -> dict[int, float]:
     """Return the estimated tokens of each prefix by its hash: the mean over the prompts that begin with it."""
     shares: dict[int, list[float]] = {}
-    for chain, length in zip(chains, lengths, strict=True):
+    for chain, length in zip(chains, prompt_tokens, strict=True):
         rate = length / max(1, sum(chain.sizes))
         for prefix, size in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
             shares.setdefault(prefix, []).append(rate * size)
     return {prefix: fmean(each) for prefix, each in shares.items()}
 
 
-def _region_blocks(chain: PromptChain, ends: Mapping[int, float], size: int) -> Iterator[tuple[int, int]]:
+def _region_blocks(chain: PromptChain, ends: Mapping[int, float], block_size: int) -> Iterator[tuple[int, int]]:
     place = 0
     for prefix in chain.prefixes:
-        while (place + 1) * size <= ends[prefix]:
+        while (place + 1) * block_size <= ends[prefix]:
             yield prefix, place
             place += 1
 
@@ -182,7 +185,7 @@ def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
                 raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
 
 
-def _read_journal(path: Path, size: int, ids: BlockNumbers) -> Workload:
+def _read_journal(path: Path, block_size: int, ids: BlockNumbers) -> Workload:
     with contextlib.closing(JournalReader(path)) as reader:
         rows = list(reader.backend_prompts())
     prompts = [
@@ -193,4 +196,4 @@ def _read_journal(path: Path, size: int, ids: BlockNumbers) -> Workload:
     measured = (f"the backend reused {reuse:.1%} of the prompt tokens in the journal",) if reported else ()
     if not prompts:
         raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
-    return _workload_of_regions(prompts, size, ids, (_JOURNAL_NOTE, *measured))
+    return _workload_of_regions(prompts, block_size, ids, (_JOURNAL_NOTE, *measured))

@@ -49,11 +49,11 @@ class OnnxFiles:
         return open_session(graph)
 
 
-def default_onnx_files(data: Path | None = None) -> OnnxFiles:
+def default_onnx_files(data_folder: Path | None = None) -> OnnxFiles:
     """Return the files in the user's cache folder, or in the data folder if the cache folder is not writable."""
     import platformdirs
 
-    folders = [platformdirs.user_cache_path("kvproxy"), *([data] if data is not None else [])]
+    folders = [platformdirs.user_cache_path("kvproxy"), *([data_folder] if data_folder is not None else [])]
     return OnnxFiles([folder / "graphs" for folder in folders])
 
 

@@ -19,10 +19,10 @@ class Verifier(Protocol):
         """Return the probability that one answer serves both questions of each pair, `[n]` float32. Thread-safe."""
 
 
-def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path | None = None) -> Verifier:
+def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data_folder: Path | None = None) -> Verifier:
     """Load `built-in`, or the folder or id of a sentence-transformers CrossEncoder with one output. Raises a VerifierError.
 
-    `embedder` is the name of the embedder that computes the cosines for `score`; for `data`, see `load_embedder`.
+    `embedder` is the name of the embedder that computes the cosines for `score`; for `data_folder`, see `load_embedder`.
     """
     if name == BUILT_IN:
         from kvproxy.index.models.e5 import NAME
@@ -30,7 +30,7 @@ def load_verifier(name: str = BUILT_IN, embedder: str | None = None, data: Path 
         from kvproxy.index.models.verifier.built_in import BuiltInVerifier
         from kvproxy.index.models.verifier.multilingual import MultilingualVerifier
 
-        english = BuiltInVerifier.load(embedder, files=default_onnx_files(data))
+        english = BuiltInVerifier.load(embedder, files=default_onnx_files(data_folder))
         return MultilingualVerifier(english) if (embedder or "").startswith(NAME) else english
     from kvproxy.index.models.verifier.cross_encoder import CrossEncoderVerifier
 

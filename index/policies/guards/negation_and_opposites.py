@@ -8,10 +8,10 @@ _WEAK_OPPOSITES = ({"to", "from"}, {"all", "some"}, {"both", "either"}, {"must",
 
 
 @cache
-def read_opposites(name: str) -> Mapping[str, frozenset[str]]:
+def read_opposites(file_name: str) -> Mapping[str, frozenset[str]]:
     """Return the opposites of each word in a packaged file, `opposites.txt` or `antonyms.txt` (from WordNet)."""
     table: dict[str, set[str]] = {}
-    for line in (Path(__file__).parent / name).read_text().splitlines():
+    for line in (Path(__file__).parent / file_name).read_text().splitlines():
         if not line.startswith("#"):
             one, other = line.split()
             table.setdefault(one, set()).add(other)

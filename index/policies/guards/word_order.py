@@ -137,11 +137,11 @@ def _is_infinitive(previous: str, following: str) -> bool:
 def _are_exchanged(
     ours: Sequence[str],
     theirs: Sequence[str],
-    one: Mapping[str, frozenset[Role]],
-    other: Mapping[str, frozenset[Role]],
+    our_roles: Mapping[str, frozenset[Role]],
+    their_roles: Mapping[str, frozenset[Role]],
     pair: tuple[str, str],
 ) -> bool:
-    (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (one, other))
+    (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (our_roles, their_roles))
     kept, forth, back = (_shared_weight(a, c) + _shared_weight(b, d), _shared_weight(a, d), _shared_weight(b, c))
     if forth + back - kept < _DECISIVE:
         return False

@@ -60,17 +60,17 @@ class JournalDatabase(Protocol):
     def close(self) -> None: ...
 
 
-def open_to_read(where: str | Path) -> JournalDatabase:
+def open_to_read(location: str | Path) -> JournalDatabase:
     """Open a journal for reading, given its path or its URL of PostgreSQL. Raises NotFound or KvproxyError."""
     # Each database is imported when it is used: one of them needs an optional driver.
-    if isinstance(where, Path) or not is_url(where):
+    if isinstance(location, Path) or not is_url(location):
         from kvproxy.journal.databases.sqlite import open_to_read as open_file
 
-        return open_file(Path(where))
+        return open_file(Path(location))
     try:
         from kvproxy.journal.databases.postgres import PostgresJournalDatabase
 
-        database = PostgresJournalDatabase(where, writable=False)
+        database = PostgresJournalDatabase(location, writable=False)
     except ModuleNotFoundError:
         raise KvproxyError(f"a journal in PostgreSQL needs its driver: {install_command('postgres')}") from None
     except CacheStoreError as error:

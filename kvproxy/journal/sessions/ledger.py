@@ -74,26 +74,29 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierP
     return _add_changed_and_new(lost, prompt_tokens - covered, earlier.repeated)
 
 
-def _reuse_tolerance(reused: int, known: int, earlier: EarlierPrefix) -> int:
-    if _is_below_minimum(reused, known, earlier):
+def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, earlier: EarlierPrefix) -> int:
+    if _is_below_minimum(reused_tokens, prefix_tokens, earlier):
         return 0
-    block = _PROVIDER_BLOCK if earlier.minimum and reused % _PROVIDER_BLOCK == 0 else max(BLOCK, earlier.block)
-    return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * known)
+    block = _PROVIDER_BLOCK if earlier.minimum and reused_tokens % _PROVIDER_BLOCK == 0 else max(BLOCK, earlier.block)
+    return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * prefix_tokens)
 
 
-def _lost_prefix(reused: int, known: int, tolerance: int, earlier: EarlierPrefix) -> dict[str, int]:
+def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, earlier: EarlierPrefix) -> dict[str, int]:
     cause = "expired" if earlier.expired else "moved" if earlier.moved else "evicted"
-    if cause == "evicted" and earlier.diverges and reused:
+    if cause == "evicted" and earlier.diverges and reused_tokens:
         cause = "changed"
-    if _is_below_minimum(reused, known, earlier):
-        return {"minimum": known}
-    stored = known if earlier.stored is None else min(known, max(reused, earlier.stored))
-    found = {cause: stored - reused, "unmarked": known - stored if known - stored > tolerance else 0}
+    if _is_below_minimum(reused_tokens, prefix_tokens, earlier):
+        return {"minimum": prefix_tokens}
+    stored = prefix_tokens if earlier.stored is None else min(prefix_tokens, max(reused_tokens, earlier.stored))
+    found = {
+        cause: stored - reused_tokens,
+        "unmarked": prefix_tokens - stored if prefix_tokens - stored > tolerance else 0,
+    }
     return {name: tokens for name, tokens in found.items() if tokens}
 
 
-def _is_below_minimum(reused: int, known: int, earlier: EarlierPrefix) -> bool:
-    return known < earlier.minimum and reused == 0 and not earlier.stored
+def _is_below_minimum(reused_tokens: int, prefix_tokens: int, earlier: EarlierPrefix) -> bool:
+    return prefix_tokens < earlier.minimum and reused_tokens == 0 and not earlier.stored
 
 
 def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:

@@ -198,8 +198,8 @@ class SessionReader:
         rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
         return [(pause, tenant, begin) for pause, tenant, begin in rows]
 
-    def turn(self, number: int) -> Turn | None:
-        return next(iter(self._turns("t.number = ?", [number])), None)
+    def turn(self, record_number: int) -> Turn | None:
+        return next(iter(self._turns("t.number = ?", [record_number])), None)
 
     def ledger(self, currency: str, since: str | None = None) -> LedgerReport:
         sql = "select model, result, sum(tokens) from prompt_tokens where day >= ? group by 1, 2"

@@ -190,29 +190,31 @@ class TurnWriter:
         exchange: Exchange,
         record: Record,
         chain: PromptChain,
-        known: KnownPrefix | None,
+        known_prefix: KnownPrefix | None,
         price: PriceSettings,
         repeated: int,
     ) -> tuple[EarlierPrefix, str | None]:
         minimum = 0 if exchange.is_engine else price.least_cached_tokens
-        if known is None:
+        if known_prefix is None:
             return EarlierPrefix(minimum=minimum, repeated=repeated), None
-        turn, answer, region = known.turn, 0, None
-        is_whole_turn = turn.prompt_hash == chain.prefixes[known.regions - 1]
-        follows = is_whole_turn and known.regions in chain.assistant_indexes()
+        turn, answer, region = known_prefix.turn, 0, None
+        is_whole_turn = turn.prompt_hash == chain.prefixes[known_prefix.regions - 1]
+        follows = is_whole_turn and known_prefix.regions in chain.assistant_indexes()
         if exchange.is_engine and follows:
             answer = turn.completion_tokens
-            returned = part_digests(self._content(chain.digests[known.regions]))
+            returned = part_digests(self._content(chain.digests[known_prefix.regions]))
             if turn.answer is not None and returned != turn.answer:
-                region = chain.names[known.regions]
+                region = chain.names[known_prefix.regions]
                 if {kind for kind, _ in turn.answer} - {kind for kind, _ in returned} == {"reasoning"}:
                     region += " reasoning"
                 assert record.prompt_tokens is not None
-                start = (known.regions, known.tokens)
-                answer = chain.estimate_tokens(known.regions + 1, record.prompt_tokens, start) - known.tokens
+                start = (known_prefix.regions, known_prefix.tokens)
+                answer = (
+                    chain.estimate_tokens(known_prefix.regions + 1, record.prompt_tokens, start) - known_prefix.tokens
+                )
         return EarlierPrefix(
-            tokens=known.tokens,
-            is_exact=known.is_exact,
+            tokens=known_prefix.tokens,
+            is_exact=known_prefix.is_exact,
             answer=answer,
             answer_changed=region is not None,
             stored=None if exchange.is_engine else turn.stored,
@@ -254,7 +256,7 @@ class TurnWriter:
         content = self.contents.get(digest)
         return None if content is None else loads(content)
 
-    def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, known: KnownPrefix | None) -> None:
+    def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, known_prefix: KnownPrefix | None) -> None:
         if turn.parent is None:
             first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):
@@ -262,7 +264,7 @@ class TurnWriter:
                 if len(self._roots) > _MAX_ROOTS:
                     self._roots.popitem(last=False)
             return
-        start = 0 if known is None else known.regions
+        start = 0 if known_prefix is None else known_prefix.regions
         for index in chain.assistant_indexes():
             for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
                 root = self._roots.pop(text.strip(), None)
@@ -294,10 +296,10 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
     return reached and record.status == 200 and bool(record.prompt_tokens)
 
 
-def _prefix_ttl(use: PrefixReuse, known: KnownPrefix | None, price: PriceSettings) -> float:
+def _prefix_ttl(use: PrefixReuse, known_prefix: KnownPrefix | None, price: PriceSettings) -> float:
     if use.written_1h:
         return _HOUR
-    return known.turn.ttl if known is not None and use.cached_tokens and not use.written_5m else price.ttl
+    return known_prefix.turn.ttl if known_prefix is not None and use.cached_tokens and not use.written_5m else price.ttl
 
 
 def _message_texts(message: Json) -> Iterator[str]:

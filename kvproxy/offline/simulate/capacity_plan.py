@@ -42,8 +42,8 @@ class CapacityPlan:
     speed: EngineSpeed | None
     notes: tuple[str, ...]
 
-    def pool_name(self, index: int) -> str:
-        size = self.sweep.sizes[index] * self.sweep.block_tokens
+    def pool_name(self, size_index: int) -> str:
+        size = self.sweep.sizes[size_index] * self.sweep.block_tokens
         memory = f" ({size * self.speed.token_bytes / 2**30:,.1f} GiB)" if self.speed else ""
         return f"{size:,} tokens{memory}"
 
@@ -63,28 +63,28 @@ class CapacityPlan:
         )
         return f"{first} {self._next_step_sentence(at, lru)} {self._policy_sentence(at, lru)}"
 
-    def _next_step_sentence(self, at: int, lru: Sequence[float]) -> str:
+    def _next_step_sentence(self, size_index: int, lru: Sequence[float]) -> str:
         if self.tiers:
-            with_tiers, without = self.costs[at], self.costs_without_tiers[at]
+            with_tiers, without = self.costs[size_index], self.costs_without_tiers[size_index]
             added = sum(share for name, share in with_tiers.hits.items() if name != "pool")
             names = " and ".join(f"{tier.gib:g} GiB of {tier.name}" for tier in self.tiers)
             return (
                 f"A tier of {names} adds {100 * added:.1f} points and changes the mean TTFT by"
                 f" {1000 * (with_tiers.ttft - without.ttft):+,.0f} ms."
             )
-        if at == len(lru) - 1:
+        if size_index == len(lru) - 1:
             return "A larger pool was not simulated."
-        return f"A pool of {self.pool_name(at + 1)} adds {100 * (lru[at + 1] - lru[at]):.1f} points."
+        return f"A pool of {self.pool_name(size_index + 1)} adds {100 * (lru[size_index + 1] - lru[size_index]):.1f} points."
 
-    def _policy_sentence(self, at: int, lru: Sequence[float]) -> str:
-        others = {name: rates[at] for name, rates in self.sweep.rates.items() if name not in ("lru", "belady")}
+    def _policy_sentence(self, size_index: int, lru: Sequence[float]) -> str:
+        others = {name: rates[size_index] for name, rates in self.sweep.rates.items() if name not in ("lru", "belady")}
         if not others:
             return "No other policy was simulated."
-        better = [name for name, rate in others.items() if rate - self.sweep.errors[name][at] > lru[at]]
+        better = [name for name, rate in others.items() if rate - self.sweep.errors[name][size_index] > lru[size_index]]
         if not better:
             return "Keep LRU: no other policy of an engine is better at this size."
         best = max(better, key=others.__getitem__)
-        return f"The policy {best} adds {100 * (others[best] - lru[at]):.1f} points at this size."
+        return f"The policy {best} adds {100 * (others[best] - lru[size_index]):.1f} points at this size."
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headings and the rows of a table with a row for each pool size."""

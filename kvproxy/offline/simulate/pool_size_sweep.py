@@ -106,7 +106,7 @@ def _sampled_traces(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]
     return samples
 
 
-def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int]:
+def default_sizes(requests: Sequence[ChainRequest], num_sizes: int = 10) -> list[int]:
     """Return pool sizes in blocks, from the longest prompt or 1% of the distinct blocks up to all distinct blocks."""
     if can_have_hits(requests):
         distinct = len({block for request in requests for block in request.blocks})
@@ -115,8 +115,8 @@ def default_sizes(requests: Sequence[ChainRequest], count: int = 10) -> list[int
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
         return [least]
-    count = max(2, min(count, 1 + int(math.log(distinct / least, _MIN_STEP))))
-    return sorted({round(least * (distinct / least) ** (step / (count - 1))) for step in range(count)})
+    num_sizes = max(2, min(num_sizes, 1 + int(math.log(distinct / least, _MIN_STEP))))
+    return sorted({round(least * (distinct / least) ** (step / (num_sizes - 1))) for step in range(num_sizes)})
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:

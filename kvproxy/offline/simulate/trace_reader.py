@@ -157,13 +157,13 @@ def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) 
     return lines
 
 
-def _parse_line(path: Path, number: int, text: str) -> dict[str, Any]:
+def _parse_line(path: Path, line_number: int, text: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
     except ValueError as error:
-        raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
+        raise TraceError(f"{path}, line {line_number}: not JSON ({error})") from None
     if not isinstance(line, dict):
-        raise TraceError(f"{path}, line {number}: expected a JSON object")
+        raise TraceError(f"{path}, line {line_number}: expected a JSON object")
     return line
 
 
@@ -219,7 +219,7 @@ def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]]
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
-def _make_parser(kind: str, size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
+def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
     scope, hasher = ids.new_scope(), BlockHasher(seed="")
 
     def parse(fields: dict[str, Any]) -> Arrival:
@@ -227,15 +227,18 @@ def _make_parser(kind: str, size: int, ids: BlockNumbers) -> Callable[[dict[str,
         if kind == "tokens":
             if not isinstance(fields["tokens"], list):
                 raise TypeError("tokens is a list of ids")
-            length, blocks = len(fields["tokens"]), ids.chain_numbers(hasher.hash_blocks(fields["tokens"], size), scope)
+            length, blocks = (
+                len(fields["tokens"]),
+                ids.chain_numbers(hasher.hash_blocks(fields["tokens"], block_size), scope),
+            )
         else:
             length = _parse_count(fields["input_length"])
             if kind == "hash_ids":
-                blocks = ids.chain_numbers((int(id) for id in fields["hash_ids"][: length // size]), scope)
+                blocks = ids.chain_numbers((int(id) for id in fields["hash_ids"][: length // block_size]), scope)
             else:
-                blocks = ids.new_numbers(length // size)
-        is_partial = len(blocks) < len(fields["hash_ids"]) if kind == "hash_ids" else bool(length % size)
-        chain = ChainRequest(blocks, max(0, min(len(blocks), (length - 1) // size)), is_partial)
+                blocks = ids.new_numbers(length // block_size)
+        is_partial = len(blocks) < len(fields["hash_ids"]) if kind == "hash_ids" else bool(length % block_size)
+        chain = ChainRequest(blocks, max(0, min(len(blocks), (length - 1) // block_size)), is_partial)
         output, awaits_user = _parse_count(fields.get("output_length", 0)), fields.get("awaits_user") is True
         return Arrival(_parse_seconds(fields), chain, length, output, awaits_user=awaits_user)
 

@@ -1,6 +1,7 @@
 """Servers in processes of their own."""
 
 import contextlib
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,14 +42,23 @@ def serve(
     try:
         url = f"http://127.0.0.1:{port}"
         end = time.monotonic() + timeout
-        while not answers(url + health):
+        while not (is_listening(port) and answers(url + health)):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
-            time.sleep(0.02)
+            time.sleep(0.05)
         yield Serving(url, process, log)
     finally:
         process.kill()
         process.wait()
+
+
+def is_listening(port: int) -> bool:
+    """Try to connect, which takes far less time than a request."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def answers(url: str) -> bool:

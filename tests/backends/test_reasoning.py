@@ -125,24 +125,21 @@ def converse(client: Any, model: Path, messages: list[Any]) -> Any:
             return whole
 
 
-def test_a_client_that_drops_reasoning_recomputes_little(url: str, model: Path) -> None:
-    earlier = recomputed = lost = 0
+def test_a_client_that_drops_reasoning_loses_no_block(url: str, model: Path) -> None:
+    lost = 0
     draw = random.Random(0)
     words = "cache block prefix engine token queue chain evict hash pool model prompt answer".split()
     with openai.OpenAI(api_key="k", base_url=f"{url}/v1") as client:
         messages: list[Any] = []
         before: Any = None
         for _ in range(3):
-            text = f"{draw.random()} {' '.join(draw.choices(words, k=120))}"
+            text = f"{draw.random()} {' '.join(draw.choices(words, k=40))}"
             messages.append({"role": "user", "content": text})
             whole = converse(client, model, messages)
             usage: Any = whole.usage
             if before is not None:
                 tokens = before.prompt_tokens + before.completion_tokens
-                earlier += tokens
-                recomputed += max(0, tokens - usage.prompt_tokens_details.cached_tokens)
                 lost += max(0, (tokens - 1) // BLOCK * BLOCK - usage.prompt_tokens_details.cached_tokens)
             before, message = usage, whole.choices[0].message
             messages.append({"role": "assistant", "content": message.content})
     assert lost == 0
-    assert recomputed <= 0.03 * earlier

@@ -120,14 +120,24 @@ class Driven:
         self.replace_chain(TierChain(stores))
 
 
+def prompts_of(name: str, count: int = 5) -> tuple[list[list[int]], list[list[int]]]:
+    """Return prompts of at most 88 tokens that share beginnings, and the model's answers."""
+    prompts, answers = zip(*(_prompt_and_answer(name, number) for number in range(count)), strict=True)
+    return list(prompts), list(answers)
+
+
 @cache
-def prompts_of(name: str, count: int = 8) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts of at most 88 tokens that share beginnings, and the model's answers."""
-    chance = random.Random(name)
-    shared = [chance.randrange(VOCABULARY) for _ in range(60)]
-    prompts = [
-        shared[: chance.randrange(10, 60)] + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
-        for _ in range(count)
-    ]
-    model = random_model(name)
-    return prompts, [reference(model, prompt, ANSWER) for prompt in prompts]
+def _prompt_and_answer(name: str, number: int) -> tuple[list[int], list[int]]:
+    shared = _tokens(random.Random(name), 60)
+    chance = random.Random(f"{name} {number}")
+    prompt = [*shared[: chance.randrange(10, 60)], *_tokens(chance, chance.randrange(1, 30))]
+    return prompt, reference(_reference_model(name), prompt, ANSWER)
+
+
+@cache
+def _reference_model(name: str) -> Any:
+    return random_model(name)
+
+
+def _tokens(chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(VOCABULARY) for _ in range(count)]

@@ -60,7 +60,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_edited_chats_have_the_ids_of_the_whole_text(kind: str) -> None:
-    assert wrong_edits(KINDS[kind](), 100, seed=len(kind)) == 0
+    assert wrong_edits(KINDS[kind](), 60, seed=len(kind)) == 0
 
 
 def _cache(max_bytes: int = 10**6) -> tuple[SegmentCache, list[str]]:

@@ -77,8 +77,7 @@ def test_a_failed_migration_changes_nothing(empty_postgres: str, monkeypatch: py
 def test_proxies_are_replaced_one_by_one_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.05)
     for name in ("kvproxy", "index", "commands"):
-        ignored = shutil.ignore_patterns("__pycache__", "model")
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("model"))
     file = tmp_path / "index/store/postgres/schema.py"
     text, empty = file.read_text(), "MIGRATIONS: tuple[Migration, ...] = ()\n"
     assert empty in text

@@ -117,12 +117,12 @@ def traffic(engine: Engine, chance: random.Random, steps: int) -> list[list[int]
 
 
 @pytest.mark.parametrize("specs", SHAPES, ids=lambda specs: "+".join(f"{s.kind}{s.block_size}" for s in specs))
-@pytest.mark.parametrize("seed", range(2))
-def test_the_prediction_equals_the_hits_of_the_block_cache(specs: list[GroupSpec], seed: int) -> None:
-    chance = random.Random(seed)
-    engine = Engine(specs, num_blocks=chance.choice([30, 60, 120]))
+@pytest.mark.parametrize("num_blocks", [30, 120])
+def test_the_prediction_equals_the_hits_of_the_block_cache(specs: list[GroupSpec], num_blocks: int) -> None:
+    chance = random.Random(num_blocks)
+    engine = Engine(specs, num_blocks)
     most = 0
-    for _ in range(6):
+    for _ in range(3):
         prompts = traffic(engine, chance, 25)
         for tokens in prompts[-10:]:
             longer = [*tokens, 9]

@@ -1,6 +1,6 @@
 """Conversations that are served from the cache although their earlier questions are reworded.
 
-python -m tests.benchmarks.conversations [--cases 1000] [--foreign 10000] [--pairs FILE] [--policy learned] [--json FILE]
+python -m tests.benchmarks.conversations [--cases 1000] [--foreign 10000] [--pairs FILE] [--policy learned]
 
 Each case stores a conversation and its last answer, then another conversation asks its last question. All cases use the
 keys, the store, and the policy of a proxy with `cache.conversations`. The sets are generated from the tests' pairs:
@@ -123,7 +123,7 @@ async def measure(cases: Sequence[Case], policy: str) -> list[bool]:
 
 
 def main() -> None:
-    options = read_options(__doc__, cases=1000, foreign=10_000, pairs=Path, policy="learned", json=Path)
+    options = read_options(__doc__, cases=1000, foreign=10_000, pairs=Path, policy="learned")
     chance = random.Random(0)
     rewordings, templates = read("rewordings"), [*map(_texts, [*make_rewordings(), *make_rewordings(second=True)])]
     near_misses = [*read("near_misses"), *read("opposites"), *map(_texts, make_swaps())]
@@ -151,8 +151,6 @@ def main() -> None:
     right, wrong = hits["rephrased"], hits["one earlier near-miss"]
     share = wrong / max(1, right + wrong)
     print(f"\nWrong after as many rephrasings as near-misses: {wrong:,} of {right + wrong:,} hits ({share:.2%}).")
-    if options.json is not None:
-        options.json.write_text(json.dumps({kind: [hits[kind], total] for kind, total in totals.items()}))
 
 
 if __name__ == "__main__":

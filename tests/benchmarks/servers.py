@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import httpx
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -33,18 +32,15 @@ RESPONSE = orjson.dumps(
         "usage": {"prompt_tokens": 40, "completion_tokens": 32, "total_tokens": 72},
     }
 )
-# The first server responds with a constant, the second is a proxy in front of it. One process, so that a kill ends it.
+# One process, so that a kill ends it.
 _NGINX = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log crit;
 events {{ worker_connections 4096; }}
 http {{
   access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; client_body_buffer_size 64k;
   fastcgi_temp_path {folder}/a; uwsgi_temp_path {folder}/b; scgi_temp_path {folder}/c; keepalive_requests 100000000;
-  upstream model {{ server 127.0.0.1:{ports[0]}; keepalive 256; keepalive_requests 100000000; }}
-  server {{ listen 127.0.0.1:{ports[0]} backlog=4096; location / {{
+  server {{ listen 127.0.0.1:{port} backlog=4096; location / {{
     default_type application/json; return 200 '{response}'; }} }}
-  server {{ listen 127.0.0.1:{ports[1]} backlog=4096; location / {{
-    proxy_pass http://model; proxy_http_version 1.1; proxy_set_header Connection ""; }} }}
 }}
 """
 
@@ -102,31 +98,15 @@ def kvproxy(data: Path, *flags: str, core: int | None = None, **variables: str) 
 
 
 @contextlib.contextmanager
-def nginx() -> Iterator[tuple[str, str]]:
-    """Yield the URLs of a constant response, and of a proxy in front of it."""
-    ports = (free_port(), free_port())
+def nginx() -> Iterator[str]:
+    """Yield the URL of a constant response."""
+    port = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, ports=ports, response=RESPONSE.decode()))
+        (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port, response=RESPONSE.decode()))
         command = ["nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
-        with serve(command, ports[0], folder / "log"):
-            yield f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
-
-
-@contextlib.contextmanager
-def sglang_router(command: Path, upstream: str) -> Iterator[str]:
-    """Run sglang-router with its cache-aware policy; yield its URL."""
-    port = free_port()
-    arguments = [str(command), "launch", "--worker-urls", upstream, "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--policy", "cache_aware", "--prometheus-port", str(free_port()), "--log-level", "error"]
-    with tempfile.TemporaryDirectory() as folder, serve(arguments, port, Path(folder) / "log") as server:
-        # It answers before it has a worker.
-        end = time.monotonic() + 60
-        question = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-        while not httpx.post(server.url + PATH, json=question).is_success:
-            assert time.monotonic() < end, "sglang-router does not reach the upstream"
-            time.sleep(0.5)
-        yield server.url
+        with serve(command, port, folder / "log") as server:
+            yield server.url
 
 
 @contextlib.contextmanager

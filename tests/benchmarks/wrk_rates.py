@@ -1,9 +1,9 @@
-"""Gateways in front of one fast upstream: nginx, sglang-router, and kvproxy with new and with repeated questions, in turn.
+"""Rates of kvproxy in front of a fast upstream, with new and with repeated questions, beside a constant response.
 
-python -m tests.benchmarks.gateways [--router VENV/bin/sglang-router]
+python -m tests.benchmarks.wrk_rates
 
 The load comes from wrk (`apt-get install wrk nginx`). kvproxy runs with its default settings, so that it looks for similar
-questions; sglang-router is a package of PyPI in a venv of its own.
+questions.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import httpx
 
 from tests.benchmarks.load import Questions, wrk
 from tests.benchmarks.options import read_options
-from tests.benchmarks.servers import cpu_seconds, kvproxy, nginx, run_process, sglang_router
+from tests.benchmarks.servers import cpu_seconds, kvproxy, nginx, run_process
 
 
 class Target(NamedTuple):
@@ -63,18 +63,15 @@ def counters(target: Target) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    options = read_options(__doc__, router=Path, connections=[1, 16, 64], rounds=3, seconds=4.0)
+    options = read_options(__doc__, connections=[1, 16, 64], rounds=3, seconds=4.0)
     seeds = itertools.count(1000)
     with contextlib.ExitStack() as stack:
-        upstream, proxy = stack.enter_context(nginx())
-        targets = {"upstream": Target(upstream, "new"), "nginx": Target(proxy, "new")}
-        if options.router is not None:
-            targets["sglang-router"] = Target(stack.enter_context(sglang_router(options.router, upstream)), "new")
+        upstream = stack.enter_context(nginx())
+        targets = {"constant response": Target(stack.enter_context(run_process()), "same")}
         for name, questions in (("kvproxy, new questions", "new"), ("kvproxy, exact hits", "same")):
             data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             server = stack.enter_context(kvproxy(data, "--upstream", upstream))
             targets[name] = Target(server.url, questions, server.process.pid)
-        targets["constant response"] = Target(stack.enter_context(run_process()), "same")
         for target in targets.values():
             wrk(target.url, 4, 1, target.questions, 1)
         print("| connections | | requests/s | p50 ms | p99 ms | CPU ms per request | lookups skipped |")

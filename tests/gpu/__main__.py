@@ -1,6 +1,6 @@
 """Every check and every benchmark that needs a GPU, in one call of at most 8 minutes.
 
-python -m tests.gpu [--json FILE] [--require-all] [--only TEXT] [--limit SECONDS] [--interpret | --rehearse]
+python -m tests.gpu [--json FILE] [--require-all] [--only TEXT] [--limit SECONDS] [--rehearse]
 
 It needs torch with CUDA, triton and rich; the checks of the engine also transformers and what the engine imports (pydantic,
 pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash), that of the index faiss with GPU support. A check whose package
@@ -11,7 +11,6 @@ Exit codes: 0 all passed, 1 something failed or missed its goal, 3 there is no G
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,19 +23,15 @@ NO_GPU = 3
 
 def main() -> int:
     arguments = _arguments()
-    on_cpu = arguments.interpret or arguments.rehearse
-    if on_cpu:
+    if arguments.rehearse:
         # Before triton is imported, here or in the processes that run the checks.
         os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
-    if not on_cpu and not torch.cuda.is_available():
-        print(
-            "torch sees no CUDA device: nothing was checked (--interpret tries the kernels on the CPU, --rehearse the checks)",
-            file=sys.stderr,
-        )
+    if not arguments.rehearse and not torch.cuda.is_available():
+        print("torch sees no CUDA device: nothing was checked (--rehearse runs the checks on the CPU)", file=sys.stderr)
         return NO_GPU
-    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
+    device = "cpu" if arguments.rehearse else f"cuda:{torch.cuda.current_device()}"
     checks = _chosen(arguments)
     facts = _facts(device)
     results: list[Result] = []
@@ -55,9 +50,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Check]:
 
     parts = (kernels, engine, graphs, bandwidth, steps, memory, index)
     checks = [check for part in parts for check in part.CHECKS if arguments.only in check.name]
-    if arguments.rehearse:
-        return [check for check in checks if check.rehearsed]
-    return [check for check in checks if check.interpreted or not arguments.interpret]
+    return [check for check in checks if check.rehearsed or not arguments.rehearse]
 
 
 def failed(results: Sequence[Result], *, require_all: bool) -> list[str]:
@@ -71,9 +64,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--require-all", action="store_true", help="fail where a check cannot be run")
     parser.add_argument("--only", default="", metavar="TEXT", help="only checks whose name contains this")
     parser.add_argument("--limit", type=float, default=460, help="seconds for everything")
-    parser.add_argument(
-        "--interpret", action="store_true", help="try the kernels under Triton's interpreter, on the CPU"
-    )
     parser.add_argument(
         "--rehearse", action="store_true", help="try the checks themselves on the CPU: tiny sizes, no goals"
     )
@@ -90,21 +80,13 @@ def _facts(device: str) -> dict[str, str]:
     on_gpu = device != "cpu"
     facts = {"device": torch.cuda.get_device_name(device) if on_gpu else "CPU", "torch": torch.__version__}
     if on_gpu:
-        facts |= {"CUDA": str(torch.version.cuda), "driver": _driver()}
+        facts["CUDA"] = str(torch.version.cuda)
     for name in ("triton", "transformers"):
         try:
             facts[name] = __import__(name).__version__
         except ModuleNotFoundError:
             facts[name] = "not installed"
     return facts
-
-
-def _driver() -> str:
-    try:
-        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=20).stdout.split()[0]
-    except (OSError, subprocess.TimeoutExpired, IndexError):
-        return "unknown"
 
 
 def _print(results: Sequence[Result], facts: dict[str, str]) -> None:

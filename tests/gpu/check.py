@@ -28,7 +28,6 @@ class Check:
     name: str
     seconds: float  # after which it counts as hung
     run: Callable[[Any], Figures]  # returns figures; raises Missed, NotHere, or any other error
-    interpreted: bool = False  # whether Triton's interpreter can run it on a CPU
     rehearsed: bool = False  # whether it also runs on a CPU, with tiny sizes and no goals
 
 

@@ -96,18 +96,13 @@ def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]
 # Small and large GPUs, types, and groups up to Falcon's 71. The window and the capped scores are Gemma 2's.
 KERNELS: dict[str, Callable[[], dict[str, int]]] = {
     "sm_80 small bf16 4": lambda: attend(80, "bf16", 4, roomy=False),
-    "sm_80 roomy bf16 4": lambda: attend(80, "bf16", 4, roomy=True),
     "sm_90 roomy bf16 4": lambda: attend(90, "bf16", 4, roomy=True),
-    "sm_90 roomy bf16 32": lambda: attend(90, "bf16", 32, roomy=True),
-    "sm_90 roomy bf16 64": lambda: attend(90, "bf16", 64, roomy=True),
     "sm_90 roomy bf16 71": lambda: attend(90, "bf16", 71, roomy=True),
     "sm_80 small bf16 71": lambda: attend(80, "bf16", 71, roomy=False),
     "sm_90 roomy fp32 4": lambda: attend(90, "fp32", 4, roomy=True),
     "sm_90 roomy bf16 window cap 4": lambda: attend(90, "bf16", 4, roomy=True, kind=WINDOW),
-    "sm_80 small bf16 window cap 4": lambda: attend(80, "bf16", 4, roomy=False, kind=WINDOW),
     "merge sm_90 bf16 sinks": lambda: merge(90, "bf16", sinks=True),
     "merge sm_80 bf16": lambda: merge(80, "bf16"),
-    "merge sm_90 bf16": lambda: merge(90, "bf16"),
 }
 
 

@@ -15,8 +15,6 @@ from tests.gpu.paged import TOLERANCE, Heads, decode_error, prefill_error
 _HEADS = [Heads(8, 8, 32), Heads(8, 2, 64), Heads(4, 1, 80), Heads(6, 2, 96), Heads(32, 8, 128), Heads(16, 1, 256)]
 _LENGTHS = [[1], [16, 17, 15], [127, 128, 129, 1000], [8191, 8193], [20_000, 5]]
 _PASTS = [[(0, 1)], [(0, 300), (0, 17)], [(64, 1), (5, 200), (0, 33)], [(8000, 128), (0, 256), (1023, 1025)]]
-_SMALL = 4
-"""Cases that the interpreter takes; it is thousands of times slower."""
 
 
 def sdpa(device: torch.device) -> Figures:
@@ -34,8 +32,8 @@ def _decodes(backend: DecodeBackend, dtype: torch.dtype, device: torch.device) -
     if isinstance(backend, TritonDecode) and (reason := triton_decode.unsupported_reason(device)):
         raise NotHere(reason)
     worst, count = 0.0, 0
-    for heads in _HEADS if device.type == "cuda" else _HEADS[:_SMALL]:
-        for number, lengths in enumerate(_LENGTHS if device.type == "cuda" else _LENGTHS[:2]):
+    for heads in _HEADS:
+        for number, lengths in enumerate(_LENGTHS):
             for block_size in (16, 5) if number < 2 and heads.head_dim < 80 else (16,):
                 found = decode_error(backend, heads, lengths, block_size, dtype, device, shared=2)
                 count += 1
@@ -70,9 +68,9 @@ def _short(dtype: torch.dtype) -> str:
 
 
 CHECKS = (
-    Check("decode kernels, float32", 90, partial(_decodes, TritonDecode(), torch.float32), interpreted=True),
-    Check("decode kernels, float16", 90, partial(_decodes, TritonDecode(), torch.float16), interpreted=True),
-    Check("decode kernels, bfloat16", 90, partial(_decodes, TritonDecode(), torch.bfloat16), interpreted=True),
+    Check("decode kernels, float32", 90, partial(_decodes, TritonDecode(), torch.float32)),
+    Check("decode kernels, float16", 90, partial(_decodes, TritonDecode(), torch.float16)),
+    Check("decode kernels, bfloat16", 90, partial(_decodes, TritonDecode(), torch.bfloat16)),
     Check("FlashAttention prefill, bfloat16", 40, partial(_prefills, VarlenPrefill(), torch.bfloat16)),
     Check("FlashAttention prefill, float16", 40, partial(_prefills, VarlenPrefill(), torch.float16)),
     Check("SDPA fallback", 60, sdpa),

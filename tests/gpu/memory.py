@@ -110,27 +110,8 @@ def large_chunks(device: torch.device) -> Figures:
     return figures
 
 
-def overlapping_copies(device: torch.device) -> Figures:
-    scale = scale_of(device)
-    took: dict[str, float] = {}
-    for name, tiers in (("without", None), ("with", {"host": 16 << 30, "chunk_tokens": scale.chunk})):
-        engine = seven.engine(device, 6 * scale.context, tiers, max_num_batched_tokens=scale.context // 4)
-        times = [seven.answer(engine, seven.random_tokens(device, scale.context))[1] for _ in range(4)][1:]
-        took[name] = min(times)
-        engine.close()
-        del engine
-    ratio = took["with"] / took["without"]
-    figures = {
-        f"prompt of {scale.context}": f"{took['with']:.3f} s with tiers, {took['without']:.3f} s without ({ratio:.2f})"
-    }
-    if scale.judged and ratio > 1.15:
-        raise Missed(f"copies hold up the steps: {ratio:.2f} times as long, goal 1.15", figures)
-    return figures
-
-
 CHECKS = (
     Check("a pool beyond 2^31 elements a layer", 40, large_pool, rehearsed=True),
     Check("a step's memory beside a large pool, 7B", 60, peak_memory),
     Check("chunks of 32 MiB there and back, 7B", 60, large_chunks, rehearsed=True),
-    Check("copies beside steps, 7B", 60, overlapping_copies, rehearsed=True),
 )

@@ -53,20 +53,15 @@ def test_each_group_has_its_share_of_the_pool() -> None:
     assert pool_rows.report_pool(KVCacheManager(10, 4)).groups == ()
 
 
-def test_a_match_names_its_blocks_and_changes_nothing() -> None:
-    manager = KVCacheManager(10, 4)
-    serve(manager, "a", range(8))
-    before = pool_rows.list_blocks(manager)
-    found = pool_rows.match_prefix(manager, CacheRequest("b", range(9)))
-    assert (found.prompt_tokens, found.matched_tokens, found.blocks, found.divergence) == (9, 8, (1, 2), None)
-    assert pool_rows.list_blocks(manager) == before
-
-
 def test_a_divergence_in_a_pool_of_one_or_several_groups() -> None:
     for groups in (None, [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 8)]):
         manager = KVCacheManager(40, 4, groups=groups)
         serve(manager, "a", range(12))
-        found = pool_rows.match_prefix(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99])).divergence
+        before = pool_rows.list_blocks(manager)
+        match = pool_rows.match_prefix(manager, CacheRequest("b", [0, 1, 2, 3, 4, 5, 6, 7, 8, 99]))
+        assert (match.prompt_tokens, match.matched_tokens, match.blocks[0]) == (10, 8, 1)
+        assert pool_rows.list_blocks(manager) == before
+        found = match.divergence
         assert found is not None
         assert (found.position, found.cached, found.prompt) == (9, (9, 10, 11), (99,))
         assert [chain.num_tokens for chain in pool_rows.list_chains(manager)] == [12]
@@ -118,6 +113,7 @@ def test_the_tree_equals_a_naive_walk(forest: list[tuple[int, int]], in_use: set
         parent, node = queue.pop()
         found, total = list_branches(nodes, parent, 0, 100)
         assert total == len(found) == len(children.get(node, []))
+        assert found == [branch for at in range(total) for branch in list_branches(nodes, parent, at, 1)[0]]
         assert [each.blocks + each.below for each in found] == sorted(
             (1 + len(below(children, child)) for child in children.get(node, [])), reverse=True
         )
@@ -131,13 +127,6 @@ def test_the_tree_equals_a_naive_walk(forest: list[tuple[int, int]], in_use: set
             assert each.leaves == sum(not children.get(one) for one in [run[-1], *rest])
             assert each.in_use == len(in_use & {*run, *rest})
             queue.append((each.end, run[-1]))
-
-
-def test_pages_of_branches() -> None:
-    nodes = [TreeNode(str(number), str(number), None) for number in range(10)]
-    every, total = list_branches(nodes, None, 0, 100)
-    assert total == 10
-    assert [each for start in range(0, 10, 4) for each in list_branches(nodes, None, start, 4)[0]] == every
 
 
 def test_columns_equal_rows() -> None:

@@ -4,7 +4,6 @@ import random
 
 from training.demo.conversations import IGNORED, BatchMaker, ConversationSampler, read_unrelated_text
 from training.demo.corpus import load_pairs
-from training.demo.train import CHAT_TEMPLATE
 
 UNRELATED = read_unrelated_text()
 
@@ -25,12 +24,6 @@ def test_every_answer_is_drawn() -> None:
     assert {pair.answer for pair in load_pairs()} == {draw.turn()[1] for _ in range(600)}
 
 
-def test_system_prompts_have_the_length_asked_for() -> None:
-    draw = sampler(4)
-    assert len(draw.system_prompt(3000)) == 3000
-    assert draw.system_prompt(0).endswith((".", "!"))
-
-
 def test_the_loss_falls_on_whole_answers_only() -> None:
     def encode(text: str) -> list[int]:
         return list(text.encode())
@@ -48,11 +41,3 @@ def test_the_loss_falls_on_whole_answers_only() -> None:
         # The last answer may be cut by the row's end.
         assert set(spans[:-1]) <= answers
         assert any(answer.startswith(spans[-1]) for answer in answers)
-
-
-def test_the_chat_template_knows_the_marks_of_training() -> None:
-    from jinja2 import Template
-
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
-    rendered = Template(CHAT_TEMPLATE).render(messages=messages, add_generation_prompt=True)
-    assert rendered == "<|system|>S<|end|><|user|>Q<|end|><|assistant|>"

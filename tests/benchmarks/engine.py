@@ -1,24 +1,18 @@
-"""The embedded engine: time to first token, decode rate, number formats, and the step outside the model.
+"""The embedded engine: time to first token, and decode rate.
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.engine ttft      # cold and warm prefix of 1,024 tokens, suffix of 64
     OMP_NUM_THREADS=1 python -m tests.benchmarks.engine decode    # beside transformers' `generate`
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine dtypes [--model MODEL]
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine step [--model MODEL]
 
-`ttft` and `decode` use random weights of 50 million parameters. MODEL is as for `kvproxy serve --model`; prompts are random.
+The model has 50 million random parameters, and prompts are random.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from kvproxy.engine.core import EngineCore
-from kvproxy.engine.models.loader import load_model
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.random_engine import generate, load_random, random_model, random_tokens
 from tests.benchmarks.timing import interleave, report
@@ -28,7 +22,7 @@ SHARED, SUFFIX = 1024, 64
 ROWS = (1, 8, 32)
 
 
-def ttft(model: str, rounds: int) -> None:
+def ttft(rounds: int) -> None:
     """Compare a warm prefix with the suffix alone, and with transformers over a contiguous cache."""
     settings = EngineSettings(num_blocks=2000, block_size=16, max_num_batched_tokens=2048)
     engine, shared = EngineCore(load_random(), settings), random_tokens(SHARED)
@@ -64,7 +58,7 @@ def contiguous_cache(shared: list[int]) -> Callable[[], None]:
     return work
 
 
-def decode(name: str, rounds: int) -> None:
+def decode(rounds: int) -> None:
     """Compare batches with `model.generate`."""
     model, prompt, answer = random_model(), 128, 64
     for rows in ROWS:
@@ -85,60 +79,14 @@ def decode(name: str, rounds: int) -> None:
         report(f"{rows} prompts of {prompt} tokens, {answer} new tokens each", found, "model.generate")
 
 
-def dtypes(name: str, rounds: int) -> None:
-    """Compare float32, bfloat16, and 8-bit weights."""
-    print(f"auto selects {load_model(name, 'cpu').dtype} for {name}")
-    loaded = {dtype: load_model(name, "cpu", dtype) for dtype in ("float32", "bfloat16")}
-    loaded["int8 weights"] = load_model(name, "cpu", "bfloat16", quantization="int8")
-    engines = {kind: EngineCore(each, EngineSettings(num_blocks=2000)) for kind, each in loaded.items()}
-    for rows, prompt, answer in ((1, 512, 1), (1, 16, 32), (8, 16, 32)):
-
-        def work(engine: EngineCore, rows: int = rows, prompt: int = prompt, answer: int = answer) -> None:
-            generate(engine, [random_tokens(prompt, engine.limits.vocab_size) for _ in range(rows)], answer)
-
-        for engine in engines.values():
-            work(engine, 1, 16, 2)
-        found = interleave({kind: partial(work, engine) for kind, engine in engines.items()}, rounds)
-        report(f"{rows} prompts of {prompt} tokens, {answer} new tokens each", found, "float32")
-
-
-def step(name: str, rounds: int) -> None:
-    """Print the CPU time of a decode step outside the model: planning, sampling, and detokenizing."""
-    loaded, inside, answer = load_model(name, "cpu", "float32"), 0.0, 64
-    forward = loaded.model.forward
-
-    def timed(*arguments: Any, **options: Any) -> Any:
-        nonlocal inside
-        began = time.thread_time()
-        output = forward(*arguments, **options)
-        inside += time.thread_time() - began
-        return output
-
-    loaded.model.forward = timed
-    engine = EngineCore(loaded, EngineSettings(num_blocks=2000))
-    for rows in ROWS:
-        found = []
-        for _ in range(rounds + 1):
-            inside, began = 0.0, time.thread_time()
-            generate(engine, [random_tokens(16, engine.limits.vocab_size) for _ in range(rows)], answer)
-            found.append((time.thread_time() - began - inside, inside))
-        # The first round is a warm-up.
-        outside, share = (
-            statistics.median(values)
-            for values in zip(*((out, out / (out + model)) for out, model in found[1:]), strict=True)
-        )
-        print(f"{rows:>2} rows: {outside / answer * 1e3:.2f} ms outside the model, {share:.1%} of the step")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = {"ttft": ttft, "decode": decode, "dtypes": dtypes, "step": step}
+    measures = {"ttft": ttft, "decode": decode}
     parser.add_argument("measure", choices=measures)
-    parser.add_argument("--model", default="demo")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(f"{torch.get_num_threads()} threads")
-    measures[options.measure](options.model, options.rounds)
+    measures[options.measure](options.rounds)
 
 
 if __name__ == "__main__":

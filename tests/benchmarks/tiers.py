@@ -1,6 +1,6 @@
 """Time to first token with prefixes from a tier, relative to computing them, and the cost of writing them.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.tiers [--rounds 5] [--lengths 16 128 512 2048] [--chunks 64 256] [--folder DIR]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.tiers [--rounds 5] [--lengths 16 128 512 2048] [--folder DIR]
 
 The last 16 tokens of each prompt are new, and the pool is empty. `cold disk` drops the page cache of the chunks before each
 read. Redis is measured if redis-server is installed.
@@ -78,13 +78,13 @@ def sources(loaded: LoadedModel, folder: Path, chunk: int) -> Iterator[dict[str,
             source.engine.close()
 
 
-def show(title: object, seconds: dict[str, list[float]], more: str = "") -> None:
+def show(title: object, seconds: dict[str, list[float]]) -> None:
     """Print medians in milliseconds, with their ratios to `computed`."""
     cells = (
         f"{statistics.median(values) * 1e3:.1f} ({median_ratio(values, seconds['computed']):.3f})"
         for values in seconds.values()
     )
-    print(f"| {title} | {' | '.join(cells)} |{more}", flush=True)
+    print(f"| {title} | {' | '.join(cells)} |", flush=True)
 
 
 def by_length(loaded: LoadedModel, folder: Path, lengths: list[int], rounds: int) -> None:
@@ -96,27 +96,6 @@ def by_length(loaded: LoadedModel, folder: Path, lengths: list[int], rounds: int
                 source.first_token(prefix)
             works = {name: partial(source.first_token, prefix) for name, source in found.items()}
             show(length, interleave(works, rounds))
-
-
-def by_chunk(loaded: LoadedModel, folder: Path, chunks: list[int], longest: int, prompts: int) -> None:
-    """Send prompts that share a part of a stored one: large chunks find fewer tokens, and need fewer reads."""
-    stored = random_tokens(longest)
-    lengths = [longest * (2 * number + 1) // (2 * prompts) for number in range(prompts)]
-    for chunk in chunks:
-        with sources(loaded, folder, chunk) as found:
-            if chunk == chunks[0]:
-                print(
-                    f"\nms (ratio) by chunk, {lengths[0]} to {lengths[-1]} shared tokens\n| chunk | {' | '.join(found)} | found |"
-                )
-            for source in found.values():
-                source.first_token(stored)
-            new = [stored[:length] + random_tokens(longest - length) for length in lengths]
-            times = {name: [0.0] for name in found}
-            for prompt in new:
-                for name, source in found.items():
-                    times[name][0] += source.first_token(prompt) / prompts
-            share = statistics.mean(length // chunk * chunk / length for length in lengths)
-            show(chunk, times, f" {share:.1%} |")
 
 
 def cost_of_writes(loaded: LoadedModel, folder: Path, rounds: int) -> None:
@@ -132,14 +111,11 @@ def cost_of_writes(loaded: LoadedModel, folder: Path, rounds: int) -> None:
 
 
 def main() -> None:
-    options = read_options(
-        __doc__, rounds=5, lengths=[16, 128, 512, 2048], chunks=[64, 256], length=2000, prompts=8, folder=Path
-    )
+    options = read_options(__doc__, rounds=5, lengths=[16, 128, 512, 2048], folder=Path)
     loaded = load_random()
     print(f"{loaded.shape.block_bytes(16, loaded.dtype) / 16 / 1024:.0f} KiB of keys and values per token")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         by_length(loaded, Path(folder), options.lengths, options.rounds)
-        by_chunk(loaded, Path(folder), options.chunks, options.length, options.prompts)
         cost_of_writes(loaded, Path(folder), options.rounds)
 
 

@@ -27,7 +27,6 @@ from kvproxy.http.openapi import document
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.mutants import Sent, mutant
-from tests.faults.request_schemas import BODIES
 from tests.plain_upstream import WHOLE
 from tests.servers import run_proxy, run_upstream
 
@@ -39,6 +38,50 @@ _TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 _ENDLESS = "/admin/log/live"
 """A route whose response ends when the client disconnects."""
+_MODEL = {"model": "demo", "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1, "user": "u", "cache_salt": "s"}
+_OPENAI = _MODEL | {"n": 2, "stop": ["x"], "frequency_penalty": 0, "presence_penalty": 0, "max_tokens": 2}
+_TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "What is a block?"}]},
+]
+_FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+_CHATS = [
+    {"messages": _TURNS, **_OPENAI, "logprobs": True, "top_logprobs": 2},
+    {
+        "messages": _TURNS,
+        **_OPENAI,
+        **_STREAM,
+        "tools": [{"type": "function", "function": _FUNCTION}],
+        "tool_choice": "auto",
+    },
+    {"messages": _TURNS, **_OPENAI, "response_format": {"type": "json_object"}, "prompt_logprobs": 1},
+]
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": _CHATS,
+    "/admin/explain": _CHATS,
+    "/admin/blocks/pins": _CHATS,
+    "/v1/completions": [
+        {"prompt": "What?", **_OPENAI, "best_of": 2, "echo": True, "logprobs": 2},
+        {"prompt": [1, 2, 3], **_OPENAI, **_STREAM, "suffix": "x", "prompt_logprobs": 1},
+    ],
+    "/v1/messages": [
+        {"messages": _TURNS[1:], "max_tokens": 2, **_MODEL, "system": "Be brief.", "stop_sequences": ["x"]},
+        {
+            "messages": _TURNS[1:],
+            "max_tokens": 2,
+            "stream": True,
+            "tools": [{"name": "f", "input_schema": _FUNCTION["parameters"]}],
+            "thinking": {"type": "enabled", "budget_tokens": 2},
+        },
+    ],
+    "/v1/responses": [
+        {"input": "What?", **_MODEL, "instructions": "Be brief.", "max_output_tokens": 2, "text": {}, "reasoning": {}},
+        {"input": _TURNS, "stream": True, "previous_response_id": "r", "tools": [{"type": "function", **_FUNCTION}]},
+    ],
+    "/v1/embeddings": [{"model": "demo", "input": ["a"], "encoding_format": "base64", "dimensions": 8, "user": "u"}],
+}
+"""Valid bodies of each route; mutants change one or two of their fields."""
 
 
 class _ErrorLog(logging.Handler):
@@ -71,8 +114,8 @@ def run(rounds: int, seed_: int, advance: Advance) -> list[Finding]:
     """Send requests to a proxy in front of an upstream, and a quarter of them to the embedded engine."""
     findings = []
     schema = document([*routes.ROUTES, Mount("/admin", routes=admin.ROUTES)])
-    for path, body in BODIES.items():
-        schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = body
+    for path, bodies in BODIES.items():
+        schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = {"enum": bodies}
     operations = [found.ok() for found in schemathesis.openapi.from_dict(schema).get_all_operations()]
     # A short run generates requests for a sample of the routes only.
     operations = random.Random(seed_).sample(operations, min(len(operations), rounds // 6))

@@ -101,8 +101,8 @@ KERNELS: dict[str, Callable[[], dict[str, int]]] = {
     "sm_80 small bf16 71": lambda: attend(80, "bf16", 71, roomy=False),
     "sm_90 roomy fp32 4": lambda: attend(90, "fp32", 4, roomy=True),
     "sm_90 roomy bf16 window cap 4": lambda: attend(90, "bf16", 4, roomy=True, kind=WINDOW),
-    "merge sm_90 bf16 sinks": lambda: merge(90, "bf16", sinks=True),
-    "merge sm_80 bf16": lambda: merge(80, "bf16"),
+    "merge sm_80 bf16 sinks": lambda: merge(80, "bf16", sinks=True),
+    "merge sm_90 bf16": lambda: merge(90, "bf16"),
 }
 
 

@@ -1,16 +1,13 @@
 """Short runs of the harnesses, and checks that they detect losses."""
 
-import os
 import random
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from tests.faults import fleet, fuzz, kills, outage, smuggling
 from tests.faults.harness import passed
 from tests.faults.mutants import Sent, mutant
-from tests.faults.victims import READY, VICTIMS, Report, Victim
+from tests.faults.victims import VICTIMS, Careless, Short, Victim
 
 
 @pytest.mark.parametrize("victim", VICTIMS, ids=lambda victim: victim.name)
@@ -33,37 +30,6 @@ def test_proxies_and_their_postgres_may_be_killed(monkeypatch: pytest.MonkeyPatc
     findings = fleet.run(2, 1, lambda: None)
     assert passed(findings)
     assert all(finding.counts["acknowledged"] for finding in findings)
-
-
-class Careless(Victim):
-    """Reports lines before it writes them."""
-
-    name, lives, longest = "careless", 1, 0.02
-
-    def work(self, folder: Path, seed: int, report: Report) -> None:
-        report(READY)
-        with (folder / "lines").open("a") as out:
-            for number in range(10**6):
-                report(str(number))
-                out.write(f"{number}\n")
-
-    def check(self, folder: Path, reports: Sequence[str]) -> None:
-        assert set(reports) <= set((folder / "lines").read_text().split())
-
-
-class Short(Victim):
-    """Exits by itself, before or after `READY`."""
-
-    name, lives, longest = "short", 1, 5.0
-
-    def __init__(self, code: int, *, begins: bool) -> None:
-        self._code = code
-        self._begins = begins
-
-    def work(self, folder: Path, seed: int, report: Report) -> None:
-        if self._begins:
-            report(READY)
-        os._exit(self._code)
 
 
 @pytest.mark.parametrize(("code", "begins"), [(0, False), (3, True)])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -328,3 +329,34 @@ class Clients(Victim):
 
 
 VICTIMS: tuple[Victim, ...] = (Responses(), Graphs(), Observations(), Creation(), Journal(), Chunks(), Clients())
+
+
+class Careless(Victim):
+    """Reports lines before it writes them, so the harness must find a loss."""
+
+    name, lives, longest = "careless", 1, 0.02
+
+    def work(self, folder: Path, seed: int, report: Report) -> None:
+        report(READY)
+        with (folder / "lines").open("a") as out:
+            for number in range(10**6):
+                report(str(number))
+                out.write(f"{number}\n")
+
+    def check(self, folder: Path, reports: Sequence[str]) -> None:
+        assert set(reports) <= set((folder / "lines").read_text().split())
+
+
+class Short(Victim):
+    """Exits by itself, before or after `READY`, which the harness must detect."""
+
+    name, lives, longest = "short", 1, 5.0
+
+    def __init__(self, code: int, *, begins: bool) -> None:
+        self._code = code
+        self._begins = begins
+
+    def work(self, folder: Path, seed: int, report: Report) -> None:
+        if self._begins:
+            report(READY)
+        os._exit(self._code)

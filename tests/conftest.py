@@ -36,6 +36,9 @@ _LONGEST = (
     "tests/index/",
     "tests/commands/",
     "tests/http/",
+    "tests/faults/",
+    "tests/backends/",
+    "tests/gpu/",
 )
 
 

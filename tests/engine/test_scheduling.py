@@ -9,6 +9,7 @@ import pytest
 
 from kvproxy.engine.scheduler.scheduler import RequestQueue
 from kvproxy.generation import GenerationRequest, SamplingParams, Timing
+from tests.blocks.driver import Clock
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference
 
@@ -155,16 +156,10 @@ def test_whose_turn_it_is() -> None:
     assert order(line) == ["2"]
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
+    clock.now = 100.0
     monkeypatch.setattr("kvproxy.engine.scheduler.sequence.now", clock)
     return clock
 

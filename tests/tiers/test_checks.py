@@ -94,3 +94,9 @@ def machine(root: Path, **files: str) -> Path:
 )
 def test_the_containers_limit_counts(tmp_path: Path, files: dict[str, str], free: int) -> None:
     assert free_memory(machine(tmp_path, **files)) == free
+
+
+def test_tiers_with_an_upstream_are_refused(tmp_path: Path) -> None:
+    done = kvproxy("serve", "--upstream", "http://127.0.0.1:9", "--tier-host", "1GiB", "--port", 0, "--data", tmp_path)
+    assert done.returncode == 2
+    assert "remove them" in done.stderr

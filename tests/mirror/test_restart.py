@@ -72,7 +72,7 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
     for name in ("queue", "ttft", "tpot"):
         assert f"kvproxy_{name}_seconds_count 1.0" in metrics
     warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
-    assert (warmed["requests"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
+    assert (warmed["total"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
     chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
     assert 'kvproxy_tier_dropped_total{tier="disk"} 0.0' in metrics
     assert "Tier            disk:" in kvproxy("top", "--interval", 0.1, url=url).stdout

@@ -10,7 +10,7 @@ class SamplingParams:
     """Sampling and stop conditions, as in vLLM.
 
     Attributes:
-        max_tokens: None allows as many as the model and the KV pool; 0 computes only the prompt.
+        max_tokens: None allows the model's default, or as many as the model and the KV pool; 0 computes only the prompt.
         temperature: values below 1e-5 select the most likely token.
         top_k: 0 and -1 disable the limit.
         stop: strings that end the output, which does not include them.

@@ -75,6 +75,7 @@ class EngineCore:
             loaded.model.get_input_embeddings().num_embeddings,
             min(settings.max_model_len or loaded.max_model_len, loaded.max_model_len),
             self.manager.max_request_tokens(max_step_tokens),
+            loaded.default_max_tokens,
         )
         self.grammars = GrammarCompiler(loaded.tokenizer, self.limits.vocab_size)
         # Pins leave enough blocks for the longest request.

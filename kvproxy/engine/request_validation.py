@@ -24,6 +24,7 @@ class EngineLimits:
     vocab_size: int
     max_model_len: int
     pool_tokens: int
+    default_max_tokens: int | None = None
 
     @property
     def capacity(self) -> int:
@@ -45,7 +46,10 @@ class EngineLimits:
         # Checked after the length, because it reads every token.
         if not all(type(token) is int and 0 <= token < self.vocab_size for token in request.tokens):
             raise InvalidRequest(f"the prompt has token ids outside the model's vocabulary of {self.vocab_size}")
-        return self.capacity - num_prompt_tokens if max_tokens is None else max_tokens
+        if max_tokens is not None:
+            return max_tokens
+        available = self.capacity - num_prompt_tokens
+        return available if self.default_max_tokens is None else min(available, self.default_max_tokens)
 
     def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, is_minimum: bool = False) -> None:
         """Raise ContextTooLong if a prompt and its output of `max_tokens` (None: one token) exceed `capacity`.

@@ -44,6 +44,21 @@ def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> N
     assert refused.value.param == field
 
 
+def test_the_default_of_max_tokens_is_the_models_and_fits_the_pool() -> None:
+    limits = replace(LIMITS, default_max_tokens=50)
+    asked = [(1, None), (60, None), (1, 79), (1, 0)]
+    found = [
+        limits.validate(GenerationRequest("r", (1,) * prompt, SamplingParams(max_tokens=most)))
+        for prompt, most in asked
+    ]
+    assert found == [50, 20, 79, 0]
+    model = random_model("llama")
+    assert load(model).default_max_tokens is None
+    model.generation_config.max_new_tokens = 7
+    assert load(model).default_max_tokens == 7
+    assert Driven(loaded=load(model)).engine.limits.default_max_tokens == 7
+
+
 @pytest.fixture(scope="module")
 def driven() -> Driven:
     return Driven(num_blocks=30)

@@ -24,6 +24,7 @@ from training.demo.evaluate import print_accuracy
 MAX_LENGTH = 4096
 PEAK_RATE = 2.5e-3
 TEMPERATURE = 0.1
+MAX_NEW_TOKENS = 256
 SAVE_EVERY = 100
 SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 VOCABULARY = 2048
@@ -135,7 +136,7 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
     import copy
 
     small = copy.deepcopy(model).to(torch.bfloat16)
-    small.generation_config.update(do_sample=True, temperature=TEMPERATURE)
+    small.generation_config.update(do_sample=True, temperature=TEMPERATURE, max_new_tokens=MAX_NEW_TOKENS)
     small.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

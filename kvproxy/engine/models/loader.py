@@ -38,6 +38,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     default_sampling_params: SamplingParams
+    default_max_tokens: int | None
     adapters: LoraManager | None = None
 
 
@@ -116,6 +117,7 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
         device=device,
         dtype=model.dtype,
         default_sampling_params=_recommended_sampling(model),
+        default_max_tokens=_recommended_max_tokens(model),
     )
 
 
@@ -164,6 +166,11 @@ def _recommended_sampling(model: Any) -> SamplingParams:
             except InvalidRequest as error:
                 _log.warning("the model's recommended %s = %r is ignored: %s", name, value, error)
     return params
+
+
+def _recommended_max_tokens(model: Any) -> int | None:
+    value = getattr(model.generation_config, "max_new_tokens", None)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _device(name: str) -> torch.device:

@@ -148,7 +148,7 @@ def _layer_table(figures: Mapping[str, Any]) -> "Table":
 def _summary_facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     learned = policy_sentences(figures["learned"]) if figures["learned"] else []
     return [
-        ("Forward", "includes requests whose prefix was reused (kvproxy savings: prefix)"),
+        ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
         *_count_facts("Lookups", figures["lookups"]),
         *_count_facts("Not served", figures["compared"], " (stored responses compared with fresh ones)"),
         *_count_facts("Limited", figures["limited"]),

@@ -43,7 +43,7 @@ def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
         measured = each["measured_hit_rate"]
         reused = "" if measured is None else f", {percent(measured)} of them reused"
         print_text(
-            f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'complete response')},"
+            f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'request')} whose response began,"
             f" {each['prompt_tokens']:,} prompt tokens{reused}"
         )
         rows: list[Row] = []
@@ -69,4 +69,4 @@ def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
         print_note("--tier sets the size of the host tier")
     if forecasts:
         print_note("forecasts compare whole messages: equal beginnings of different messages count as new")
-        print_note("requests without a complete response count in kvproxy blocks stats, but not here")
+        print_note("requests that ended before a response began count in kvproxy blocks stats, but not here")

@@ -73,7 +73,7 @@ class Metrics:
         self.descriptions: list[MetricDescription] = []
         self._requests = self._counter(
             "requests",
-            "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`.",
+            "Requests answered. The layer `forward` includes the journal's `prefix` and `shared`, and interrupted responses.",
             "endpoint",
             "layer",
             "status",
@@ -90,7 +90,9 @@ class Metrics:
         self._queue = self._histogram("queue", "Time until a request is scheduled.")
         self._first_token = self._histogram("ttft", "Time to first token of the embedded engine.")
         self._per_token = self._histogram("tpot", "Time per output token after the first.")
-        self._tokens = self._counter("tokens", "Tokens: prompt (pool, tier, computed) and generated.", "kind")
+        self._tokens = self._counter(
+            "tokens", "Tokens of complete responses: prompt (pool, tier, computed) and generated.", "kind"
+        )
         self.tiers = self._group(
             "tier",
             "Tiers of KV chunks.",

@@ -22,6 +22,8 @@ CACHES = ("exact", "semantic", "shared")
 """Values of `Record.layer` for responses that required no backend request."""
 BACKEND = ("prefix", "forward", "bypass", "revalidated")
 """Values of `Record.layer` for responses of the backend."""
+_BEGUN = "layer in ('disconnected', 'error') and status = 200 and reused_tokens is not null"
+"""Condition for responses of the backend that began and were not completed."""
 _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
@@ -173,7 +175,7 @@ class JournalReader:
         """Return sums by group; the groups with the most requests, or with the most time of the backend, come first."""
         condition, values = _where_sql(query)
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
-        backend = f"(layer in {BACKEND} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
+        backend = f"(layer in {BACKEND} or {_BEGUN} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0)"
         source = self._database.tag_rows_sql() if by == "tag" else "requests"
@@ -226,7 +228,7 @@ class JournalReader:
         condition = f" where number >= ? and time >= ? and time < ? and layer not in {_PROXY}"
         values: list[object] = [start, step, first, start, end]
         place_sql = self._database.integer_part_sql("(time - ?) / ?")
-        reported = f"layer in {BACKEND} and reused_tokens is not null"
+        reported = f"(layer in {BACKEND} or {_BEGUN}) and reused_tokens is not null"
         sql = (
             f"select {by}, {place_sql}, count(*), sum(case when {reported} then prompt_tokens else 0 end),"
             f" sum(case when {reported} then reused_tokens else 0 end) from requests{condition} group by 1, 2"
@@ -318,6 +320,16 @@ class JournalReader:
         """Return the id of the stored response to a prompt."""
         rows = self.rows("select entry from prompts where number = ?", [prompt_number])
         return rows[0][0] if rows else None
+
+    def prompt_entries(self, records: Sequence[Record]) -> dict[int, str]:
+        """Return the ids of the last stored responses to the prompts of records without a text, by the number of the prompt."""
+        prompts = sorted({each.prompt for each in records if each.prompt is not None and each.text is None})
+        found: dict[int, str] = {}
+        for start in range(0, len(prompts), _MAX_SAMPLED):
+            part = prompts[start : start + _MAX_SAMPLED]
+            sql = f"select number, entry from prompts where entry is not null and number in ({', '.join('?' * len(part))})"
+            found |= dict(self.rows(sql, part))
+        return found
 
     def contents(self, prompt_number: int) -> JsonObject | None:
         """Return the contents of a prompt's regions by name; None if the setting `journal.text` does not store them."""

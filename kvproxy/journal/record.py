@@ -155,19 +155,23 @@ class RecordWithQuestions:
     stored_question: str | None
 
 
-def entry_ids(records: Sequence[Record]) -> list[str]:
-    return sorted({id for record in records for id in (record.entry, record.near) if id is not None})
+def entry_ids(records: Sequence[Record], prompt_entries: Mapping[int, str]) -> list[str]:
+    """Return the ids of the stored responses that have the questions of records; see `add_questions`."""
+    found = {id for record in records for id in (record.entry, record.near) if id is not None}
+    return sorted(found | set(prompt_entries.values()))
 
 
 def add_questions(
     records: Sequence[Record],
     questions: Mapping[str, str],
+    prompt_entries: Mapping[int, str],
     recent_text: Callable[[int], str | None] = lambda number: None,
 ) -> list[RecordWithQuestions]:
     """Add questions to records.
 
     Args:
         questions: questions of stored responses, by id.
+        prompt_entries: ids of the last stored responses, by the number of the prompt; a record's own entry may be replaced.
         recent_text: returns the question of a record, given its number.
     """
 
@@ -177,6 +181,8 @@ def add_questions(
         if question is None and not is_semantic:
             # The entry of a semantic hit has another question.
             question = questions.get(record.entry or "")
+        if question is None and record.prompt is not None:
+            question = questions.get(prompt_entries.get(record.prompt, ""))
         near = record.near or (record.entry if is_semantic else None)
         return RecordWithQuestions(record, question, questions.get(near or ""))
 

@@ -245,7 +245,9 @@ class RecordWriter:
         if record.layer == "revalidated" or (record.layer == "warming" and not is_warmed_by_backend(exchange)):
             return
         day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
-        tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, record.reused_tokens or 0)
+        # The ledger counts the same requests.
+        reused = record.reused_tokens if record.status == 200 else None
+        tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, reused or 0)
         values = (1, *tokens, self._saved_seconds(exchange, record))
         for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
             sums = totals[day, record.tenant, record.model, record.layer, tag]

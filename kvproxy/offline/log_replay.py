@@ -1,6 +1,7 @@
 """Replays a log through the proxy's flow, with a backend that returns the logged responses."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import TypeVar
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.request_directives import NO_DIRECTIVES, apply_litellm_switches, read_directives
 from kvproxy.backends.protocol import Forwarder, GeneratedResponse, RelayedResponse, Reply
-from kvproxy.errors import KvproxyError
+from kvproxy.errors import InvalidDirective, KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
@@ -56,7 +58,12 @@ def has_responses(requests: Sequence[LoggedRequest]) -> bool:
 
 def to_api_request(logged: LoggedRequest, settings: Settings) -> ApiRequest:
     tenant = tenant_of(logged.headers, settings.access.tenant_headers)
-    return ApiRequest(logged.api, logged.body, dumps(logged.body), logged.headers, tenant, f"line-{logged.line}")
+    body, control = logged.body, NO_DIRECTIVES
+    # Directives that kvproxy would reject belong to another proxy.
+    with contextlib.suppress(InvalidDirective):
+        body, control = apply_litellm_switches(body, read_directives(logged.headers))
+    id = f"line-{logged.line}"
+    return ApiRequest(logged.api, body, dumps(body), logged.headers, tenant, id, control=control)
 
 
 def response_text(logged: LoggedRequest) -> str | None:

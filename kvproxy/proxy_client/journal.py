@@ -61,12 +61,14 @@ class DirectJournal:
         weakref.finalize(self, self.reader.close)
 
     def records(self, query: Query) -> list[RecordWithQuestions]:
-        records = self.reader.records(query)
-        return add_questions(records, self._questions(entry_ids(records)))
+        return self._with_questions(self.reader.records(query))
+
+    def _with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
+        prompt_entries = self.reader.prompt_entries(records)
+        return add_questions(records, self._questions(entry_ids(records, prompt_entries)), prompt_entries)
 
     def record(self, request: str) -> RecordWithQuestions:
-        record = self.reader.find(request)
-        (found,) = add_questions([record], self._questions(entry_ids([record])))
+        (found,) = self._with_questions([self.reader.find(request)])
         return found
 
     def explain(self, request: str, format_time: Callable[[float], str]) -> ExplanationReport:

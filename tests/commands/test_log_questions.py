@@ -45,6 +45,8 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
             body["messages"] = [{"role": "user", "content": STORED}]
             httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": "confirm, no-cache"})
             services.answerer.journal.latest(1)
+            earlier = kvproxy("log", "--json", "--data", tmp_path, url=url).stdout.splitlines()
+            assert [json.loads(line)["question"] for line in earlier][::2] == [STORED, STORED]
             top = json.loads(kvproxy("log", "top", "--json", "--data", tmp_path, url=url).stdout)
     named = {row["name"]: row["requests"] for row in top}
     assert named == {STORED: 2, ASKED if text == "hits" or shadow else "prompt 2 (no text recorded)": 1}

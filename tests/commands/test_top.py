@@ -49,7 +49,7 @@ def test_top_prints_json_lines(demo: Demo) -> None:
     page = kvproxy("top", "--once", "--interval", 0.1, url=url, COLUMNS="20").stdout
     assert re.search(r"^Prefix hits .* prompt tokens\)", page, re.M), page
     assert "First byte" in page
-    assert "includes requests whose prefix was reused" in page
+    assert "includes reused prefixes, shared responses" in page
     assert "Pool" in page
 
 

@@ -47,9 +47,9 @@ def test_the_forecast_of_the_proxy_predicts_the_hit_rate_of_the_engine(url: str)
     done = kvproxy("blocks", "what-if", url=url)
     assert "twice the pool" in done.stdout
     assert "host tier of 64GiB" in done.stdout
-    assert "embedded engine: 50 complete responses, " in done.stdout
+    assert "embedded engine: 50 requests whose response began, " in done.stdout
     assert "64GiB" in kvproxy("blocks", "what-if", "--help").stdout
-    assert "requests without a complete response count in kvproxy blocks stats, but not here" in done.stderr
+    assert "requests that ended before a response began count in kvproxy blocks stats, but not here" in done.stderr
     assert forecast["measured_hit_rate"] == pytest.approx(stats["hit_rate"])
     assert f"{stats['hit_rate']:.1%} of them reused" in done.stdout
     assert 'pool="double",upstream="embedded"' in httpx.get(f"{url}/metrics").text

@@ -148,6 +148,21 @@ def test_the_prompt_of_a_semantic_hit_is_cached_as_far_as_an_earlier_prompt_had_
     assert rows_of(journal, "layer", PRICES)["semantic"].cached_tokens == 0
 
 
+def test_an_interrupted_response_counts_in_each_sum_of_prompt_tokens(journal: StoredJournal) -> None:
+    now = time.time()
+    journal.add(finished("a", "whole", arrived=now))
+    journal.add(finished("b", "left", client_disconnected=True, arrived=now))
+    journal.add(finished("c", "waits", layer="disconnected", status=499, failure="disconnected-waiting", arrived=now))
+    saved = rows_of(journal, "layer")
+    with closing(journal.reader()) as reader:
+        (group,) = reader.groups(Query(), "tenant", order="requests", limit=9)
+        ledger = {row.result: row.tokens for row in SessionReader(reader, {}).ledger("USD").rows}
+        series = reader.series("layer", now - 60, 60, 2)
+    assert ledger == {"reused": 80, "new": 120}
+    assert sum(row.reused_tokens for row in saved.values()) == sum(series.reused_tokens) == ledger["reused"]
+    assert (group.computed, sum(series.prompt_tokens)) == (ledger["new"], 200)
+
+
 def test_the_reuse_of_a_shared_response_counts_once(journal: StoredJournal) -> None:
     journal.add(finished("a", "first"))
     journal.add(finished("a", "second", was_collapsed=True))

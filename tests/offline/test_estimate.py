@@ -78,6 +78,15 @@ def test_entries_age_by_the_times_of_the_log(tmp_path: Path) -> None:
     assert (found.exact, found.forwarded) == (1, 2)
 
 
+def test_the_directives_of_logged_requests_apply(tmp_path: Path) -> None:
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
+    fresh = asked | {"headers": {"Cache-Control": "no-cache"}}
+    litellm = asked | {"body": asked["body"] | {"cache": {"no-cache": True}}}
+    unknown = asked | {"headers": {"x-kvproxy-other": "1"}}
+    found = estimated([asked, asked, fresh, litellm, unknown], tmp_path, [16])
+    assert (found.exact, found.forwarded) == (2, 3)
+
+
 def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     same = logs.line([{"role": "user", "content": logs.words("question", 40)}], "In the data folder.")
     file = logs.write(tmp_path / "log.jsonl", [same, same, same])

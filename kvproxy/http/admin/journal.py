@@ -63,12 +63,13 @@ async def _read_journal(app: Services, work: Callable[[JournalReader], T]) -> T:
     return await asyncio.to_thread(app.answerer.journal.read, work)
 
 
-def _add_questions(app: Services, records: list[Record]) -> list[RecordWithQuestions]:
-    ids, prompts = entry_ids(records), {}
+def _add_questions(app: Services, reader: JournalReader, records: list[Record]) -> list[RecordWithQuestions]:
+    prompt_entries = reader.prompt_entries(records)
+    ids, prompts = entry_ids(records, prompt_entries), {}
     # Records are useful even if the store is unavailable.
     with contextlib.suppress(CacheStoreError):
         prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
-    return add_questions(records, prompts, app.answerer.journal.recent_question)
+    return add_questions(records, prompts, prompt_entries, app.answerer.journal.recent_question)
 
 
 def _row_fields(row: RecordWithQuestions) -> dict[str, object]:
@@ -78,7 +79,7 @@ def _row_fields(row: RecordWithQuestions) -> dict[str, object]:
 async def log(request: Request) -> Response:
     """List the records that match the filters, newest first; `before` and `after` limit the record numbers."""
     app, query = services(request), _parse_query(request.query_params)
-    rows = await _read_journal(app, lambda reader: _add_questions(app, reader.records(query)))
+    rows = await _read_journal(app, lambda reader: _add_questions(app, reader, reader.records(query)))
     return reply([_row_fields(row) for row in rows])
 
 
@@ -102,7 +103,7 @@ async def _live_events(app: Services, query: Query, last: int, newest: int) -> A
         def new(reader: JournalReader, last: int = last) -> tuple[list[RecordWithQuestions], int]:
             newest = reader.newest_number()
             fresh = [] if newest == last else reader.records(replace(query, after=last, before=newest + 1))
-            return _add_questions(app, fresh), newest
+            return _add_questions(app, reader, fresh), newest
 
         rows, last = await _read_journal(app, new)
         if rows:
@@ -141,7 +142,7 @@ async def explain(request: Request) -> Response:
     def read_explanation(reader: JournalReader) -> dict[str, object]:
         record = reader.find(name)
         found = explain_miss(reader, record, region_loader(reader, app.answerer.store))
-        (row,) = _add_questions(app, [record])
+        (row,) = _add_questions(app, reader, [record])
         return {
             "explained": found,
             "question": row.question,

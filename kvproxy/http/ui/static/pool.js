@@ -189,7 +189,7 @@ function forecastOf({ engine, requests, measured_hit_rate: measured, pool_tokens
     point.ttft_ms === null ? "–" : `${point.ttft_ms < 0 ? "−" : "+"}${count(Math.round(Math.abs(point.ttft_ms)))} ms`]);
   const reused = measured === null ? "" : ` The engine reused ${percent(measured)} of their tokens.`;
   return section(`What if ${engine || "the pool"} had another size, by ${count(requests)} requests since the start`,
-    h("p", { class: "note" }, `Forecasts compare whole messages: equal beginnings of different messages count as new. Requests without a complete response do not count.${reused}`),
+    h("p", { class: "note" }, `Forecasts compare whole messages: equal beginnings of different messages count as new. Requests that ended before a response began do not count.${reused}`),
     svg("svg", { class: "forecast", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Hit rate by tokens in the pool" },
       svg("path", { d: path }), now, ...marks, ...sizes),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Forecasts" },

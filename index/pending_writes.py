@@ -102,6 +102,6 @@ class PendingWrites:
     def in_namespace(self, namespace: str) -> tuple[PendingWrite, ...]:
         return tuple(write for write in self._all if write.namespace == namespace)
 
-    async def wait(self, seconds: float | None = None) -> None:
+    async def wait_for_all(self, seconds: float | None = None) -> None:
         if self._all:
             await asyncio.wait([write.task for write in self._all], timeout=seconds)

@@ -39,7 +39,7 @@ def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
     return not _is_over_capacity(capacity, 1, entry_bytes) and (limit is None or entry_bytes <= limit)
 
 
-def batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[NewEntry]]:
+def split_into_batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[NewEntry]]:
     """Split entries into batches, each of which fits the capacity, and in which no two entries have the same id or key."""
     batch: list[NewEntry] = []
     names: set[str] = set()
@@ -61,7 +61,7 @@ def batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[Ne
 
 
 def make_room(run: Transaction, remove: Remove, capacity: Capacity, batch: Sequence[NewEntry], now: float) -> float:
-    """Evict entries with `remove` until a batch (see `batches`) fits; return the store's `age` (see the module)."""
+    """Evict entries with `remove` until a batch (see `split_into_batches`) fits; return the store's `age` (see the module)."""
     sizes: Counter[str] = Counter()
     for new in batch:
         sizes[_client_of(new.entry.tenant)] += new.size

@@ -63,7 +63,7 @@ class StoreWriter:
         """Store entries in one durable transaction. They replace entries with equal keys, and may evict entries."""
         removed: list[RemovedEntry] = []
         with self.database.transaction() as run:
-            batches = eviction.batches(self._capacity, entries)
+            batches = eviction.split_into_batches(self._capacity, entries)
             numbers = tuple(number for batch in batches for number in self._put_batch(run, batch, removed))
         self._notify(removed)
         return WriteResult(numbers, tuple(removed))

@@ -194,7 +194,7 @@ class Answerer:
         await self._revalidator.close()
         await self.keep_warm.close()
         await self.shared_requests.close()
-        await self.cache.pending_writes.wait()
+        await self.cache.pending_writes.wait_for_all()
         if self.semantic is not None:
             await self.semantic.deferred_embeddings.stop()
 

@@ -152,7 +152,7 @@ class AdminGuard:
 
         refused = self._access.check_operator(request)
         if refused is None:
-            await self._writes.wait(_WAIT_SECONDS)
+            await self._writes.wait_for_all(_WAIT_SECONDS)
         await (self._app if refused is None else error_response(refused, request.url.path))(scope, receive, send_logged)
 
 

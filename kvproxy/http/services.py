@@ -147,7 +147,7 @@ class Services:
             await asyncio.sleep(_MAINTENANCE_SECONDS)
             try:
                 # Pending writes may have hits already.
-                await self.answerer.cache.pending_writes.wait()
+                await self.answerer.cache.pending_writes.wait_for_all()
                 await asyncio.to_thread(self.answerer.cache.maintain)
             except CacheStoreError:
                 # The store logs its failure.

@@ -21,7 +21,7 @@ RegionLoader = Callable[[int], Mapping[str, Json] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RegionDifference:
     """A region (see `Regions`) in which two requests differ.
 
     Attributes:
@@ -65,7 +65,7 @@ class MissExplanation:
     record: Record
     cause: str
     earlier: Record | None
-    differences: tuple[Difference, ...]
+    differences: tuple[RegionDifference, ...]
     divergence: PromptDivergence | None
     turn: Turn | None
 
@@ -79,7 +79,7 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     against = record.against if record.against is not None else _closest_prompt(own, earlier)
     if against is None:
         against = _prompt_with_same_question(record.prompt, own, earlier, load_regions)
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
         differences = _differences(own.changes_since(known), load_regions(against), load_regions(record.prompt))
@@ -88,7 +88,7 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     return MissExplanation(record, _cause(record, differences), closest, differences, divergence, turn)
 
 
-def _cause(record: Record, differences: tuple[Difference, ...]) -> str:
+def _cause(record: Record, differences: tuple[RegionDifference, ...]) -> str:
     if record.changed is not None:
         return record.changed.split(",")[0]
     if record.reason == "miss-new" or record.reason.startswith("prefix-"):
@@ -142,19 +142,19 @@ def _divergence(
 
 def _differences(
     changes: list[tuple[str, str]], before: Mapping[str, Json] | None, after: Mapping[str, Json] | None
-) -> tuple[Difference, ...]:
+) -> tuple[RegionDifference, ...]:
     if before is None or after is None:
-        return tuple(Difference(name or old_name) for old_name, name in changes)
+        return tuple(RegionDifference(name or old_name) for old_name, name in changes)
     return tuple(_difference(old_name, name, before, after) for old_name, name in changes)
 
 
-def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> Difference:
+def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Mapping[str, Json]) -> RegionDifference:
     if old_name not in before or name not in after:
         old_text, new_text = (
             _shorten(_text(texts[each])) if each in texts else None
             for texts, each in ((before, old_name), (after, name))
         )
-        return Difference(name or old_name, None, old_text, new_text)
+        return RegionDifference(name or old_name, None, old_text, new_text)
     old, new = comparable_texts(before[old_name], after[name])
     start, end = common_prefix_and_suffix(old, new)
     place = start
@@ -162,7 +162,7 @@ def _difference(old_name: str, name: str, before: Mapping[str, Json], after: Map
         start -= 1
     while end and not new[len(new) - end].isspace():
         end -= 1
-    return Difference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
+    return RegionDifference(name, start, _shorten(old[start : len(old) - end]), _shorten(new[start : len(new) - end]))
 
 
 def common_prefix_and_suffix(old: str, new: str) -> tuple[int, int]:
@@ -239,7 +239,7 @@ def _turn_sentences(turn: Turn) -> Iterator[str]:
         yield f"- {cause}, {tokens:,} tokens: {CAUSES[cause]}{place}"
 
 
-def _difference_sentence(difference: Difference, explanation: MissExplanation) -> str:
+def _difference_sentence(difference: RegionDifference, explanation: MissExplanation) -> str:
     name, earlier, record = difference.region, explanation.earlier, explanation.record
     if name == "tenant" and earlier is not None:
         return f"another tenant asked it: {tenant_name(earlier.tenant)} then, {tenant_name(record.tenant)} now"

@@ -101,7 +101,7 @@ class LayerCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class TimeSeries:
     """Statistics of the requests in consecutive time spans.
 
     Attributes:
@@ -221,7 +221,7 @@ class JournalReader:
         )
         return [PromptCount(*row) for row in self.rows(sql, [])]
 
-    def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> Series:
+    def series(self, by: Literal["layer", "reason"], start: float, step: float, spans: int) -> TimeSeries:
         """Return statistics of the clients' requests in `spans` time spans, from `start` (seconds since the epoch) on."""
         end = start + step * spans
         first, last = self.first_number_since(start), self.first_number_since(end)
@@ -251,7 +251,7 @@ class JournalReader:
                 (cached if layer in CACHES else backend)[min(place, spans - 1)].append(milliseconds)
         first_ms = {name: round(median(found), 3) for name, found in times.items()}
         cached_ms, backend_ms = list(map(_percentiles, cached)), list(map(_percentiles, backend))
-        return Series(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
+        return TimeSeries(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def first_number_since(self, time: float) -> int:
         """Return the number of the first record whose request ended at `time` (seconds since the epoch) or later."""
@@ -266,12 +266,12 @@ class JournalReader:
     def newest_number(self) -> int:
         return int(self.rows("select max(number) from records", [])[0][0] or 0)
 
-    def totals(self, by: SavingsGroup, since: str | None) -> list[TotalRow]:
-        """Return sums from the UTC day `since`, such as 2026-11-21, on; None sums all days."""
+    def totals(self, by: SavingsGroup, first_day: str | None) -> list[TotalRow]:
+        """Return sums from the UTC day `first_day`, such as 2026-11-21, on; None sums all days."""
         sums = ", ".join(f"sum({column.name})" for column in fields(TotalRow)[4:])
         counted = "tag <> ''" if by == "tag" else "tag = ''"
         sql = f"select {by}, layer, model, tenant, {sums} from totals where {counted} and day >= ? group by 1, 2, 3, 4"
-        return [TotalRow(*row) for row in self.rows(sql, [since or ""])]
+        return [TotalRow(*row) for row in self.rows(sql, [first_day or ""])]
 
     def last_uses(self) -> dict[str, float]:
         """Return the time of each client's last request (seconds since the epoch), by the client's name."""

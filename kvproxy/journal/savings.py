@@ -93,19 +93,19 @@ def savings_report(
     reader: JournalReader,
     by: SavingsGroup,
     journal: JournalSettings,
-    counts: Mapping[str, int] | None,
-    since: float | None = None,
+    comparison_counts: Mapping[str, int] | None,
+    seconds_ago: float | None = None,
 ) -> SavingsReport:
     """Return the savings by group and their total.
 
     Args:
-        counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
-        since: seconds before now; counts whole UTC days from that time on. None counts all days.
+        comparison_counts: numbers of compared semantic hits, from `Observations.summary`; None without a store.
+        seconds_ago: seconds before now; counts whole UTC days from that time on. None counts all days.
     """
-    wrong = _wrong_hit_interval(counts)
-    rows = savings(reader, by, journal.prices, wrong, first_utc_day(since))
+    wrong = _wrong_hit_interval(comparison_counts)
+    rows = savings(reader, by, journal.prices, wrong, first_utc_day(seconds_ago))
     layers = Counter[str]()
-    for row in reader.totals("layer", first_utc_day(since)):
+    for row in reader.totals("layer", first_utc_day(seconds_ago)):
         layers[row.layer] += row.requests
     total = _sum_savings(rows) if by != "tag" else None
     return SavingsReport(rows, total, wrong, journal.currency, layers["refused"], layers["semantic"])
@@ -121,17 +121,17 @@ def savings(
     by: SavingsGroup,
     prices: Mapping[str, PriceSettings],
     wrong_interval: WrongHitInterval | None = None,
-    since: str | None = None,
+    first_day: str | None = None,
 ) -> list[Saving]:
     """Return the savings of each group, the largest first, or in order of time for days.
 
     Args:
         wrong_interval: its upper bound lowers the `least_money` of semantic hits; None lowers it to 0.
-        since: first UTC day to count, such as 2026-11-21; None counts all days.
+        first_day: first UTC day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
     costs, cached_shares = prefill_costs(reader), _cached_shares(reader)
-    for row in reader.totals(by, since):
+    for row in reader.totals(by, first_day):
         price = price_of(row.model, prices)
         if row.layer == "warming":
             if price is not None:
@@ -170,7 +170,7 @@ def savings(
             most, least = (hit_price(price, row.prompt_tokens, each, row.completion_tokens) for each in cached)
             wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
             saving.add_money(most, least * (1 - wrong))
-    _subtract_writes(reader, by, prices, since, found)
+    _subtract_writes(reader, by, prices, first_day, found)
     order = sorted(found.values(), key=lambda each: each.name)
     if by == "day":
         return order

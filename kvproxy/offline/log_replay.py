@@ -118,7 +118,7 @@ async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: 
     content = answer.body
     body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
     answer.close()
-    await answerer.cache.pending_writes.wait()
+    await answerer.cache.pending_writes.wait_for_all()
     comparer, is_right = answerer.comparer, None
     if comparer is not None:
         # In a live proxy, requests are farther apart than a comparison takes.

@@ -118,7 +118,7 @@ class World:
             answer.close()
         self.journal.add(exchange)
         # Nobody waits for an answer to be stored.
-        await self.cache.pending_writes.wait()
+        await self.cache.pending_writes.wait_for_all()
         # What is stored gets its vector behind the answer.
         await self.semantic.deferred_embeddings.wait_until_idle()
         return id

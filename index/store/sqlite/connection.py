@@ -12,7 +12,7 @@ from kvproxy.index.private_files import make_private_file, restrict_to_owner
 _BUSY_TIMEOUT = 10.0  # Seconds.
 
 
-def make_private(path: Path) -> None:
+def make_files_private(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private_file(path)
     for suffix in ("-wal", "-shm"):

@@ -12,7 +12,7 @@ import numpy as np
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction
 from kvproxy.index.store.rows import SERVABLE_UNTIL
-from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 
 _VERSION = 1  # Increase it with every change of the schema.
 # Triggers maintain the totals, so that no write counts rows. Vector numbers are never reused.
@@ -82,7 +82,7 @@ class SqliteDatabase:
         self._is_durable = True
         self._is_closed = False
         try:
-            make_private(path)
+            make_files_private(path)
             self._writer = connect(path)
             create_schema(self._writer, f"the store {path}", _VERSION, _SCHEMA)
             with self.reader() as reader:

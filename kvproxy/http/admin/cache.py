@@ -121,7 +121,7 @@ async def delete_many(request: Request) -> Response:
     if where == ALL_ENTRIES and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of older_than, {', '.join(_TEXT_FILTERS)}")
     # A purged response must not appear afterwards.
-    await app.answerer.cache.pending_writes.wait()
+    await app.answerer.cache.pending_writes.wait_for_all()
     ids = await asyncio.to_thread(app.answerer.store.ids, where)
     return await _remove_entries(request, ids, str(where))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_private
+from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_fields, stored_name, view_sql
 
@@ -96,7 +96,7 @@ def _journal_errors() -> Iterator[None]:
 
 def open_file(path: Path) -> SqliteJournalDatabase:
     """Open the file for writing, and create it if it is missing. Raises sqlite3.Error or SchemaVersionError."""
-    make_private(path)
+    make_files_private(path)
     connection = connect(path)
     # A killed process loses no commit. A power failure may lose the last ones.
     connection.execute("pragma synchronous=normal")

@@ -39,7 +39,7 @@ class PromptChain:
     first: int
 
     def estimate_tokens(self, num_regions: int, prompt_tokens: int, known_prefix: tuple[int, int] = (0, 0)) -> int:
-        """Estimate the tokens of the first regions by their bytes. `known_prefix` is a number of regions with known tokens."""
+        """Estimate the tokens of the first regions by their bytes. `known_prefix` has a number of regions, and their tokens."""
         regions, tokens = known_prefix
         before, total = sum(self.sizes[regions:num_regions]), sum(self.sizes[regions:])
         return tokens + (max(0, prompt_tokens - tokens) * before // total if total else 0)

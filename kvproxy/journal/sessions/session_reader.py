@@ -208,15 +208,15 @@ class SessionReader:
             models.setdefault(model, Counter())[result] = tokens
         return ledger_of(models, self._prices, currency)
 
-    def provider_writes(self, by: str, since: str | None) -> list[tuple[str, str, int, int, int]]:
-        """Return sums of the tokens in a provider's cache, from the UTC day `since` on, grouped by an SQL expression.
+    def provider_writes(self, by: str, first_day: str | None) -> list[tuple[str, str, int, int, int]]:
+        """Return sums of the tokens in a provider's cache, from the UTC day `first_day` on, grouped by an SQL expression.
 
         An item has the group, the model, tokens written for five minutes and for one hour, and `STORED_TOKEN_HOURS`.
         """
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)
         sql = f"select {by}, model, {sums} from prompt_tokens where day >= ? and result in {results} group by 1, 2"
-        rows = self._reader.rows(sql, [since or ""])
+        rows = self._reader.rows(sql, [first_day or ""])
         return [(name, model, short, long, hours) for name, model, short, long, hours in rows]
 
     def _turns(self, condition: str, values: Sequence[object]) -> list[Turn]:

@@ -52,7 +52,7 @@ class EditSaving:
     """The effect of editing one span in all prompts of a family.
 
     Attributes:
-        span: in the first of these requests.
+        span: the span in the first request that changes it.
         changed: number of requests in which the span differs from the most similar of the 12 requests before.
         stripped, moved: reuse if the span is removed, and if it is moved to the last message.
     """

@@ -117,7 +117,7 @@ def test_pending_writes_are_bounded(tmp_path: Path, go: threading.Event, monkeyp
 def test_a_purge_removes_pending_writes(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch, soft: str
 ) -> None:
-    when(monkeypatch, PendingWrites, "wait", go)
+    when(monkeypatch, PendingWrites, "wait_for_all", go)
     with held_proxy(tmp_path, go) as (url, services, _):
         status(url, QUESTION)
         done = httpx.delete(f"{url}/admin/cache", params={"all": "true", "soft": soft}, timeout=30)
@@ -129,7 +129,7 @@ def test_a_purge_removes_pending_writes(
 def test_admin_routes_wait_for_pending_writes(
     tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when(monkeypatch, PendingWrites, "wait", go)
+    when(monkeypatch, PendingWrites, "wait_for_all", go)
     with held_proxy(tmp_path, go) as (url, _, _):
         for path in ("/admin/cache", "/admin/cache/export", "/admin/cache/KEY", "/admin/cache/KEY/pin"):
             go.clear()
@@ -204,13 +204,13 @@ def test_an_equal_request_waits_for_redaction(tmp_path: Path, refuses: bool, mon
 def test_a_proxy_stores_pending_writes_before_it_exits(tmp_path: Path, go: threading.Event) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
-        settled = services.answerer.cache.pending_writes.wait
+        settled = services.answerer.cache.pending_writes.wait_for_all
 
         async def ending() -> None:
             go.set()
             await settled()
 
-        services.answerer.cache.pending_writes.wait = ending  # type: ignore[method-assign]
+        services.answerer.cache.pending_writes.wait_for_all = ending  # type: ignore[method-assign]
     again = SqliteStore(tmp_path / "responses.db")
     assert again.count() == 1
     again.close()

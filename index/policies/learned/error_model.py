@@ -69,8 +69,8 @@ class ErrorModel:
     def error(self, features: np.ndarray) -> float:
         return 1 - (1 - self.num_random_errors / self.num_predictable) * _sigmoid(float(features @ self.weights))
 
-    def learn(self, features: np.ndarray, right: bool, chance: float = 1.0) -> None:
-        """Update the weights by one Newton step after a comparison, which was made with probability `chance`.
+    def learn(self, features: np.ndarray, right: bool, comparison_probability: float = 1.0) -> None:
+        """Update the weights by one Newton step after a comparison, which had this probability to be made.
 
         An answer that the model expects to be wrong has little influence, because it would not be served.
         """
@@ -79,7 +79,7 @@ class ErrorModel:
         slip = 0.0 if right else slips * probability / (slips * probability + 1 - probability + 1e-12)
         self.num_random_errors += slip
         self.num_predictable += probability**2
-        weight = (1 - slip) * probability**2 * min(1 / chance, _MAX_OBSERVATION_WEIGHT)
+        weight = (1 - slip) * probability**2 * min(1 / comparison_probability, _MAX_OBSERVATION_WEIGHT)
         curvature = probability * (1 - probability) * weight
         gain = self.covariance @ features
         self.covariance = self.covariance - np.outer(gain, gain) * (

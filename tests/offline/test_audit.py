@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from kvproxy.offline.audit import AuditedPair, AuditedResponse
 from kvproxy.settings import load_settings
 from tests.commands.run import Demo, kvproxy, result
 from tests.servers import run_app, run_proxy
@@ -90,13 +89,3 @@ def test_pairs_without_reports_are_not_counted() -> None:
     nobody = kvproxy("audit", "http://127.0.0.1:9", "--model", "m", "--requests", 1)
     assert nobody.returncode != 0
     assert "does not answer" in nobody.stderr
-
-
-@pytest.mark.parametrize(
-    ("cold", "warm", "at"), [("abc", "abc", None), ("abc", "abd", 2), ("abc", "ab", 2), ("", "a", 0), ("ab", "abc", 2)]
-)
-def test_the_first_different_token(cold: str, warm: str, at: int | None) -> None:
-    pair = AuditedPair(1, AuditedResponse(tuple(cold), 9, 0), AuditedResponse(tuple(warm), 9, 8))
-    assert pair.differs_at == at
-    assert pair.is_reuse_reported
-    assert not AuditedPair(1, pair.warm, pair.warm).is_reuse_reported

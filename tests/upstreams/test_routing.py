@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.health import Health
-from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, EngineLoad, HashRing, rank_engines
+from kvproxy.upstreams.routing import LOAD_SLACK, MISS_COST, EngineCandidate, HashRing, rank_engines
 
 CLIENT = UpstreamClient(UpstreamServer(url="http://127.0.0.1:9"), UpstreamSettings())
 names = st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8, unique=True)
@@ -45,16 +45,6 @@ def test_the_longest_prefix_wins_up_to_a_load() -> None:
     assert best(MISS_COST * 400 + 1) == "c"
 
 
-def test_the_ring_decides_between_equal_costs() -> None:
-    candidates = [EngineCandidate(name, 64, 10.0) for name in "abc"]
-    assert rank_engines(candidates, 100, ["c", "a", "b"])[0] == "c"
-    unknown = [EngineCandidate(name, None, 0.0) for name in "abc"]
-    assert rank_engines(unknown, 100, ["b", "c", "a"]) == ["b", "c", "a"]
-    # Its first engine may have the mean load after this prompt.
-    loaded = [EngineCandidate("a", None, 100.0), EngineCandidate("b", None, 0.0)]
-    assert rank_engines(loaded, 100, ["a", "b"]) == ["a", "b"]
-
-
 @settings(max_examples=40)
 @given(loads=st.lists(st.integers(0, 10_000), min_size=2, max_size=6), tokens=st.integers(1, 2000), data=st.data())
 def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, data: st.DataObject) -> None:
@@ -63,19 +53,6 @@ def test_without_prefixes_the_load_is_bounded(loads: list[int], tokens: int, dat
     chosen = rank_engines(candidates, tokens, order)
     assert sorted(chosen) == sorted(order)
     assert loads[int(chosen[0])] <= LOAD_SLACK * (sum(loads) + tokens) / len(loads)
-
-
-def test_load_decreases_after_prefill_and_at_the_end() -> None:
-    load = EngineLoad()
-    first, second = load.add_request(1000), load.add_request(10)
-    assert load.requests == 2
-    full = load.tokens
-    first.finish_prefill()
-    first.finish_prefill()
-    assert load.tokens == full - 1000
-    for request in (first, second, second):
-        request.finish()
-    assert (load.tokens, load.requests) == (0, 0)
 
 
 def test_ejection_needs_consecutive_failures_and_ends_with_a_success() -> None:

@@ -56,20 +56,6 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
         files.close()
 
 
-def test_names_are_reused_for_the_same_model_only(tmp_path: Path) -> None:
-    files = SlotFiles(tmp_path / "slots.db", URL)
-    first = files.allocate_name("one")
-    assert files.allocate_name("one") != first
-    files.commit(first, "one", pack_tokens([1]), 1, 10)
-    files.discard(first)
-    assert files.total_bytes == 10
-    assert files.allocate_name("two") != first
-    assert files.allocate_name("one") == first
-    # A reserved file is not given to another slot.
-    assert files.allocate_name("one") != first
-    files.close()
-
-
 def test_prefixes_are_encrypted_with_a_key(tmp_path: Path) -> None:
     path, secret = tmp_path / "slots.db", pack_tokens([77_777] * 20)
 

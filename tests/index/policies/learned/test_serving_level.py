@@ -125,14 +125,3 @@ def test_the_level_uses_most_of_its_allowance() -> None:
     assert serve(level, 3000, 0)[0] > 1000
     assert 0 < level.most_wrong <= 0.05 * level.served
     assert 0.3 < level.share_within_error_limit < 0.9
-
-
-def test_wrong_comparisons_lower_the_level() -> None:
-    level = ServingLevel(0.02)
-    assert (level.error_limit, level.most_wrong) == (0.0, 0)
-    serve(level, 1500, 0)
-    before = level.error_limit
-    for _ in range(30):
-        level.add_comparison(0.01, right=False)
-    level.update()
-    assert level.error_limit < before / 2

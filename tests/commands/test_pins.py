@@ -111,3 +111,10 @@ def test_pins_leave_room_for_the_longest_request(url: str) -> None:
     assert "remove a pin, or start with more blocks (--num-blocks)" in done.stderr
     for pin in result("blocks", "pins", url=url):
         kvproxy("blocks", "unpin", pin["name"], url=url)
+
+
+def test_priorities_are_checked(url: str) -> None:
+    response = ask(url, "priority", headers={"x-kvproxy-priority": "10"})
+    assert (response.status_code, "0 to 9" in response.text) == (400, True)
+    assert ask(url, "priority", headers={"x-kvproxy-priority": "3"}).is_success
+    assert any(block["priority"] == 3 for block in result("blocks", "ls", url=url))

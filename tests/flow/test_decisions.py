@@ -11,11 +11,12 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.flow.compare_responses import judge_with_model
+from kvproxy.flow.compare_responses import ResponseComparer, judge_with_model
 from kvproxy.http.services import Services
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.search.decider import MAX_REFUSALS
 from kvproxy.index.store.observations import Observations
+from kvproxy.settings import CacheSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
 from tests.polling import until
 from tests.requests import api_request
@@ -209,3 +210,25 @@ class Similar:
 
     async def similarity(self, one: str, other: str) -> float:
         return self.value
+
+
+@pytest.mark.parametrize(
+    ("judge", "similarity", "fresh", "same"),
+    [
+        ("equality", 0.0, "one TEXT", True),
+        ("equality", 1.0, "Another text", False),
+        ("similarity", 0.0, "one TEXT", True),
+        ("similarity", 0.9, "Another text", True),
+        ("similarity", 0.8, "Another text", False),
+    ],
+)
+async def test_answers_are_compared_by_text_and_by_similarity(
+    judge: Any, similarity: float, fresh: str, same: bool
+) -> None:
+    semantic: Any = Similar(similarity)
+    model: Any = Judge()
+    comparer = ResponseComparer(semantic, model, CacheSettings(judge=judge, judge_similarity=0.9))
+    assert (
+        await comparer.have_same_meaning(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh)
+        is same
+    )

@@ -76,6 +76,13 @@ def test_what_cannot_be_moved_is_left_where_it_is() -> None:
     assert apply_edits(nothing, [DATE, MOVED]) is nothing
 
 
+def test_a_move_keeps_the_spans_of_all_messages() -> None:
+    body: Any = {"messages": [said("system", f"Today is 2026-11-{day}.") for day in (20, 21)] + [said("user", "Hello")]}
+    moved: Any = apply_edits(asked(body), [MOVED]).body["messages"][-1]["content"]
+    assert "2026-11-20" in moved
+    assert "2026-11-21" in moved
+
+
 @pytest.mark.parametrize(
     ("pattern", "fix"), [("a(b", "is not a regular expression"), ("ab", "0 groups"), ("(a)(b)", "2 groups")]
 )
@@ -103,3 +110,9 @@ def test_a_proxy_makes_them_and_its_record_tells(tmp_path: Path) -> None:
     assert "2026-11-20" not in json.dumps(told)
     with sqlite3.connect(tmp_path / "journal.db") as journal:
         assert journal.execute("select distinct tags from requests").fetchall() == [("edit:date",)]
+
+
+def test_content_of_no_known_kind_and_a_turn_without_content_stay_as_they_are() -> None:
+    odd = [{"role": "system", "name": "clock"}, said("system", {"odd": 1}), said("system", [5, {"text": 6}])]
+    found: Any = apply_edits(asked({"messages": [*odd, said("system", "Today is 2026-11-20.")]}), [DATE]).body
+    assert found["messages"] == [*odd, said("system", "Today is .")]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
@@ -154,6 +155,18 @@ def test_namespaces_of_conversations_omit_earlier_questions_alone() -> None:
     off = key(conversation("one", "1", "two"), on=False)
     assert off.text == "two"
     assert off.namespace != key(conversation("eins", "1", "two"), on=False).namespace
+
+
+@pytest.mark.parametrize(("name", "field"), [("messages", "messages"), ("responses", "input")])
+def test_other_apis_have_conversations_too(name: ApiName, field: str) -> None:
+    def key(question: str) -> CacheKey:
+        turns = [("user", question), ("assistant", "1"), ("user", "two")]
+        body = {"model": "m", field: [{"role": role, "content": text} for role, text in turns]}
+        return cache_key(api_request(body, name), "x", conversations=True)
+
+    assert key("one").text == "one \u23ce two"
+    assert key("one").namespace == key("uno").namespace
+    assert key("one").exact != key("uno").exact
 
 
 def test_what_is_never_matched_by_similarity() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,19 @@ def test_a_slow_lookup_is_skipped_and_embedded_later(tmp_path: Path, slow: threa
         slow.set()
         # And it is found for similar questions.
         until(lambda: "semantic" in ask(url, f"{CLOSE} then", "no-store").headers["cache-status"])
+
+
+def test_a_single_lookup_has_a_longer_timeout(tmp_path: Path, slow: threading.Event) -> None:
+    with proxy(tmp_path, checked(), lookup_timeout=0.4) as (url, services, _), ThreadPoolExecutor() as pool:
+        ask(url, QUESTION, "confirm")
+        until_searchable(url)
+        slow.clear()
+        first = pool.submit(ask, url, CLOSE, "no-store")
+        assert services.answerer.semantic is not None
+        until(lambda: not services.answerer.semantic._queue.is_idle)
+        assert 'detail="skipped"' in ask(url, f"{CLOSE} then", "no-store").headers["cache-status"]
+        slow.set()
+        assert "semantic" in first.result().headers["cache-status"]
 
 
 def test_only_if_cached_has_no_lookup_timeout(tmp_path: Path, slow: threading.Event) -> None:

@@ -1,7 +1,9 @@
 """Identical requests share one call of the backend, which ends with its last client; backpressure of its response."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -92,6 +94,32 @@ async def test_a_late_client_gets_everything_from_the_start() -> None:
     assert (source.begun, source.finished) == (1, 1)
     await until_ended(requests)
     assert source.closed == 1
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+async def test_a_cancelled_request_is_freed_without_garbage_collection(no_collection: None, parts: int) -> None:
+    requests = SharedRequests()
+
+    async def leave() -> "weakref.ref[SharedRequest]":
+        source = Source()
+        shared, _ = requests.join("k", source.shared)
+        source.release(parts)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        shared.release()
+        return weakref.ref(shared)
+
+    shared = await leave()
+    await until_ended(requests)
+    assert shared() is None
 
 
 async def test_the_last_client_cancels_the_request() -> None:
@@ -246,6 +274,16 @@ async def test_the_backend_waits_for_a_client_that_has_not_begun(limit: int) -> 
     shared.release()
 
 
+async def test_a_small_response_is_read_as_fast_as_the_fastest_client() -> None:
+    requests, source = SharedRequests(), Endless(10 * len(WHOLE))
+    shared, _ = requests.join("key", lambda: source.shared)
+    assert requests.join("key", lambda: source.shared) == (shared, True)
+    assert await asyncio.wait_for(shared.body(), 30) == WHOLE
+    assert await shared.body() == WHOLE
+    shared.release()
+    shared.release()
+
+
 async def test_a_large_response_is_read_as_fast_as_the_slowest_client() -> None:
     requests, source = SharedRequests(), Endless(2 * MAX_UNSENT_BYTES)
     shared, _ = requests.join("key", lambda: source.shared)
@@ -263,6 +301,18 @@ async def test_a_large_response_is_read_as_fast_as_the_slowest_client() -> None:
     assert source.bytes_in_memory <= 2 * MAX_UNSENT_BYTES
     assert not shared.is_joinable
     shared.release()
+    shared.release()
+
+
+async def test_a_slow_client_that_leaves_delays_no_other() -> None:
+    requests, source = SharedRequests(), Endless(MAX_UNSENT_BYTES // 2)
+    shared, _ = requests.join("key", lambda: source.shared)
+    requests.join("key", lambda: source.shared)
+    taken = asyncio.create_task(_all(shared.chunks()))
+    await still(source)
+    assert not taken.done()
+    shared.release()
+    assert await asyncio.wait_for(taken, 30) == WHOLE
     shared.release()
 
 

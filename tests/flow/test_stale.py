@@ -247,6 +247,13 @@ def test_a_soft_purge_starts_the_stale_periods(proxy: Proxy) -> None:
     assert proxy.wait_until_stored("the ninth").tags == ("soft",)
 
 
+def test_a_response_that_is_too_stale_to_serve_is_named(proxy: Proxy) -> None:
+    proxy.ask("the tenth", "confirm")
+    proxy.now += TTL + REVALIDATE + 5
+    assert "; fwd=stale; " in proxy.ask("the tenth", "confirm").headers["cache-status"]
+    assert "; hit" in proxy.ask("the tenth").headers["cache-status"]
+
+
 def failing(error: KvproxyError) -> Callable[[ApiRequest], Awaitable[RelayedResponse]]:
     async def send(request: ApiRequest) -> RelayedResponse:
         raise error

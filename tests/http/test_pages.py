@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvproxy.http.access_rules import host_of, is_public_name
 from tests.http.conftest import Recorder
 from tests.servers import run_front
 
@@ -65,3 +66,10 @@ def test_other_requests_do(url: str) -> None:
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
     ):
         assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200, headers
+
+
+def test_names_that_anybody_could_register() -> None:
+    for authority in ("evil.example", "EVIL.example.:80", "local.evil.example"):
+        assert is_public_name(host_of(authority))
+    for authority in ("localhost:8484", "a.localhost", "kvproxy", "10.0.0.1:80", "[fe80::1]:80", "box.home.arpa"):
+        assert not is_public_name(host_of(authority))

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 
 from kvproxy.checks.all_checks import _check_data
+from kvproxy.index.private_files import make_private_folder
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy
@@ -61,6 +62,12 @@ def test_a_program_that_uses_the_library_makes_no_file_that_others_can_read(tmp_
         assert stat.S_IMODE((tmp_path / "copy.jsonl").stat().st_mode) == 0o600
     finally:
         os.umask(before)
+
+
+def test_a_folder_that_is_everybodys_on_purpose_is_left_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    make_private_folder(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
 
 
 def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:

@@ -51,3 +51,8 @@ def test_every_file_is_served_with_strict_headers(url: str, name: str) -> None:
 @pytest.mark.parametrize("path", ["/ui/nothing.js", "/ui/../services.py", "/ui/%2e%2e/__init__.py"])
 def test_nothing_else_is_served(url: str, path: str) -> None:
     assert httpx.get(url + path).status_code in (400, 401, 404)
+
+
+def test_other_pages_may_not_load_it(url: str) -> None:
+    foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    assert httpx.get(f"{url}/ui/app.js", headers=foreign).status_code == 403

@@ -238,6 +238,16 @@ def test_clients_that_are_turned_away(tmp_path: Path) -> None:
         assert (last(services, "who").reason, last(services, "who").client) == ("refused-key", None)
 
 
+def test_a_model_that_is_not_served_is_the_clients_error(demo: tuple[str, Services]) -> None:
+    url, services = demo
+    assert post(url, "no-model", ask("Which model?", model="nope")).status_code == 404
+    record = last(services, "no-model")
+    assert (record.layer, record.reason, record.status) == ("refused", "refused-model", 404)
+    assert record.reason in REASONS
+    counted = 'kvproxy_requests_total{endpoint="chat",layer="refused",status="404"}'
+    assert counted in httpx.get(f"{url}/metrics").text
+
+
 def test_an_answer_that_was_not_kept_is_the_reason_though_a_question_is_near(demo: tuple[str, Services]) -> None:
     url, services = demo
     assert post(url, "near", {**ask("What is a token?"), "model": "demo"}).status_code == 200

@@ -234,6 +234,14 @@ def test_reused_tokens_save_the_slope_of_measured_prefills(journal: StoredJourna
     assert row.least_seconds <= row.seconds <= row.most_seconds
 
 
+def test_the_shortest_computation_of_a_response_counts(journal: StoredJournal) -> None:
+    for seconds in (9.0, 3.0, 6.0):
+        journal.add(finished("a", f"computed {seconds}", backend_seconds=seconds))
+        journal.flush()
+    journal.add(finished("a", "hit", hit=True))
+    assert rows_of(journal, "layer")["exact"].seconds == pytest.approx(3.0 - 0.001)
+
+
 def test_an_entry_that_is_stored_behind_the_answer_is_named_in_its_record(journal: StoredJournal) -> None:
     failed, made = finished("a", "failed"), finished("a", "made")
     failed.status = 500
@@ -286,6 +294,26 @@ def test_two_proxies_may_share_a_file(tmp_path: Path) -> None:
     assert len({record.number for record in found}) == 40
     one.close()
     other.close()
+
+
+def test_what_comes_while_others_are_written_waits_for_the_next_time(
+    journal: StoredJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, batches = journal._writer.write, 0
+
+    def busy(what: Any) -> None:
+        nonlocal batches
+        batches += 1
+        write(what)
+        if batches < 50:
+            journal.add(finished("again", f"{batches}"))
+
+    journal.add(finished("first", "0"))
+    with journal._writing:
+        monkeypatch.setattr(journal._writer, "write", busy)
+    journal.flush()
+    # The journal's own thread may have been writing too.
+    assert batches < 25
 
 
 def test_of_hits_that_wait_together_only_those_that_cannot_be_written_are_lost(journal: StoredJournal) -> None:

@@ -36,6 +36,14 @@ def test_outliers_and_noise_move_the_estimate_little(seed: int) -> None:
     assert found.least <= 0.001 <= found.most
 
 
+def test_the_range_covers_the_loads_that_were_seen() -> None:
+    quiet, busy = requests(100, 0.001, 0.1), requests(100, 0.008, 0.1, seed=1)
+    found = prefill_cost(quiet[0] + busy[0], quiet[1] + busy[1])
+    assert found is not None
+    assert found.least <= 0.0011
+    assert found.most >= 0.0079
+
+
 def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
     curve, rates = replay(tmp_path, 150, LONG)
     assert curve.requests == 150

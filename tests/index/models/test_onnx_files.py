@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.models.minilm.graph_builder import int8_test_graph
-from kvproxy.index.models.minilm.onnx_files import MAX_FILES, OnnxFiles
+from kvproxy.index.models.minilm.onnx_files import MAX_FILES, OnnxFiles, content_digest
 
 PROBE = int8_test_graph()
 LARGEST = {"tokens": np.full((1, 1, 2), 255, np.float32)}
@@ -124,3 +124,17 @@ def test_concurrent_and_killed_writers_leave_intact_files(tmp_path: Path) -> Non
             writer.stdout.close()
     for file in tmp_path.glob("*.onnx"):
         assert file.read_bytes() == PROBE
+
+
+def test_a_digest_covers_names_shapes_and_values() -> None:
+    one = np.arange(6, dtype=np.float32)
+    same = content_digest({"a": one, "b": one}, "x")
+    assert same == content_digest({"b": one.copy(), "a": one}, "x")
+    others = [
+        content_digest({"a": one}, "x"),
+        content_digest({"a": one, "c": one}, "x"),
+        content_digest({"a": one, "b": one.reshape(2, 3)}, "x"),
+        content_digest({"a": one, "b": one + 1}, "x"),
+        content_digest({"a": one, "b": one}, "x", ""),
+    ]
+    assert len({same, *others}) == len(others) + 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.errors import EmbedderError
-from kvproxy.index.models.embedder import load_embedder
+from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -77,6 +77,16 @@ async def test_a_text_that_cannot_be_embedded_fails_no_other_lookup(store: Sqlit
     texts = ["raises here", *(f"text {number}" for number in range(20)), "nan here"]
     results = await asyncio.gather(*(semantic.lookup("n", text) for text in texts), return_exceptions=True)
     assert [isinstance(result, EmbedderError) for result in results] == [True, *[False] * 20, True]
+
+
+@pytest.mark.parametrize("shape", [(1, 63), (2, 64), (64,)])
+def test_vectors_of_a_wrong_shape_are_an_error(shape: tuple[int, ...]) -> None:
+    class Wrong(HashEmbedder):
+        def embed(self, texts: Sequence[str]) -> np.ndarray:
+            return np.ones(shape, np.float32)
+
+    with pytest.raises(EmbedderError, match="instead of"):
+        EmbeddingCache(Wrong()).vector("text")
 
 
 def test_a_similarity_of_nan_is_not_a_hit() -> None:

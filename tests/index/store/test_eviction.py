@@ -129,6 +129,16 @@ def test_entries_are_listed_and_deleted_by_a_filter(make_store: MakeStore) -> No
         assert store.count() == 3 - len(expected)
 
 
+def test_the_reasons_of_the_eviction_order(make_store: MakeStore) -> None:
+    store = make_store(clock=lambda: 2000.0)
+    store.put(make_entry("over", expires=1500.0))
+    store.put(make_entry("stale", expires=1500.0, stale_if_error=1000))
+    store.put(make_entry("fresh"))
+    reasons = {each.entry.prompt: each.reason for each in store.eviction_order(9)}
+    assert reasons == {"over": "expired", "stale": "low priority", "fresh": "low priority"}
+    assert (store.stats()["expired"], store.stats()["stale"]) == (2, 1)
+
+
 def test_wrong_totals_of_a_damaged_file_block_no_write(make_store: MakeStore) -> None:
     store = make_store(capacity=Capacity(entries=3))
     store.put(make_entry("one"))

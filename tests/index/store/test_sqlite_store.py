@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: byt
     with pytest.raises(CacheStoreError, match="damaged"):
         open_observations(path)
     assert path.read_bytes() == content
+
+
+def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
+    store.put(whole)
+    store.put(damaged)
+    execute(tmp_path / "r.db", "update responses set stale_if_error = 5000 where id = ?", damaged.id)
+    store.expire_now([whole.id, damaged.id])
+    assert store.get(whole.id) == replace(whole, expires=2000.0)
+    with pytest.raises(StoreDamaged):
+        store.get(damaged.id)
+    store.close()
 
 
 def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:

@@ -233,6 +233,20 @@ def test_waiting_requests_get_the_released_slot(tmp_path: Path) -> None:
         assert [action.split()[0] for action in server.actions] == ["save"] * 3
 
 
+def test_files_stay_within_the_disk_budget(tmp_path: Path) -> None:
+    limit = BYTES_PER_TOKEN * 800
+    with llama(tmp_path, save_after=0.0, disk_size=limit) as (server, running):
+        chats = [conversation(str(number), 2 + number % 3) for number in range(8)]
+        for chat in chats:
+            running.turn(chat, "hello")
+            until(lambda: running.get("/blocks/chains")[-1] and running.status()["slots"]["saved_bytes"] <= limit)
+        until(lambda: sum(BYTES_PER_TOKEN * len(file.tokens) for file in server.files.values()) <= limit)
+        assert running.turn(chats[0], "long gone") < 20
+        assert running.post("/blocks/reset").json()["reset"]
+        assert [block["place"] for block in running.get("/blocks") if block["medium"] == "disk"] == []
+        assert server.errors == []
+
+
 def test_a_reset_waits_for_a_slot_that_is_being_saved(tmp_path: Path) -> None:
     with llama(tmp_path, save_after=0.0) as (server, running), concurrent.futures.ThreadPoolExecutor(1) as pool:
         server.delays_saves = True

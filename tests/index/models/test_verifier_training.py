@@ -27,7 +27,7 @@ TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
 def labelled(tmp_path: Path) -> Path:
     file = tmp_path / "pairs.jsonl"
     rows = []
-    for number in range(12):
+    for number in range(16):
         topic = f"{TOPICS[number % len(TOPICS)]} {number}"
         rows.append({"a": f"What is {topic}?", "b": f"Can you tell me what {topic} is?", "same": 1})
         rows.append({"a": f"What is {topic}?", "b": f"Who sells {topic}?", "same": 0})

@@ -23,7 +23,7 @@ from kvproxy.commands.tables import (
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.journal.reader import Query
+    from kvproxy.journal.reader import RecordQuery
     from kvproxy.journal.record import Record, RecordWithQuestions
     from kvproxy.proxy_client.journal import JournalClient
 
@@ -45,7 +45,7 @@ class QueryOptions:
         str | None, typer.Option(help='Only this SQL condition, such as "total_ms > 500 and status = 200".')
     ] = None
 
-    def query(self, limit: int | None = None) -> "Query":
+    def query(self, limit: int | None = None) -> "RecordQuery":
         from kvproxy.proxy_client.journal import journal_query
 
         return journal_query(**asdict(self), limit=limit)
@@ -101,7 +101,7 @@ def _by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]
     return sorted(rows, key=lambda row: (row.record.time, row.record.number))
 
 
-def _plot(journal: "JournalClient", query: "Query", file: Path) -> None:
+def _plot(journal: "JournalClient", query: "RecordQuery", file: Path) -> None:
     from kvproxy.charts import Chart, ChartLine
     from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
     from kvproxy.journal.record import Layer
@@ -154,7 +154,9 @@ def _decode_ms(record: "Record") -> float | None:
     return round(max(0.0, record.total_ms - before), 3)
 
 
-def _follow(journal: "JournalClient", query: "Query", rows: "list[RecordWithQuestions]", layout: Layout | None) -> None:
+def _follow(
+    journal: "JournalClient", query: "RecordQuery", rows: "list[RecordWithQuestions]", layout: Layout | None
+) -> None:
     latest = rows or journal.records(replace(query, limit=1))
     last = max((row.record.number for row in latest), default=0)
     while True:

@@ -125,7 +125,7 @@ def embed_texts(texts: Sequence[str], embedder: Embedder, progress: Progress) ->
 
 
 def best_threshold(stream: Stream, max_error: float, progress: Progress) -> tuple[float | None, ReplayOutcome]:
-    """Return the threshold with the highest hit rate whose share of wrong answers is within `max_error`, and its results."""
+    """Return the threshold with the most hits among those within `max_error` wrong answers, if any, and its results."""
     level, best = None, ReplayOutcome(np.zeros(len(stream.texts), bool), np.zeros(len(stream.texts), bool))
     for place, threshold in enumerate(_THRESHOLDS):
         found = replay(stream, _NearestOnlyPolicy(threshold))

@@ -29,7 +29,7 @@ ReadVectors = Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class FaissGpu:
     """FAISS's resources on a GPU. Hold `lock` during every call of FAISS: even searches are not thread-safe."""
 
     resources: Any
@@ -37,7 +37,7 @@ class Gpu:
 
 
 @functools.cache
-def gpu_resources() -> Gpu | None:
+def gpu_resources() -> FaissGpu | None:
     import faiss
 
     if faiss.get_num_gpus() == 0:
@@ -45,7 +45,7 @@ def gpu_resources() -> Gpu | None:
     resources = faiss.StandardGpuResources()
     # The default of 1.5 GiB would take memory from the engine.
     resources.setTempMemory(_GPU_SCRATCH)
-    return Gpu(resources, threading.RLock())
+    return FaissGpu(resources, threading.RLock())
 
 
 class _NumberedIndex:

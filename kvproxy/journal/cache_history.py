@@ -59,7 +59,7 @@ class PromptRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RegionChange:
     """Names of the regions (see `Regions`) in which a request differs from an earlier prompt, and that prompt's number."""
 
     regions: tuple[str, ...]
@@ -154,16 +154,16 @@ class CacheHistory:
         is_expired = prompt.expires is not None and prompt.expires <= now + _SLACK
         return ("expired", prompt.expires) if is_expired else ("removed", None)
 
-    def closest_change(self, key: bytes, regions: Regions) -> Change | None:
+    def closest_change(self, key: bytes, regions: Regions) -> RegionChange | None:
         """Return the change since the most similar earlier prompt with the same question; None if over two regions differ."""
         if regions.question_digest is None:
             return None
         sql = "select number, regions, shape from prompts where question = ? and key <> ? order by number desc limit ?"
-        best: Change | None = None
+        best: RegionChange | None = None
         for number, digests, shape in self._database.rows(sql, [regions.question_digest, key, _MAX_COMPARED]):
             changed = regions.differing_regions(self._strings.regions(digests, shape))
             if 0 < len(changed) <= _MAX_CHANGES and (best is None or len(changed) < len(best.regions)):
-                best = Change(tuple(changed), number)
+                best = RegionChange(tuple(changed), number)
         return best
 
     def prune(self) -> None:

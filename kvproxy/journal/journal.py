@@ -22,7 +22,7 @@ from kvproxy.index.store import is_url
 from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.databases.sqlite import open_or_replace
-from kvproxy.journal.reader import JournalReader, Query
+from kvproxy.journal.reader import JournalReader, RecordQuery
 from kvproxy.journal.record import Record
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.settings.journal import JournalSettings
@@ -181,7 +181,7 @@ class StoredJournal(Journal):
     def latest(self, limit: int) -> list[Record]:
         """Write all queued events. Return the last records, newest first."""
         self.flush()
-        return self.read(lambda reader: reader.records(Query(limit=limit)))
+        return self.read(lambda reader: reader.records(RecordQuery(limit=limit)))
 
     def read(self, work: Callable[[JournalReader], T], default: T | None = None) -> T:
         try:

@@ -31,7 +31,7 @@ _MAX_SPANS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class RecordQuery:
     """Filters of records; None disables a filter.
 
     Attributes:
@@ -152,7 +152,7 @@ class JournalReader:
     def close(self) -> None:
         self._database.close()
 
-    def records(self, query: Query) -> list[Record]:
+    def records(self, query: RecordQuery) -> list[Record]:
         condition, values = _where_sql(query)
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         return self._select(f"{condition} order by number desc{limit}", values)
@@ -170,7 +170,7 @@ class JournalReader:
         raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
-        self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
+        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
         """Return sums by group; the groups with the most requests, or with the most time of the backend, come first."""
         condition, values = _where_sql(query)
@@ -198,7 +198,7 @@ class JournalReader:
         )
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
-    def layer_counts(self, query: Query) -> LayerCounts:
+    def layer_counts(self, query: RecordQuery) -> LayerCounts:
         condition, values = _where_sql(query)
         condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
@@ -355,7 +355,7 @@ def _percentiles(values: list[float]) -> tuple[float, float] | None:
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)
 
 
-def _where_sql(query: Query) -> tuple[str, list[object]]:
+def _where_sql(query: RecordQuery) -> tuple[str, list[object]]:
     conditions: list[tuple[str, object]] = [
         ("time >= ?", query.since),
         ("time < ?", query.until),
@@ -375,6 +375,6 @@ def _where_sql(query: Query) -> tuple[str, list[object]]:
     return (f" where {' and '.join(parts)}" if parts else ""), values
 
 
-def _without_warming(condition: str, query: Query) -> str:
+def _without_warming(condition: str, query: RecordQuery) -> str:
     condition = condition or " where true"
     return condition if query.layer == "warming" else f"{condition} and layer <> 'warming'"

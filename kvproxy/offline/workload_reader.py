@@ -19,7 +19,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.sessions.session_matching import PromptChain, chain_of
 from kvproxy.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
-from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, TraceRequest
 from kvproxy.offline.simulate.trace_reader import (
     DEFAULT_BLOCK_SIZE,
     BlockNumbers,
@@ -64,7 +64,7 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
     return Workload(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
 
 
-def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[Arrival]:
+def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[TraceRequest]:
     free = [(0.0, user) for user in range(users)]
     for trace in traces:
         (start, user), first = heapq.heappop(free), trace.arrivals[0].seconds
@@ -104,7 +104,7 @@ def _workload_of_regions(
     for (seconds, chain, _, output), length in zip(prompts, lengths, strict=True):
         blocks = ids.chain_numbers(_region_blocks(chain, ends, block_size), scope)
         reusable = min(len(blocks), max(0, length - 1) // block_size)
-        arrivals.append(Arrival(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
+        arrivals.append(TraceRequest(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
     return Workload(arrivals, block_size, notes)
 
 
@@ -155,7 +155,7 @@ def _read_events(path: Path, ids: BlockNumbers) -> Workload:
             at = parents.get(at)
         blocks = ids.chain_numbers(reversed(path_up), scope)
         chain = ChainRequest(blocks, len(blocks), partial=False)
-        arrivals.append(Arrival(seconds, chain, len(blocks) * size, 0))
+        arrivals.append(TraceRequest(seconds, chain, len(blocks) * size, 0))
     return Workload(arrivals, size, (_EVENTS_NOTE,))
 
 

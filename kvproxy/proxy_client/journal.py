@@ -10,7 +10,15 @@ from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.index.store import is_url
-from kvproxy.journal.reader import Group, JournalReader, LayerCounts, PromptCount, Query, RequestGroup, SavingsGroup
+from kvproxy.journal.reader import (
+    Group,
+    JournalReader,
+    LayerCounts,
+    PromptCount,
+    RecordQuery,
+    RequestGroup,
+    SavingsGroup,
+)
 from kvproxy.journal.reasons import check_reason_prefix
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.request_regions import request_body_of
@@ -60,7 +68,7 @@ class DirectJournal:
         self.reader = JournalReader(self._settings.journal_location)
         weakref.finalize(self, self.reader.close)
 
-    def records(self, query: Query) -> list[RecordWithQuestions]:
+    def records(self, query: RecordQuery) -> list[RecordWithQuestions]:
         return self._with_questions(self.reader.records(query))
 
     def _with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
@@ -83,7 +91,7 @@ class DirectJournal:
         return ExplanationReport(record, described.question, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(
-        self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
+        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
         """Return sums of the requests of each group, by `order`. The name of a group of equal prompts is their question."""
         rows = self.reader.groups(query, by, order=order, limit=limit)
@@ -100,7 +108,7 @@ class DirectJournal:
         regions, others = self.reader.regions(row.prompt), self.reader.regions(other.prompt)
         return () if regions is None or others is None else tuple(regions.differing_regions(others))
 
-    def layer_counts(self, query: Query) -> LayerCounts:
+    def layer_counts(self, query: RecordQuery) -> LayerCounts:
         return self.reader.layer_counts(query)
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
@@ -157,7 +165,7 @@ class RemoteJournal:
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def records(self, query: Query) -> list[RecordWithQuestions]:
+    def records(self, query: RecordQuery) -> list[RecordWithQuestions]:
         if query.where is not None:
             raise self._unsupported_error("--where")
         found: list[RecordWithQuestions] = []
@@ -184,11 +192,11 @@ class RemoteJournal:
         return ExplanationReport(record, answer["question"], answer["explained"], answer["sentences"])
 
     def groups(
-        self, query: Query, by: Group, *, order: Literal["requests", "backend"], limit: int
+        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
         raise self._unsupported_error("log top")
 
-    def layer_counts(self, query: Query) -> LayerCounts:
+    def layer_counts(self, query: RecordQuery) -> LayerCounts:
         raise self._unsupported_error("--plot")
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
@@ -265,13 +273,13 @@ def journal_query(
     model: str | None = None,
     where: str | None = None,
     limit: int | None = None,
-) -> Query:
+) -> RecordQuery:
     """Return the query for a command's options. `since` is in seconds before the current time. Raises InvalidRequest."""
     if layer is not None and layer not in get_args(Layer):
         raise InvalidRequest(f"unknown layer {layer[:40]!r}: use one of {', '.join(get_args(Layer))}")
     check_reason_prefix(reason)
     start = None if since is None else time.time() - since
-    return Query(start, layer, reason, tenant, model, where, limit=limit)
+    return RecordQuery(start, layer, reason, tenant, model, where, limit=limit)
 
 
 def _parse_record(row: dict[str, Any]) -> Record:

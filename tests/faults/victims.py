@@ -19,7 +19,7 @@ from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import Capacity, SqliteStore, open_observations
 from kvproxy.index.store.observations import Observation
 from kvproxy.journal.journal import open_stored_journal
-from kvproxy.journal.reader import JournalReader, Query
+from kvproxy.journal.reader import JournalReader, RecordQuery
 from kvproxy.settings import load_settings
 from kvproxy.settings.journal import JournalSettings
 from kvproxy.tiers.chunk_format import ChunkName, payload_offset, read_payload, write_header
@@ -247,7 +247,7 @@ class Journal(Victim):
     def check(self, folder: Path, reports: Sequence[str]) -> None:
         open_stored_journal(folder / "journal.db", JournalSettings()).close()
         with contextlib.closing(JournalReader(folder / "journal.db")) as reader:
-            found = [record.request_id for record in reader.records(Query(limit=10**6))]
+            found = [record.request_id for record in reader.records(RecordQuery(limit=10**6))]
         assert set(reports) <= set(found), "a record is lost"
         assert len(set(found)) == len(found), "a record was written twice"
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
-from kvproxy.journal.reader import JournalReader, Query
+from kvproxy.journal.reader import JournalReader, RecordQuery
 from kvproxy.journal.savings import savings
 from kvproxy.provider_cache_policy import KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
@@ -111,7 +111,7 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
     assert all(reused and reused <= prompt for reused, prompt in rows)
     with contextlib.closing(JournalReader(tmp_path / "journal.db")) as reader:
         assert [row.requests for row in savings(reader, "tenant", {})] == [2]
-        assert len(reader.records(Query(layer="warming"))) == 5
+        assert len(reader.records(RecordQuery(layer="warming"))) == 5
 
 
 @pytest.mark.parametrize(

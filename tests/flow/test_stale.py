@@ -26,7 +26,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.store import EntryFilter
 from kvproxy.journal.journal import StoredJournal
-from kvproxy.journal.reader import Query
+from kvproxy.journal.reader import RecordQuery
 from kvproxy.journal.record import Record
 from tests.flow.proxies import Model, ask, explain
 from tests.flow.proxies import proxy as run
@@ -140,10 +140,10 @@ def test_a_revalidation_has_a_record_but_is_no_request_of_a_client(proxy: Proxy)
         assert "revalidated" not in {row.layer for row in reader.totals("layer", None)}
         counts = reader.series("layer", 0, proxy.now + 1, 1).counts
         assert sum(map(sum, counts.values())) == len(clients)
-        shares = {row.name: row for row in reader.groups(Query(), "layer", order="backend", limit=20)}
+        shares = {row.name: row for row in reader.groups(RecordQuery(), "layer", order="backend", limit=20)}
         assert shares["revalidated"].requests == len(everything) - len(clients)
         assert shares["revalidated"].seconds > 0
-        (model,) = reader.groups(Query(), "model", order="backend", limit=20)
+        (model,) = reader.groups(RecordQuery(), "model", order="backend", limit=20)
         assert model.requests == len(clients)
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from kvproxy.http.services import Services
-from kvproxy.journal.reader import Query
+from kvproxy.journal.reader import RecordQuery
 from kvproxy.journal.record import Record
 from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_front
@@ -39,7 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def records(services: Services) -> Sequence[Record]:
-    return services.answerer.journal.read(lambda reader: reader.records(Query()))
+    return services.answerer.journal.read(lambda reader: reader.records(RecordQuery()))
 
 
 def test_filters_and_pages(running: Running) -> None:

@@ -15,7 +15,7 @@ from kvproxy.exchange import CacheHit, Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
-from kvproxy.journal.reader import Query
+from kvproxy.journal.reader import RecordQuery
 from kvproxy.journal.savings import savings, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
@@ -108,7 +108,7 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
     assert (rows["prefix"].seconds, rows["prefix"].unmeasured_tokens) == (0.0, 80)
     assert {name: row.requests for name, row in rows_of(journal, "tag").items()} == {"x": 4, "y": 1}
     with closing(journal.reader()) as reader:
-        groups = reader.groups(Query(), "tag", order="requests", limit=9)
+        groups = reader.groups(RecordQuery(), "tag", order="requests", limit=9)
     assert [(each.name, each.requests) for each in groups] == [("x", 4), ("y", 1)]
     assert {name: row.requests for name, row in rows_of(journal, "tenant").items()} == {"public": 4, "client:ann": 1}
 
@@ -155,7 +155,7 @@ def test_an_interrupted_response_counts_in_each_sum_of_prompt_tokens(journal: St
     journal.add(finished("c", "waits", layer="disconnected", status=499, failure="disconnected-waiting", arrived=now))
     saved = rows_of(journal, "layer")
     with closing(journal.reader()) as reader:
-        (group,) = reader.groups(Query(), "tenant", order="requests", limit=9)
+        (group,) = reader.groups(RecordQuery(), "tenant", order="requests", limit=9)
         ledger = {row.result: row.tokens for row in SessionReader(reader, {}).ledger("USD").rows}
         series = reader.series("layer", now - 60, 60, 2)
     assert ledger == {"reused": 80, "new": 120}
@@ -209,14 +209,14 @@ def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJourna
     ]
     reader = journal.reader()
     for by in ("prompt", "tenant", "model", "layer", "reason"):
-        found = reader.groups(Query(), by, order="requests", limit=9)
+        found = reader.groups(RecordQuery(), by, order="requests", limit=9)
         assert [(each.requests, each.cached, each.computed) for each in found] == [(1, 1, 0)], by
-    found = reader.groups(Query(layer="warming"), "tenant", order="backend", limit=9)
+    found = reader.groups(RecordQuery(layer="warming"), "tenant", order="backend", limit=9)
     assert [(each.requests, each.cached, each.computed, each.generated) for each in found] == [(3, 1, 60, 10)]
     assert [each.requests for each in reader.prompt_counts()] == [1]
     assert SessionReader(reader, {}).sessions(9) == []
-    assert sum(map(sum, reader.layer_counts(Query()).counts.values())) == 1
-    assert reader.layer_counts(Query(layer="warming")).counts.keys() == {"warming"}
+    assert sum(map(sum, reader.layer_counts(RecordQuery()).counts.values())) == 1
+    assert reader.layer_counts(RecordQuery(layer="warming")).counts.keys() == {"warming"}
     assert reader.series("layer", time.time() - 60, 60.0, 2).counts.keys() == {"exact"}
     reader.close()
 
@@ -259,7 +259,7 @@ def test_a_condition_can_look_and_nothing_else(journal: StoredJournal) -> None:
     journal.add(finished("a", "1"))
     journal.flush()
     with closing(journal.reader()) as reader:
-        assert len(reader.records(Query(where="total_ms > 1000 and reason like 'prefix%'"))) == 1
+        assert len(reader.records(RecordQuery(where="total_ms > 1000 and reason like 'prefix%'"))) == 1
         for where in (
             "1) union select load_extension('x'",
             "no_such_column = 1",
@@ -267,7 +267,7 @@ def test_a_condition_can_look_and_nothing_else(journal: StoredJournal) -> None:
             "pragma_x()",
         ):
             with pytest.raises(InvalidRequest):
-                reader.records(Query(where=where))
+                reader.records(RecordQuery(where=where))
 
 
 def test_one_odd_request_does_not_harm_the_others(journal: StoredJournal) -> None:

@@ -5,21 +5,21 @@ from pathlib import Path
 import pytest
 
 from kvproxy.offline.simulate import routing_simulation
-from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, TraceRequest
 from kvproxy.offline.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing, smallest_fleet
 from kvproxy.offline.simulate.trace_reader import read_trace
 
 DATA = Path(__file__).parent / "data"
 
 
-def turns(conversations: int, rounds: int) -> list[Arrival]:
+def turns(conversations: int, rounds: int) -> list[TraceRequest]:
     """Conversations that grow by a block each round, a second apart, none of them alike."""
     found = []
     for turn in range(rounds):
         for number in range(conversations):
             blocks = tuple(number * 1000 + index for index in range(turn + 2))
             second = float(turn * conversations + number)
-            found.append(Arrival(second, ChainRequest(blocks, turn + 2, partial=True), 100 * (turn + 2) + 1, 1))
+            found.append(TraceRequest(second, ChainRequest(blocks, turn + 2, partial=True), 100 * (turn + 2) + 1, 1))
     return found
 
 

@@ -97,7 +97,7 @@ PRIOR_ERRORS = 2.0
 
 
 @dataclass(slots=True)
-class Prior:
+class ErrorModelPrior:
     """The initial error model of new namespaces, which learns from the `Observation`s of all namespaces.
 
     `seen_wrong` and `seen_expected` are sums of `ServingLevel.wrong` and `ServingLevel.expected` over all namespaces.

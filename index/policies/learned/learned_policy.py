@@ -15,7 +15,7 @@ import numpy as np
 
 from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.guards import GUARDS, Guard
-from kvproxy.index.policies.learned.error_model import NUM_NEIGHBOURS, Prior
+from kvproxy.index.policies.learned.error_model import NUM_NEIGHBOURS, ErrorModelPrior
 from kvproxy.index.policies.learned.learner import ErrorEstimate, Learner
 from kvproxy.index.policies.policy import Decision, LearningRecord, LearningStatus, Limits, Neighbour, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
@@ -57,7 +57,7 @@ class LearnedPolicy:
         self.checked = checked
         self._guards = tuple(guards)
         self._has_new_words = has_new_words
-        self._prior = Prior()
+        self._prior = ErrorModelPrior()
         self._learners: OrderedDict[str, Learner] = OrderedDict()
         self._saved: dict[str, int] = {}
         self._pending: dict[str, tuple[int, float]] = {}

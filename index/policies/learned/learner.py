@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvproxy.index.policies.learned.answer_classes import ClassEvidence
-from kvproxy.index.policies.learned.error_model import FEATURES, PRIOR_ERRORS, ErrorModel, Prior, compute_features
+from kvproxy.index.policies.learned.error_model import (
+    FEATURES,
+    PRIOR_ERRORS,
+    ErrorModel,
+    ErrorModelPrior,
+    compute_features,
+)
 from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
@@ -55,7 +61,7 @@ class Learner:
     last_number: int = 0
 
     @classmethod
-    def new(cls, prior: Prior, max_error: float) -> "Learner":
+    def new(cls, prior: ErrorModelPrior, max_error: float) -> "Learner":
         level = ServingLevel(max_error, wrong=prior.initial_wrong, expected=PRIOR_ERRORS)
         level.update_factor()
         return cls(prior.error_model(), level)

@@ -19,7 +19,7 @@ from kvproxy.http.admin.replies import fields_of, parse_choice, parse_duration, 
 from kvproxy.http.services import Services, services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
-from kvproxy.journal.reader import JournalReader, Query, SavingsGroup
+from kvproxy.journal.reader import JournalReader, RecordQuery, SavingsGroup
 from kvproxy.journal.reasons import REASONS, check_reason_prefix, meaning_of_reason
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
 from kvproxy.journal.savings import first_utc_day, savings_report
@@ -36,11 +36,11 @@ _SAVINGS_GROUPS: tuple[SavingsGroup, ...] = get_args(SavingsGroup)
 T = TypeVar("T")
 
 
-def _parse_query(query: QueryParams) -> Query:
+def _parse_query(query: QueryParams) -> RecordQuery:
     layer = parse_choice(query, "layer", get_args(Layer), "") if query.get("layer") else None
     check_reason_prefix(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
-    return Query(
+    return RecordQuery(
         since=None if not since else _end_time(query) - parse_duration(since, "since"),
         until=None if not query.get("until") else _end_time(query),
         layer=layer,
@@ -95,7 +95,7 @@ async def live(request: Request) -> Response:
     return StreamingResponse(_live_events(app, query, last, newest), media_type="text/event-stream", headers=headers)
 
 
-async def _live_events(app: Services, query: Query, last: int, newest: int) -> AsyncIterator[bytes]:
+async def _live_events(app: Services, query: RecordQuery, last: int, newest: int) -> AsyncIterator[bytes]:
     yield b'event: hello\ndata: {"newest": %d}\n\n' % newest
     last_sent = time.monotonic()
     while not app.deadlines.stopping:

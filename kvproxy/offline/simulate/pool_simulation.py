@@ -27,7 +27,7 @@ class ChainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceRequest:
     """A request of a trace.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvproxy.offline.simulate.pool_simulation import LRU, Arrival, SimulatedPool, cached_prefix_length
+from kvproxy.offline.simulate.pool_simulation import LRU, SimulatedPool, TraceRequest, cached_prefix_length
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, RequestLoad, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
@@ -72,12 +72,12 @@ class SimulatedEngine:
         self._pending: deque[tuple[float, list[int], list[int]]] = deque()
         self._losses = random.Random(name)
         self._shape = shape
-        self._queue: deque[tuple[Arrival, RequestLoad]] = deque()
+        self._queue: deque[tuple[TraceRequest, RequestLoad]] = deque()
         self._free_at = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_ids = itertools.count()
 
-    def matched_tokens(self, arrival: Arrival) -> int:
+    def matched_tokens(self, arrival: TraceRequest) -> int:
         """Return the tokens of the prompt's cached prefix, as the router knows them from the KV events that it has received."""
         chain, known = arrival.chain, self._published
         while self._pending and self._pending[0][0] <= arrival.seconds:
@@ -86,7 +86,7 @@ class SimulatedEngine:
             known.update(stored)
         return min(cached_prefix_length(chain.blocks, known), chain.reusable) * self._shape.block_tokens
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: TraceRequest) -> None:
         self._queue.append((arrival, self.load.add_request(arrival.tokens - self.matched_tokens(arrival))))
 
     def advance(self, now: float) -> None:
@@ -96,7 +96,7 @@ class SimulatedEngine:
         while self._events and self._events[0][0] <= now:
             heapq.heappop(self._events)[2]()
 
-    def _start(self, arrival: Arrival, load: RequestLoad) -> None:
+    def _start(self, arrival: TraceRequest, load: RequestLoad) -> None:
         start = max(self._free_at, arrival.seconds)
         hit = self._cache.serve(arrival.chain)
         if self._losses.random() >= self._shape.event_loss:
@@ -119,21 +119,21 @@ class SimulatedEngine:
 POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads", "prefix and load")
 
 
-def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[Arrival], SimulatedEngine]:
+def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[TraceRequest], SimulatedEngine]:
     ring = HashRing({engine.name: 1.0 for engine in engines})
     turns, generator = itertools.cycle(engines), random.Random(0)
 
-    def ring_order(arrival: Arrival) -> list[str]:
+    def ring_order(arrival: TraceRequest) -> list[str]:
         return ring.order(repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
 
-    def choose_engine(arrival: Arrival, *, events: bool) -> SimulatedEngine:
+    def choose_engine(arrival: TraceRequest, *, events: bool) -> SimulatedEngine:
         candidates = [
             EngineCandidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
             for engine in engines
         ]
         return engines[int(rank_engines(candidates, arrival.tokens, ring_order(arrival))[0])]
 
-    routes: dict[str, Callable[[Arrival], SimulatedEngine]] = {
+    routes: dict[str, Callable[[TraceRequest], SimulatedEngine]] = {
         "round-robin": lambda arrival: next(turns),
         "random": lambda arrival: generator.choice(engines),
         "consistent hashing": lambda arrival: engines[int(ring_order(arrival)[0])],
@@ -143,7 +143,7 @@ def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[A
     return routes[policy]
 
 
-def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str) -> RoutingResult:
+def simulate_routing(arrivals: Sequence[TraceRequest], shape: FleetShape, policy: str) -> RoutingResult:
     """Simulate a trace with one of `POLICIES`. The arrivals must be in order of time."""
     engines = [SimulatedEngine(str(number), shape) for number in range(shape.engines)]
     route = _make_router(policy, engines)
@@ -168,7 +168,9 @@ def simulate_routing(arrivals: Sequence[Arrival], shape: FleetShape, policy: str
     )
 
 
-def smallest_fleet(arrivals: Sequence[Arrival], shape: FleetShape, policy: str, seconds: float) -> RoutingResult | None:
+def smallest_fleet(
+    arrivals: Sequence[TraceRequest], shape: FleetShape, policy: str, seconds: float
+) -> RoutingResult | None:
     """Return the result of the smallest fleet whose `wait_p99` is at most `seconds`; None if `MAX_ENGINES` are too few."""
 
     @functools.cache

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.eviction.session_policy import CacheUse
 from kvproxy.errors import InvalidRequest
-from kvproxy.offline.simulate.pool_simulation import Arrival, ChainRequest
+from kvproxy.offline.simulate.pool_simulation import ChainRequest, TraceRequest
 
 T = TypeVar("T")
 DEFAULT_BLOCK_SIZE = 16
@@ -42,7 +42,7 @@ class Workload:
         notes: sentences for the user about information that the format lacks.
     """
 
-    arrivals: list[Arrival]
+    arrivals: list[TraceRequest]
     block_tokens: int
     notes: tuple[str, ...] = ()
 
@@ -219,10 +219,10 @@ def _convert_line(path: Path, line: _TraceLine, parse: Callable[[dict[str, Any]]
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
 
 
-def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], Arrival]:
+def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dict[str, Any]], TraceRequest]:
     scope, hasher = ids.new_scope(), BlockHasher(seed="")
 
-    def parse(fields: dict[str, Any]) -> Arrival:
+    def parse(fields: dict[str, Any]) -> TraceRequest:
         blocks: Sequence[int]
         if kind == "tokens":
             if not isinstance(fields["tokens"], list):
@@ -240,7 +240,7 @@ def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dic
         is_partial = len(blocks) < len(fields["hash_ids"]) if kind == "hash_ids" else bool(length % block_size)
         chain = ChainRequest(blocks, max(0, min(len(blocks), (length - 1) // block_size)), is_partial)
         output, awaits_user = _parse_count(fields.get("output_length", 0)), fields.get("awaits_user") is True
-        return Arrival(_parse_seconds(fields), chain, length, output, awaits_user=awaits_user)
+        return TraceRequest(_parse_seconds(fields), chain, length, output, awaits_user=awaits_user)
 
     return parse
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvproxy.index.policies.learned import learned_policy as learned
-from kvproxy.index.policies.learned.error_model import Prior, compute_features
+from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult
@@ -98,7 +98,7 @@ def test_a_proxy_behind_the_pruned_log_continues_from_the_snapshot(tmp_path: Pat
 def test_learning_restarts_after_a_snapshot_of_another_version(tmp_path: Path) -> None:
     log, generator = open_observations(tmp_path / "o.db"), random.Random(6)
     log.add([observation(generator) for _ in range(30)])
-    log.save_snapshot("n", 20, Learner.new(Prior(), 0.02).to_json().replace('"version": 1', '"version": 0'))
+    log.save_snapshot("n", 20, Learner.new(ErrorModelPrior(), 0.02).to_json().replace('"version": 1', '"version": 0'))
     log.prune(0)
     assert LearnedPolicy(log, None, 0.02, 0.5).learner("n").num_comparisons == 10
 
@@ -144,7 +144,7 @@ def test_namespaces_learn_separately_and_share_the_prior() -> None:
     policy.learn([observation(generator, "n") for _ in range(300)])
     fresh = policy.learner("m")
     assert (fresh.num_comparisons, fresh.level.error_limit) == (0, 0.0)
-    shipped = Prior().error_model().weights
+    shipped = ErrorModelPrior().error_model().weights
     assert not np.allclose(fresh.error_model.weights, shipped)
     assert not np.allclose(fresh.error_model.weights, policy.learner("n").error_model.weights)
     assert set(policy.statuses()) == {"n", "m"}

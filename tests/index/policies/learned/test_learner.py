@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned.answer_classes import ClassEvidence, assign_class, comparison_order, text_digest
-from kvproxy.index.policies.learned.error_model import Prior, compute_features
+from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.store.observations import Observation
 
@@ -90,7 +90,7 @@ def learn(learner: Learner, observation: Observation) -> None:
 
 
 def test_a_saved_state_keeps_its_level() -> None:
-    learner, generator = Learner.new(Prior(), 0.1), random.Random(1)
+    learner, generator = Learner.new(ErrorModelPrior(), 0.1), random.Random(1)
     for number in range(400):
         learner.add(observation(right=generator.random() > generator.uniform(0.0, 0.1) / 50, number=number))
     learner.level.update()

@@ -100,6 +100,12 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
+    @field_validator("data")
+    @classmethod
+    def _absolute_path(cls, value: Path) -> Path:
+        # Commands in another working folder compare it.
+        return value.absolute()
+
     @field_validator("store", mode="before")
     @classmethod
     def _path_to_text(cls, value: object) -> object:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from kvproxy.data_folder import locked_folder
@@ -39,6 +40,18 @@ def test_keys_and_doctor_follow_the_running_proxy_or_name_its_folder(tmp_path: P
         checked = kvproxy("doctor", "--data", other, url=url).stdout
         assert f"with the data folder {used}, which the other checks did not check: give --data {used}" in checked
         assert "with the data folder" not in kvproxy("doctor", "--data", used, url=url).stdout
+
+
+def test_a_relative_data_folder_is_the_same_in_every_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(data=Path("used"), upstream="http://127.0.0.1:9", cache={"semantic": False})
+    with run_proxy(settings) as (url, _):
+        assert httpx.get(f"{url}/health").json()["data"] == str(tmp_path / "used")
+        assert "with the data folder" not in kvproxy("doctor", "--data", "used", url=url).stdout
+        monkeypatch.chdir(tmp_path.parent)
+        assert "with the data folder" not in kvproxy("doctor", "--data", tmp_path / "used", url=url).stdout
 
 
 def test_commands_need_an_address_if_the_port_is_any(tmp_path: Path) -> None:

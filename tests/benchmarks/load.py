@@ -17,8 +17,7 @@ PATH = "/v1/chat/completions"
 QUESTION = "What is a block?"
 _SCRIPT = Path(__file__).parent / "questions.lua"
 
-Questions = Literal["same", "new", "reworded"]
-"""`reworded` is one question with other white space each time: a semantic hit, not an exact one."""
+Questions = Literal["same", "new"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,7 @@ def body(question: str = QUESTION, *, stream: bool = False) -> bytes:
 
 
 def _question(questions: Questions, number: int) -> str:
-    if questions == "new":
-        return f"How do I repair the printer of case {number}?"
-    return QUESTION if questions == "same" else QUESTION + f"{number:b}".replace("0", " ").replace("1", "\n")
+    return QUESTION if questions == "same" else f"How do I repair the printer of case {number}?"
 
 
 async def _load(url: str, connections: int, seconds: float, questions: Questions, stream: bool) -> Load:
@@ -61,9 +58,7 @@ async def _load(url: str, connections: int, seconds: float, questions: Questions
                 async with session.post(url + PATH, data=data) as response:
                     content = await response.read()
                     assert response.status == 200, content
-                    # A full queue skips semantic lookups; skipped lookups do not count.
-                    if questions != "reworded" or "semantic" in response.headers["cache-status"]:
-                        latencies.append(time.perf_counter() - began)
+                    latencies.append(time.perf_counter() - began)
 
         await asyncio.gather(*(work() for _ in range(connections)))
         elapsed = time.perf_counter() - start

@@ -32,17 +32,6 @@ RESPONSE = orjson.dumps(
         "usage": {"prompt_tokens": 40, "completion_tokens": 32, "total_tokens": 72},
     }
 )
-# One process, so that a kill ends it.
-_NGINX = """
-daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log crit;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; client_body_buffer_size 64k;
-  fastcgi_temp_path {folder}/a; uwsgi_temp_path {folder}/b; scgi_temp_path {folder}/c; keepalive_requests 100000000;
-  server {{ listen 127.0.0.1:{port} backlog=4096; location / {{
-    default_type application/json; return 200 '{response}'; }} }}
-}}
-"""
 
 
 def _events() -> list[bytes]:
@@ -95,18 +84,6 @@ def kvproxy(data: Path, *flags: str, core: int | None = None, **variables: str) 
     command += [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--data", str(data), *flags]
     with serve(command, port, data / "server.log", env=os.environ | {"HF_HUB_OFFLINE": "1"} | variables) as server:
         yield server
-
-
-@contextlib.contextmanager
-def nginx() -> Iterator[str]:
-    """Yield the URL of a constant response."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port, response=RESPONSE.decode()))
-        command = ["nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
-        with serve(command, port, folder / "log") as server:
-            yield server.url
 
 
 @contextlib.contextmanager

@@ -1,14 +1,11 @@
-"""Search among many stored questions beside bare FAISS over the same graph: latency, memory, and nearest neighbours found.
+"""Search among many stored questions beside bare FAISS over the same graph: latency, and nearest neighbours found.
 
 python -m tests.benchmarks.lookup [--sizes 1000 100000 1000000] [--queries 1000] [--folder FOLDER]
 
-Bare FAISS searches the same index. `complete` is the whole search of a request, with ids from SQLite. `load` is the time to
-open a store and to build its graph, which takes many minutes for a million entries. The first run writes 5 GB.
+Bare FAISS searches the same index. Building its graph takes many minutes for a million entries. The first run writes 5 GB.
 """
 
 import contextlib
-import ctypes
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -20,7 +17,6 @@ import numpy as np
 
 from kvproxy.index.store import SqliteStore
 from tests.benchmarks.options import read_options
-from tests.benchmarks.servers import resident_mib
 from tests.benchmarks.stored_questions import (
     EMBEDDER,
     FOLDER,
@@ -64,20 +60,11 @@ def latencies(searches: dict[str, Callable[[int], Any]], queries: int) -> dict[s
     return {name: np.percentile(values, (50, 99)) * 1e3 for name, values in times.items()}
 
 
-def free_memory() -> float:
-    """Return unused memory to the system; return the resident MiB."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return resident_mib()
-
-
 def measure(folder: Path, size: int, count: int) -> None:
     """Print the row of one size."""
     path = prepare_store(folder, size)
     with contextlib.ExitStack() as stack:
-        before, began = free_memory(), time.perf_counter()
         store, neighbours = stack.enter_context(open_vector_search(path))
-        load, memory = time.perf_counter() - began, free_memory() - before
         queries = QuestionVectors(folder, size + 1).moved(sample(store, min(count, size)))
         index, nearest = neighbours.indexes[NAMESPACE], exact_nearest(store, queries)
         bare = index._segment._index
@@ -86,7 +73,6 @@ def measure(folder: Path, size: int, count: int) -> None:
             {
                 "kvproxy": lambda place: index.search(queries[place], NEAREST),
                 "bare": lambda place: bare.search(queries[place : place + 1], NEAREST),
-                "complete": lambda place: neighbours.search(NAMESPACE, queries[place], NEAREST),
             },
             len(queries),
         )
@@ -94,8 +80,7 @@ def measure(folder: Path, size: int, count: int) -> None:
         right = sum(index.search(query, 1)[0][0] == number for query, number in zip(queries, nearest, strict=True))
     (p50, p99), (bare_p50, bare_p99) = times["kvproxy"], times["bare"]
     print(
-        f"| {size:,} | {p50:.3f} ({p50 / bare_p50:.2f}) | {p99:.3f} ({p99 / bare_p99:.2f}) | {times['complete'][0]:.3f}"
-        f" | {memory:.0f} | {right / len(queries):.3f} | {load:.2f} |",
+        f"| {size:,} | {p50:.3f} ({p50 / bare_p50:.2f}) | {p99:.3f} ({p99 / bare_p99:.2f}) | {right / len(queries):.3f} |",
         flush=True,
     )
 
@@ -103,8 +88,7 @@ def measure(folder: Path, size: int, count: int) -> None:
 def main() -> None:
     options = read_options(__doc__, sizes=[1_000, 100_000, 1_000_000], queries=1_000, folder=FOLDER)
     print("In brackets: ratio to bare FAISS")
-    print("| entries | p50, ms | p99, ms | complete p50, ms | memory, MiB | nearest found | load, s |")
-    print("|---|---|---|---|---|---|---|")
+    print("| entries | p50, ms | p99, ms | nearest found |\n|---|---|---|---|")
     for size in options.sizes:
         measure(options.folder, size, options.queries)
 

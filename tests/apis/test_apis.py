@@ -1,6 +1,7 @@
 """Replay and assembly of each API are inverse, and incomplete responses are not stored."""
 
 import asyncio
+from functools import cache
 from itertools import cycle
 from typing import Any
 
@@ -8,7 +9,6 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from kvproxy.apis import APIS
@@ -96,6 +96,14 @@ def assembled(name: ApiName, parts: list[bytes]) -> JsonObject | None:
     return whole if whole is not None and APIS[name].is_storable(whole, LIMITED) else None
 
 
+@cache
+def stream_event() -> TypeAdapter[Any]:
+    """Return the type of all events; importing it takes most of a second, and every process collects this file."""
+    from openai.types.responses import ResponseStreamEvent
+
+    return TypeAdapter(ResponseStreamEvent)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "states"),
     [
@@ -114,7 +122,7 @@ def test_hosted_tools_are_replayed_with_their_states(kind: str, fields: JsonObje
     found = [event for event in events if str(event["type"]).startswith(f"response.{kind}.")]
     assert [event["type"] for event in found] == [f"response.{kind}.{state}" for state in states.split()]
     for event in found:
-        TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+        stream_event().validate_python(event)
 
 
 @settings(deadline=None)

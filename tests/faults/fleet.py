@@ -3,6 +3,7 @@ receives another's response, every request ends within its timeout, and only doc
 """
 
 import contextlib
+import os
 import random
 import sys
 import tempfile
@@ -16,13 +17,14 @@ import httpx
 from kvproxy.client_keys import add_client
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding
-from tests.faults.proxies import CHAT, chat, hit, proxy_process, stored
+from tests.faults.proxies import CHAT, chat, hit, stored
 from tests.faults.upstream import answer
 from tests.polling import until
 from tests.ports import free_port
 from tests.postgres_server import PostgresServer, run_postgres
-from tests.processes import serve
+from tests.processes import Serving, serve
 
+ROOT = Path(__file__).resolve().parents[2]
 _PROXIES = 3
 _WORKERS = 6
 _TIMEOUT = 10.0
@@ -36,6 +38,8 @@ _PAUSE_SECONDS = 0.0
 """Pause of a client between two requests."""
 _ACKNOWLEDGED = 20
 """Least number of stored responses before and after a fault."""
+_DRAINED_SECONDS = 60.0
+"""Limit of the end of a proxy, which waits for its requests in flight."""
 _RECOVERY_SECONDS = 60.0
 """Limit until a proxy uses a restarted server again."""
 _QUESTION = "In which drawer of the archive is the map number {} kept?"
@@ -43,23 +47,38 @@ _DOCUMENTED = (502, 503, 504)
 
 
 class Fleet:
-    """Proxies that can be killed, each with its data folder."""
+    """Proxies on fixed ports, each of a source folder, that can be stopped or killed."""
 
-    def __init__(self, folder: Path, upstream: str, store: str) -> None:
-        self.urls = [""] * _PROXIES
+    def __init__(self, folder: Path, upstream: str, store: str, proxies: int) -> None:
+        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(proxies)]
         self._folder, self._upstream, self._store = folder, upstream, store
-        self._running = [contextlib.ExitStack() for _ in range(_PROXIES)]
-        for place in range(_PROXIES):
-            self.start(place)
+        self._running = [contextlib.ExitStack() for _ in self.urls]
+        self._processes: list[Serving | None] = [None] * proxies
 
-    def start(self, place: int) -> None:
-        data, log = self._folder / f"p{place}", self._folder / f"log{place}-{time.monotonic_ns()}"
-        flags = ("--store", self._store, "--no-semantic")
-        serving = self._running[place].enter_context(proxy_process(self._upstream, data, log, *flags))
-        self.urls[place] = serving.url
+    def start(self, place: int, code: Path = ROOT) -> None:
+        data = self._folder / f"data{time.monotonic_ns()}"
+        port = self.urls[place].rpartition(":")[2]
+        module = "kvproxy" if (code / "kvproxy/__main__.py").exists() else "kvproxy.commands"
+        command = [sys.executable, "-m", module, "serve", "--port", port, "--upstream", self._upstream]
+        command += ["--store", self._store, "--data", str(data), "--no-semantic"]
+        environment = os.environ | {"PYTHONPATH": str(code)}
+        # Python finds packages in the working directory first.
+        process = serve(command, int(port), data.with_suffix(".log"), env=environment, cwd=code, health="/ready")
+        self._processes[place] = self._running[place].enter_context(process)
+
+    def stop(self, place: int) -> None:
+        """End a proxy as systemd and Kubernetes do."""
+        serving = self._processes[place]
+        assert serving is not None
+        serving.process.terminate()
+        assert serving.process.wait(_DRAINED_SECONDS) == 0
+        self.kill(place)
 
     def kill(self, place: int) -> None:
+        """Kill a proxy if it runs, and require a log without tracebacks."""
         self._running[place].close()
+        serving = self._processes[place]
+        assert serving is None or "Traceback" not in (text := serving.log.read_text()), text[-800:]
 
     def close(self) -> None:
         for running in self._running:
@@ -133,8 +152,10 @@ def ask(client: httpx.Client, url: str, key: str, number: int) -> httpx.Response
 def _fleet(folder: Path, upstream: str, server: PostgresServer) -> Iterator[tuple[Fleet, list[str]]]:
     settings = load_settings(data=folder / "operator", store=server.url)
     keys = [add_client(settings, name, requests_per_minute=10**6, tokens_per_minute=10**8) for name in ("one", "two")]
-    fleet = Fleet(folder, upstream, server.url)
+    fleet = Fleet(folder, upstream, server.url, _PROXIES)
     try:
+        for place in range(_PROXIES):
+            fleet.start(place)
         yield fleet, keys
     finally:
         fleet.close()

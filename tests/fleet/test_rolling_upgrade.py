@@ -13,7 +13,7 @@ from kvproxy.index.store.postgres import schema
 from kvproxy.index.store.postgres.schema import Migration
 from tests.faults import fleet
 from tests.faults.harness import passed
-from tests.fleet.upgrade import ROOT, upgrade
+from tests.fleet.upgrade import upgrade
 from tests.index.entries import make_entry
 from tests.nginx_server import needs_nginx
 
@@ -77,11 +77,11 @@ def test_a_failed_migration_changes_nothing(empty_postgres: str, monkeypatch: py
 def test_proxies_are_replaced_one_by_one_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.05)
     for name in ("kvproxy", "index", "commands"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("model"))
+        shutil.copytree(fleet.ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("model"))
     file = tmp_path / "index/store/postgres/schema.py"
     text, empty = file.read_text(), "MIGRATIONS: tuple[Migration, ...] = ()\n"
     assert empty in text
     file.write_text(text.replace(empty, f"MIGRATIONS = (Migration({EXPAND.statements!r}),)\n"))
-    finding = upgrade(ROOT, tmp_path, 0.2, proxies=2)
+    finding = upgrade(fleet.ROOT, tmp_path, 0.2, proxies=2)
     assert passed([finding])
     assert finding.counts["acknowledged"] > 20

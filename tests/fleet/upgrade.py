@@ -6,7 +6,6 @@ one of this checkout takes its place. No request may fail, and all proxies serve
 
 import argparse
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,65 +15,28 @@ from pathlib import Path
 
 import httpx
 
-from tests.faults.fleet import Worker, ask
+from tests.faults.fleet import ROOT, Fleet, Worker, ask
 from tests.faults.harness import Finding, passed
 from tests.faults.proxies import hit, stored
 from tests.nginx_server import run_nginx
 from tests.polling import until
 from tests.ports import free_port
 from tests.postgres_server import run_postgres
-from tests.processes import Serving, answers, serve
+from tests.processes import answers, serve
 
-ROOT = Path(__file__).resolve().parents[2]
 _WORKERS, _KEYS = 3, ["one", "two"]
-_DRAINED_SECONDS = 60.0
-"""Limit of the end of a proxy, which waits for its requests in flight."""
 
 
-class _Fleet:
-    """Proxies of several versions on fixed ports, and nginx, which can leave one out."""
-
-    def __init__(self, folder: Path, store: str, upstream: str, proxies: int) -> None:
-        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(proxies)]
-        self._folder, self._store, self._upstream = folder, store, upstream
-        self._running: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in self.urls]
-        self._processes: list[Serving | None] = [None] * proxies
-
-    def start(self, place: int, code: Path) -> None:
-        data = self._folder / f"data{time.monotonic_ns()}"
-        port = self.urls[place].rpartition(":")[2]
-        module = "kvproxy" if (code / "kvproxy/__main__.py").exists() else "kvproxy.commands"
-        command = [sys.executable, "-m", module, "serve", "--port", port, "--upstream", self._upstream]
-        command += ["--store", self._store, "--data", str(data), "--no-semantic"]
-        environment = os.environ | {"PYTHONPATH": str(code)}
-        log = data.with_suffix(".log")
-        # Python finds packages in the working directory first.
-        process = serve(command, int(port), log, env=environment, cwd=code, health="/ready")
-        self._processes[place] = self._running[place].enter_context(process)
-
-    def stop(self, place: int) -> None:
-        """End a proxy as systemd and Kubernetes do, and require a log without tracebacks."""
-        serving = self._processes[place]
-        assert serving is not None
-        serving.process.terminate()
-        assert serving.process.wait(_DRAINED_SECONDS) == 0
-        assert "Traceback" not in (text := serving.log.read_text()), text[-800:]
-        self._running[place].close()
-
-    def close(self) -> None:
-        for running in self._running:
-            running.close()
-
-    def site(self, port: int, left_out: int | None = None) -> str:
-        servers = "".join(
-            f"server {url.removeprefix('http://')}{' down' if place == left_out else ''};\n"
-            for place, url in enumerate(self.urls)
-        )
-        return (
-            f"upstream fleet {{\n{servers}keepalive 16;\n}}\nserver {{\nlisten 127.0.0.1:{port};\nlocation / {{\n"
-            "proxy_pass http://fleet;\nproxy_http_version 1.1;\nproxy_set_header Connection '';\n"
-            "proxy_set_header Host $http_host;\nproxy_next_upstream error timeout;\n}\n}\n"
-        )
+def _site(urls: list[str], port: int, left_out: int | None = None) -> str:
+    servers = "".join(
+        f"server {url.removeprefix('http://')}{' down' if place == left_out else ''};\n"
+        for place, url in enumerate(urls)
+    )
+    return (
+        f"upstream fleet {{\n{servers}keepalive 16;\n}}\nserver {{\nlisten 127.0.0.1:{port};\nlocation / {{\n"
+        "proxy_pass http://fleet;\nproxy_http_version 1.1;\nproxy_set_header Connection '';\n"
+        "proxy_set_header Host $http_host;\nproxy_next_upstream error timeout;\n}\n}\n"
+    )
 
 
 def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
@@ -85,22 +47,22 @@ def upgrade(old: Path, new: Path, seconds: float, proxies: int = 3) -> Finding:
         store, port = stack.enter_context(run_postgres()).url, free_port()
         command = [sys.executable, "-m", "tests.faults.upstream", str(port)]
         upstream = stack.enter_context(serve(command, port, folder / "upstream", cwd=ROOT)).url
-        fleet = _Fleet(folder, store, upstream, proxies)
+        fleet = Fleet(folder, upstream, store, proxies)
         stack.callback(fleet.close)
         for place in range(proxies):
             fleet.start(place, old)
         front = free_port()
-        reload = stack.enter_context(run_nginx(folder, fleet.site(front)))
+        reload = stack.enter_context(run_nginx(folder, _site(fleet.urls, front)))
         url = f"http://127.0.0.1:{front}"
         until(lambda: answers(f"{url}/health"))
         with finding.timed(), _load(url, finding, seconds) as (load, workers):
             load()
             for place in range(proxies):
-                reload(fleet.site(front, left_out=place))
+                reload(_site(fleet.urls, front, left_out=place))
                 fleet.stop(place)
                 load()
                 fleet.start(place, new)
-                reload(fleet.site(front))
+                reload(_site(fleet.urls, front))
                 load()
         _check(fleet.urls, workers, finding)
     return finding

@@ -41,7 +41,9 @@ def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
     for each in forecasts:
         current = next((point["hit_rate"] for point in each["points"] if point["name"] == "current"), None)
         measured = each["measured_hit_rate"]
-        reused = "" if measured is None else f", {percent(measured)} of them reused"
+        reported, every = each["reported_tokens"], each["prompt_tokens"]
+        whose = "them" if reported == every else f"{reported:,} with reported reuse"
+        reused = "" if measured is None else f", {percent(measured)} of {whose} reused"
         print_text(
             f"{each['engine'] or 'embedded engine'}: {plural(each['requests'], 'request')} whose response began,"
             f" {each['prompt_tokens']:,} prompt tokens{reused}"

@@ -159,10 +159,11 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     priced = sum(row.priced_tokens for row in report.rows)
     cached = sum(row.cached_tokens for row in report.rows)
+    whose = " on models with a price of cached tokens" if priced < sum(row.prompt_tokens for row in report.rows) else ""
     if cached:
         print_text(
-            f"Money: {percent(cached / priced)} of the prompt tokens of hits are priced as cached. Without kvproxy, the backend's"
-            " prefix cache would have reused them, because earlier prompts began with them."
+            f"Money: {percent(cached / priced)} of the prompt tokens of hits{whose} are priced as cached. Without kvproxy, the"
+            " backend's prefix cache would have reused them, because earlier prompts began with them."
         )
     if any(row.uncertain_tokens for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")

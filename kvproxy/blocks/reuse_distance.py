@@ -161,12 +161,12 @@ class LiveHitCurve:
         # Reused tokens of a size alone, and of a size and all larger ones.
         self._partial = [0] * (len(_GRID) + 1)
         self._whole = [0] * (len(_GRID) + 1)
-        self._reused = self._reported = 0
+        self._reused = self.reported_tokens = 0
 
     @property
     def measured_hit_rate(self) -> float | None:
         """Share of the prompt tokens that the engine reported as reused, 0 to 1; None without reports."""
-        return self._reused / self._reported if self._reported else None
+        return self._reused / self.reported_tokens if self.reported_tokens else None
 
     def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int, reused: int | None = None) -> None:
         """Add a prompt; see `LRUStack.add` for `ids` and `ends`.
@@ -177,7 +177,7 @@ class LiveHitCurve:
         """
         if reused is not None:
             self._reused += reused
-            self._reported += tokens
+            self.reported_tokens += tokens
         self.requests += 1
         self.tokens += tokens
         self.units += ends[-1] if ends else 0

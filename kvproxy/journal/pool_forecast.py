@@ -34,7 +34,8 @@ class PoolForecast:
     Attributes:
         engine: URL of the upstream; empty for the embedded engine.
         requests, prompt_tokens: number of prompts since the start, and of their tokens.
-        measured_hit_rate: share of the prompt tokens that the engine reused; None if it does not report reuse.
+        reported_tokens: number of these tokens whose reuse the engine reported.
+        measured_hit_rate: share of `reported_tokens` that the engine reused; None without a report.
         pool_tokens: size of the pool; None if the engine does not report it. `points` then lack `half` to `quadruple`.
         chart: pairs of a pool size in tokens and its hit rate.
     """
@@ -42,6 +43,7 @@ class PoolForecast:
     engine: str
     requests: int
     prompt_tokens: int
+    reported_tokens: int
     measured_hit_rate: float | None
     pool_tokens: int | None
     points: list[ForecastPoint]
@@ -82,4 +84,5 @@ def forecast_hit_rates(
         points.append(point("tier", tier_bytes / token_bytes, token_bytes / _TIER_BYTES_PER_SECOND))
     sizes = [max(1, curve.max_prompt_tokens) * 2**step for step in range(_CHART_STEPS)]
     chart = [(size, curve.hit_rate(size)) for size in sizes]
-    return PoolForecast(engine, curve.requests, curve.tokens, curve.measured_hit_rate, pool_tokens, points, chart)
+    measured = curve.reported_tokens, curve.measured_hit_rate
+    return PoolForecast(engine, curve.requests, curve.tokens, *measured, pool_tokens, points, chart)

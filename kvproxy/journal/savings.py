@@ -168,6 +168,8 @@ def savings(
             if cached[0] < cached[1] or (cached[1] and price.cached is None):
                 saving.uncertain_tokens += row.prompt_tokens
             most, least = (hit_price(price, row.prompt_tokens, each, row.completion_tokens) for each in cached)
+            # A discount that is not known could be the whole price.
+            least -= cached[1] * price.input / MILLION if price.cached is None else 0.0
             wrong = 0.0 if row.layer != "semantic" else 1.0 if wrong_interval is None else wrong_interval.most
             saving.add_money(most, least * (1 - wrong))
     _subtract_writes(reader, by, prices, first_day, found)

@@ -193,7 +193,7 @@ def _read_journal(path: Path, block_size: int, ids: BlockNumbers) -> Workload:
     ]
     reported = [(tokens, reused) for _, _, tokens, _, reused, _ in rows if reused is not None]
     reuse = sum(reused for _, reused in reported) / max(1, sum(tokens for tokens, _ in reported))
-    measured = (f"the backend reused {reuse:.1%} of the prompt tokens in the journal",) if reported else ()
+    measured = (f"the backend reused {reuse:.1%} of the prompt tokens whose reuse it reported",) if reported else ()
     if not prompts:
         raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
     return _workload_of_regions(prompts, block_size, ids, (_JOURNAL_NOTE, *measured))

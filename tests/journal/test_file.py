@@ -125,6 +125,7 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
     journal.add(finished("b", "other", tenant="client:ann"))
     journal.add(finished("b", "hit b", tenant="client:ann", hit=True))
     row = rows_of(journal, "tenant", {"m": PriceSettings(input=1000, output=10_000)})["client:ann"]
+    assert row.least_money == pytest.approx(4 * 0.001 + 10 * 0.01)
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
 
 

@@ -87,3 +87,11 @@ def test_a_forecast_states_changes_from_the_current_pool() -> None:
     # The transfer of a token takes a part of the time of its prefill.
     assert rates["tier"][2] == pytest.approx(-10_000 * 0.72 * (1 - 1e5 / (20 * 2**30) / 0.001), rel=0.02)
     assert forecast_hit_rates("", curve, None, None, None).points[0].name == "unlimited"
+
+
+def test_the_measured_hit_rate_is_that_of_the_reported_tokens() -> None:
+    curve = LiveHitCurve()
+    for prompt, reused in (("a", 50), ("b", None)):
+        curve.add([prompt], [400], 100, reused)
+    found = forecast_hit_rates("http://e", curve, None, None, None)
+    assert (found.prompt_tokens, found.reported_tokens, found.measured_hit_rate) == (200, 100, 0.5)

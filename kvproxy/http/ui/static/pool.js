@@ -175,7 +175,7 @@ function tiersOf(tiers) {
 }
 
 /** The hit rate of other pools, as a chart and in words. */
-function forecastOf({ engine, requests, measured_hit_rate: measured, pool_tokens: size, points, chart }) {
+function forecastOf({ engine, requests, measured_hit_rate: measured, reported_tokens: reported, pool_tokens: size, points, chart }) {
   const [width, height, left, right] = [600, 170, 66, 566];
   const x = (tokens) => left + ((right - left) * Math.log2(tokens / chart[0][0])) / Math.log2(chart.at(-1)[0] / chart[0][0]);
   const y = (rate) => 10 + (height - 40) * (1 - rate);
@@ -187,7 +187,7 @@ function forecastOf({ engine, requests, measured_hit_rate: measured, pool_tokens
   const rows = points.map((point) => [point.name, point.pool_tokens === null ? "–" : count(point.pool_tokens), percent(point.hit_rate),
     rate === null ? "–" : `${point.hit_rate < rate ? "−" : "+"}${Math.abs(100 * (point.hit_rate - rate)).toFixed(1)}`,
     point.ttft_ms === null ? "–" : `${point.ttft_ms < 0 ? "−" : "+"}${count(Math.round(Math.abs(point.ttft_ms)))} ms`]);
-  const reused = measured === null ? "" : ` The engine reused ${percent(measured)} of their tokens.`;
+  const reused = measured === null ? "" : ` The engine reused ${percent(measured)} of the ${count(reported)} prompt tokens whose reuse it reported.`;
   return section(`What if ${engine || "the pool"} had another size, by ${count(requests)} requests since the start`,
     h("p", { class: "note" }, `Forecasts compare whole messages: equal beginnings of different messages count as new. Requests that ended before a response began do not count.${reused}`),
     svg("svg", { class: "forecast", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Hit rate by tokens in the pool" },

@@ -152,7 +152,7 @@ class TurnWriter:
         self._index.add(turn, chain, tenant, name)
 
     def add_hit(self, record: Record, regions: Regions | None) -> None:
-        """Count the prompt tokens of a hit that began an earlier prompt. `regions` is None if an equal prompt was sent before."""
+        """Count the tokens of a hit that an earlier prompt begins with. `regions` is None if an equal prompt was sent before."""
         if record.layer not in CACHES:
             return
         common = prompt_tokens = record.prompt_tokens or 0
@@ -287,8 +287,8 @@ class TurnWriter:
             if not is_start:
                 self._add_to_curve(chain, known.upstream, known.prompt_tokens, reused)
 
-    def prune(self, oldest_number: int) -> None:
-        self._database.execute("delete from turns where number < ?", [oldest_number])
+    def prune(self, oldest_record: int) -> None:
+        self._database.execute("delete from turns where number < ?", [oldest_record])
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:

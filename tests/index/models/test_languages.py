@@ -75,7 +75,7 @@ def test_unknown_words_without_function_words_are_not_english(embedder: MiniLMEm
 
 
 def test_almost_all_english_questions_are_detected(embedder: MiniLMEmbedder) -> None:
-    # Of 103,687 real questions, 1 in 640 is misclassified (docs/performance.md).
+    # Of 103,687 real questions, 1 in 640 is misclassified.
     files = (Path(__file__).parents[1] / "data").glob("*.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     texts = {text for line in lines for text in line.values() if isinstance(text, str)}

@@ -62,7 +62,7 @@ class CacheSettings(Section):
     stale_if_error: Seconds = Field(
         0.0,
         ge=0,
-        description="Time after expiry to serve if the upstream fails, also with status 500 or above (RFC 5861).",
+        description="Time after expiry to serve if the upstream fails (RFC 5861).",
     )
     max_response_bytes: Bytes = Field(
         8 * 2**20, ge=1, description="Maximum size of a response to store or to share in flight."

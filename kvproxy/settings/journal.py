@@ -48,7 +48,7 @@ class JournalSettings(Section):
     max_rows: int = Field(
         1_000_000,
         ge=1,
-        description="Maximum records, without totals; the oldest are deleted, in PostgreSQL by whole days.",
+        description="Maximum records; the oldest are deleted, in PostgreSQL by whole days.",
     )
     retention: Seconds = Field(30 * 86_400.0, gt=0, description="Time until a record is deleted.")
     text: Literal["none", "hits", "beginning", "all"] = Field(

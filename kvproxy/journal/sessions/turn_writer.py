@@ -115,8 +115,9 @@ class TurnWriter:
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
-        is_alike = known is not None and known.regions > chain.first
-        closest = known.turn if known is not None and is_alike else parent or self._index.latest_session_start(tenant)
+        closest = parent or self._index.latest_session_start(tenant)
+        if known is not None and known.regions > (0 if parent is None else chain.first) and _has_text(chain, known):
+            closest = known.turn
         change = self._prompt_change(chain, closest, record)
         earlier, region = self._earlier_prefix(exchange, record, chain, known, price, change.repeated)
         if region is not None:
@@ -160,7 +161,7 @@ class TurnWriter:
             self._read_turns()
             chain = chain_of(regions, record.tenant)
             known = self._index.find_longest_prefix(chain, prompt_tokens)
-            common = 0 if known is None or chain.names[known.regions - 1] == "model" else known.tokens
+            common = known.tokens if known is not None and _has_text(chain, known) else 0
         self._add_tokens(record, {REPEATED + record.layer: reusable_tokens(common, prompt_tokens, BLOCK)})
 
     def _add_to_curve(
@@ -294,6 +295,10 @@ class TurnWriter:
 def _is_turn(exchange: Exchange, record: Record) -> bool:
     reached = exchange.hit is None and not exchange.was_collapsed and record.layer != "revalidated"
     return reached and record.status == 200 and bool(record.prompt_tokens)
+
+
+def _has_text(chain: PromptChain, prefix: KnownPrefix) -> bool:
+    return chain.names[prefix.regions - 1] != "model"
 
 
 def _prefix_ttl(use: PrefixReuse, known_prefix: KnownPrefix | None, price: PriceSettings) -> float:

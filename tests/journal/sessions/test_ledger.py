@@ -151,6 +151,19 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     sessions.close()
 
 
+def test_the_same_system_prompt_for_another_model_changes_nothing(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    questions = [[SYSTEM, user(f"{number}: What is a block of the prefix cache?")] for number in range(2)]
+    sessions.add(
+        request(questions[0], 150, 0, 0),
+        request(questions[0], 150, 0, 10, body={"model": "n"}),
+        request(questions[1], 150, 128, 20),
+    )
+    (turn,) = sessions.reader().turns("r20")
+    assert (turn.lost, turn.region) == ({"new": 22}, None)
+    sessions.close()
+
+
 def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> None:
     price = PriceSettings(input=1.25, cached=0.125, storage=4.5, output=10)
     sessions = Sessions(str(tmp_path / "journal.db"), m=price)

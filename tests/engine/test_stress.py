@@ -160,9 +160,9 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: P
                 found.setdefault(piece.index, []).extend(piece.tokens)
         return found
 
-    asked = [(*chance.choice(corpus("llama")), chance.choice((1, 1, 3))) for _ in range(40)]
+    asked = [(*chance.choice(corpus("llama")), chance.choice((1, 1, 3))) for _ in range(24)]
     tasks = [asyncio.create_task(client(number, prompt, n)) for number, (prompt, _, n) in enumerate(asked)]
-    for task in chance.sample(tasks, 20):
+    for task in chance.sample(tasks, 12):
         asyncio.get_running_loop().call_later(chance.random() * 3, task.cancel)
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     complete = 0
@@ -170,7 +170,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(tmp_path: P
         if not isinstance(answer, asyncio.CancelledError):
             assert answer == dict.fromkeys(range(n), expected)
             complete += 1
-    assert 20 <= complete < 40
+    assert 12 <= complete < 24
     assert (await worker.inspect(lambda manager: manager.stats())).used == 0
     await worker.inspect(lambda manager: check_integrity(manager))
     await worker.stop()

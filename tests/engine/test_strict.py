@@ -56,7 +56,7 @@ def alone(prompt: list[int], count: int = 8, loaded: LoadedModel | None = None) 
 def test_a_hit_in_company_is_bit_exact() -> None:
     driven = engine(num_speculative_tokens=4)
     shared = tokens(70)
-    prompts = [shared[:length] + tokens(9) for length in (30, 40, 64, 70, 70)] + [tokens(7) * 8]
+    prompts = [shared[:length] + tokens(9) for length in (40, 64, 70)] + [tokens(7) * 8]
     expected = [alone(prompt, 12) for prompt in prompts]
     for _ in ("cold", "warm"):
         assert scores(driven, prompts, 12) == expected

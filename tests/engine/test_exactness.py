@@ -12,7 +12,7 @@ from tests.engine.models import ARCHITECTURES, HYBRIDS, random_model, reference,
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_equal_generate(architecture: str) -> None:
-    prompts, expected = prompts_of(architecture, 5)
+    prompts, expected = prompts_of(architecture, 4)
     for blocks in (400, 26) if architecture == "llama" else (26,):
         driven = Driven(tiny(architecture), num_blocks=blocks, eviction_policy="sessions")
         for round in ("cold", "warm"):
@@ -26,8 +26,8 @@ def test_tokens_equal_generate(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", HYBRIDS)
 def test_tokens_of_models_with_limited_attention_equal_generate(architecture: str) -> None:
-    loaded, (prompts, expected) = tiny(architecture), prompts_of(architecture, 5)
-    assert len({tuple(answer) for answer in expected}) > 3, "answers that do not depend on the prompt prove nothing"
+    loaded, (prompts, expected) = tiny(architecture), prompts_of(architecture, 4)
+    assert len({tuple(answer) for answer in expected}) > 2, "answers that do not depend on the prompt prove nothing"
     specs = [group.group_spec(4) for group in loaded.groups]
     # The longest request just fits the last pool.
     least = 1 + KVCacheManager(1000, groups=specs).max_blocks_in_use(92 + ANSWER, 32)
@@ -50,7 +50,7 @@ def test_tokens_of_models_with_limited_attention_equal_generate(architecture: st
         # The smallest pool rarely keeps a last window until it is needed again.
         assert stats.hits > 0 or (blocks, kept) == (least, "last")
         if blocks == least:
-            assert stats.evictions > (30 if kept == "all" else 10)
+            assert stats.evictions > (20 if kept == "all" else 10)
 
 
 def test_several_answers_share_the_prompt_and_each_is_exact() -> None:

@@ -26,7 +26,7 @@ def test_proxies_and_their_postgres_may_be_killed(monkeypatch: pytest.MonkeyPatc
         "OUTAGE_SECONDS": 1.0,
     }.items():
         monkeypatch.setattr(fleet, f"_{name}", value)
-    monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.2)
     findings = fleet.run(2, 1, lambda: None)
     assert passed(findings)
     assert all(finding.counts["acknowledged"] for finding in findings)
@@ -45,6 +45,7 @@ def test_the_harness_detects_a_lost_write() -> None:
 
 def test_stored_answers_are_served_while_the_upstream_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "_CLIENTS", 3)
+    monkeypatch.setattr(outage, "_PAUSE", 0.1)
     assert passed(outage.run(2, 0, lambda: None))
 
 

@@ -75,7 +75,7 @@ def test_a_failed_migration_changes_nothing(empty_postgres: str, monkeypatch: py
 
 @needs_nginx
 def test_proxies_are_replaced_one_by_one_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.25)
     for name in ("kvproxy", "index", "commands"):
         shutil.copytree(fleet.ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("model"))
     file = tmp_path / "index/store/postgres/schema.py"

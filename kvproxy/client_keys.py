@@ -153,15 +153,22 @@ def _read_clients(data: Path) -> Sequence[ClientSettings]:
         return _LIST.validate_json(file.read_bytes())
     except FileNotFoundError:
         return ()
-    except (OSError, ValidationError) as error:
-        raise SettingsError(f"cannot read {file}: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror}") from None
+    except ValidationError as error:
+        raise SettingsError(f"cannot read {file}: {error.errors()[0]['msg']}; restore it from a backup") from None
 
 
 def _write_clients(data: Path, clients: Sequence[ClientSettings]) -> None:
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=data, prefix=".clients-")
-    with os.fdopen(handle, "wb") as out:
-        out.write(orjson.dumps([each.model_dump() for each in clients], option=orjson.OPT_INDENT_2))
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, clients_file(data))
+    file = clients_file(data)
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data, prefix=".clients-") as folder:
+            written = Path(folder) / file.name
+            with open(os.open(written, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as out:
+                out.write(orjson.dumps([each.model_dump() for each in clients], option=orjson.OPT_INDENT_2))
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(written, file)
+    except OSError as error:
+        raise SettingsError(f"cannot write {file}: {error.strerror}") from None

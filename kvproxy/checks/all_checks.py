@@ -43,10 +43,12 @@ def check_files(settings: Settings) -> None:
         problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
     else:
         try:
-            with TemporaryFile(dir=folder):
-                pass
+            with TemporaryFile(dir=folder) as file:
+                file.write(bytes(65_536))
         except OSError as error:
-            problems.append(f"cannot write to the data folder {folder} ({error.strerror}): give another --data")
+            problems.append(
+                f"cannot write to the data folder {folder} ({error.strerror}): free space, or give another --data"
+            )
     try:
         load_cipher(settings.encryption)
     except SettingsError as error:

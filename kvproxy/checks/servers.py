@@ -75,6 +75,8 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
     if ready is not None and ready.status_code == 503:
         raise KvproxyError(f"{answers}; it is not ready: {_unready_reason(ready)}")
+    if failed_store := health.json().get("store"):
+        raise KvproxyError(f"{answers}; {failed_store}")
     upstreams = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
     wrong, advice = (_upstream_notes(upstreams, kind) for kind in ("notes", "advice"))
     wrong += _upstream_notes(upstreams, "ejected")

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.checks.all_checks import check_files
+from kvproxy.checks.servers import check_proxy
+from kvproxy.client_keys import add_client
+from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import SqliteStore
 from kvproxy.settings import load_settings
@@ -47,6 +51,16 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         state = health(url)
         assert state["status"] == "degraded"
         assert "failed" in state["store"]
+        with pytest.raises(KvproxyError, match=r"answers at .*; the store .* failed"):
+            check_proxy(url, None, tmp_path)
+        with contextlib.suppress(OSError), (tmp_path / "rest").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4_096))
+        with pytest.raises(SettingsError, match=r"cannot write to the data folder .*No space left"):
+            check_files(settings)
+        with pytest.raises(SettingsError, match=r"cannot write .*clients\.json: No space left"):
+            add_client(settings, "one")
+        assert not list(tmp_path.glob(".clients-*"))
         disk.grow()
         assert stored(ask(url, "with room"))
         assert health(url)["status"] == "ok"

@@ -163,6 +163,12 @@ def test_names_and_files(tmp_path: Path) -> None:
             add_client(found, name)
     with pytest.raises(NotFound):
         remove_client(found, "nobody")
+    (tmp_path / "damaged").mkdir()
+    clients_file(tmp_path / "damaged").write_text("{broken")
+    with pytest.raises(SettingsError) as damaged:
+        all_clients(settings(tmp_path / "damaged", "http://127.0.0.1:9"))
+    assert damaged.value.message.endswith("; restore it from a backup")
+    assert "\n" not in damaged.value.message
     fixed = settings(tmp_path, "http://127.0.0.1:9", clients=[{"name": "two", "key_sha256": key_digest("k")}])
     assert [each.name for each in all_clients(fixed)] == ["two", "one"]
     for change in (add_client, remove_client):

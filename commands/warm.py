@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.command import command
-from kvproxy.commands.options import DEFAULT_URL, ApiKey, Data, Token, Url
+from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
@@ -48,9 +48,7 @@ def warm(
     changes: RequestFieldOptions,
     concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 4,
     api_key: ApiKey = None,
-    token: Token = None,
-    url: Url = DEFAULT_URL,
-    data: Data = None,
+    proxy: ProxyOptions,
 ) -> Output:
     """Fill both caches from prompts, logs or another cache.
 
@@ -76,12 +74,12 @@ def warm(
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")
     fields, headers = changes.fields(), changes.headers()
-    target, origin = ProxyClient(url, token), ProxyClient(source or url, token)
+    target, origin = proxy.client(), ProxyClient(source or proxy.url, proxy.token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
         found = warming.read_file_requests(file, read_text(file), default_model, system)
     elif from_log:
-        found = warming.logged_requests(origin, token, data, top, api_key, prefix_only=prefix_only)
+        found = warming.logged_requests(origin, proxy.token, proxy.data, top, api_key, prefix_only=prefix_only)
     else:
         found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     requests = [replace(each, body=each.body | fields) for each in found.requests]
@@ -99,7 +97,9 @@ def warm(
     control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
     try:
         with progress_bar("warming") as progress:
-            asyncio.run(warming.send_all(requests, url, report, concurrency, rate, api_key, control, headers, progress))
+            asyncio.run(
+                warming.send_all(requests, target.url, report, concurrency, rate, api_key, control, headers, progress)
+            )
     except KeyboardInterrupt:
         print_note("interrupted: run the command again to continue")
         code = 130

@@ -90,6 +90,8 @@ def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_p
             (tmp_path / "kvproxy.toml").write_text(f'port = {port}\nadmin_token = "s3cret-token"\n')
             assert kvproxy("upstreams", "--data", tmp_path, "--url", url, url="").returncode == code
         assert kvproxy("upstreams", "--data", tmp_path, url="").returncode == 0
+        # The next error: the token was accepted.
+        assert "had a hit" in kvproxy("warm", "--cache", "--data", tmp_path, url="").stderr
 
 
 def test_one_proxy_to_a_data_folder(tmp_path: Path) -> None:

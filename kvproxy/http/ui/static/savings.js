@@ -59,6 +59,10 @@ function sentences(found) {
   if (found.rows.length && found.rows.every((row) => row.money === null)) {
     said.push('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].');
   }
+  if (found.refused) said.push(`${count(found.refused)} refused requests are not counted.`);
+  if (found.rows.some((row) => row.uncertain_tokens)) {
+    said.push("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.");
+  }
   if (found.semantic && found.wrong === null) said.push("No semantic hit was compared with a fresh response yet.");
   if (found.semantic && found.wrong !== null) {
     said.push(`${percent(found.wrong.least)} to ${percent(found.wrong.most)} of the semantic hits are wrong (${found.wrong.source}).`);

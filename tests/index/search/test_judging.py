@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult
+from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neighbour, PolicyResult
 from kvproxy.index.search.decider import MAX_REFUSALS, Decider, RefusalBudget
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 from kvproxy.index.search.vector_search import FaissSearch
@@ -66,6 +66,30 @@ def test_the_policy_defines_the_explored_share(store: SqliteStore, drawn: float 
         0.3,
         "b",
     )
+
+
+def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: SqliteStore) -> None:
+    decisions = [
+        Decision("low probability", score=0.2),
+        Decision("low probability", score=0.7),
+        Decision("vetoed", "names"),
+    ]
+    found = looked_up(store, FixedPolicy(PolicyResult(decisions, None)))
+    assert found.observation is not None
+    assert (found.observation.candidate.id, found.observation.accepted, found.observation.comparison_probability) == (
+        "b",
+        False,
+        1.0,
+    )
+    assert found.observation.record == LearningRecord(1, None, 0.0, 0.0)
+    assert found.outcome == "low probability"
+    nothing = looked_up(store, FixedPolicy(PolicyResult([Decision("vetoed", "names")] * 3, None)))
+    assert (nothing.observation, nothing.outcome) == (None, "vetoed")
+    noted = LearningRecord(2, (1.0,), 0.1, 0.1)
+    found = looked_up(store, FixedPolicy(PolicyResult([Decision("not compared")] * 3, None, 0.0, noted)))
+    assert found.observation is not None
+    assert (found.observation.candidate.id, found.observation.record) == ("c", noted)
+    assert found.outcome == "no neighbour"
 
 
 def test_the_policy_sees_no_expired_entries_and_no_other_namespaces(store: SqliteStore) -> None:

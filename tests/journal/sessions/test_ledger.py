@@ -117,6 +117,21 @@ def test_a_changed_system_prompt_names_the_character(sessions: Sessions) -> None
     assert main_cause(turn.lost) == "changed"
 
 
+def test_another_model_is_a_change(sessions: Sessions) -> None:
+    sessions.add(request(FIRST, 1_000, 0, 0), request(SECOND, 1_060, 0, 9, body={"model": "n"}))
+    turn = sessions.last()
+    assert turn.region == "model"
+    assert turn.lost["changed"] > 800
+
+
+def test_a_prefix_that_was_written_for_an_hour_lasts(sessions: Sessions) -> None:
+    sessions.add(
+        request(FIRST, 10_000, 0, 0, written=(0, 9_990), **provider()),
+        request(SECOND, 10_200, 0, 600, written=(0, 10_190), **provider()),
+    )
+    assert main_cause(sessions.last().lost) == "evicted"
+
+
 def test_a_keep_warm_request_renews_the_lifetime(sessions: Sessions) -> None:
     kept = {"x-kvproxy-tags": "keep-warm"}
     sessions.add(

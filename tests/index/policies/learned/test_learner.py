@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +83,25 @@ def test_the_last_comparison_across_a_guard_decides_about_its_veto(steps: list[t
 def observation(right: bool = True, **more: object) -> Observation:
     features = tuple(compute_features([0.95, 0.9, 0.5], ["a", "a", "z"]).tolist())
     return Observation("e", right, "answer", True, 0.0, "n", "a", features, 0.01, 1.0, **more)  # type: ignore[arg-type]
+
+
+def test_checked_may_serve_within_the_bound() -> None:
+    learner = Learner.new(Prior(), 0.02)
+    for seen, wrong, error, allowed in ((0, 0, 0.5 / 50, True), (50, 1, 1.5 / 100, True), (50, 2, 2.5 / 100, False)):
+        learner.num_checked, learner.num_checked_wrong = seen, wrong
+        assert learner.checked_error == pytest.approx(error)
+        assert learner.may_serve_checked is allowed
+    # Once the policy is ready, `checked` needs 30 comparisons and half of the allowed errors.
+    learner.level.error_limit, learner.level.expected = 0.01, 8.0
+    for seen, wrong, allowed in ((29, 0, False), (30, 0, True), (50, 1, False)):
+        learner.num_checked, learner.num_checked_wrong = seen, wrong
+        assert learner.may_serve_checked is allowed
+    # In a new namespace, it may also use the allowance of `learned`.
+    learner = Learner.new(Prior(), 0.02)
+    learner.level.risk = 1e6
+    for observed, allowed in ((49, True), (50, False)):
+        learner.num_comparisons = observed
+        assert learner.may_serve_checked is allowed
 
 
 def learn(learner: Learner, observation: Observation) -> None:

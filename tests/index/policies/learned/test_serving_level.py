@@ -125,3 +125,18 @@ def test_the_level_uses_most_of_its_allowance() -> None:
     assert serve(level, 3000, 0)[0] > 1000
     assert 0 < level.most_wrong <= 0.05 * level.served
     assert 0.3 < level.share_within_error_limit < 0.9
+
+
+def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor() -> None:
+    level = ServingLevel(0.02)
+    level.update()
+    assert level.factor > 1e3
+    assert level.error_limit == 0.0
+    for error, right in ((0.12, False), (0.13, False), (0.1, True)):
+        level.add_comparison(error, right)
+    assert (level.wrong, level.expected) == (1, pytest.approx(0.22))
+    for repeats, slips, error_rate in ((50, 9, 0.1), (50, 1000, 0.5)):
+        level.num_repeats, level.num_judged_different = repeats, slips
+        level.update()
+        assert level.comparison_error_rate == pytest.approx(error_rate)
+        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - error_rate))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, Prior, compute_features
+from kvproxy.index.policies.learned.error_model import FEATURES, ErrorModel, ErrorModelPrior, compute_features
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.sampled_from("abc")), min_size=1, max_size=24))
@@ -24,7 +24,7 @@ def test_extreme_odds_do_not_overflow() -> None:
 
 
 def test_the_prior_becomes_stricter_with_errors_but_never_more_lenient() -> None:
-    prior, features = Prior(), np.ones(len(FEATURES))
+    prior, features = ErrorModelPrior(), np.ones(len(FEATURES))
     assert prior.initial_wrong == 2.0
     prior.learn(features, 0.1, False, 0.1)
     prior.learn(features, 0.11, False, 0.1)

@@ -86,7 +86,7 @@ def observation(right: bool = True, **more: object) -> Observation:
 
 
 def test_checked_may_serve_within_the_bound() -> None:
-    learner = Learner.new(Prior(), 0.02)
+    learner = Learner.new(ErrorModelPrior(), 0.02)
     for seen, wrong, error, allowed in ((0, 0, 0.5 / 50, True), (50, 1, 1.5 / 100, True), (50, 2, 2.5 / 100, False)):
         learner.num_checked, learner.num_checked_wrong = seen, wrong
         assert learner.checked_error == pytest.approx(error)
@@ -97,7 +97,7 @@ def test_checked_may_serve_within_the_bound() -> None:
         learner.num_checked, learner.num_checked_wrong = seen, wrong
         assert learner.may_serve_checked is allowed
     # In a new namespace, it may also use the allowance of `learned`.
-    learner = Learner.new(Prior(), 0.02)
+    learner = Learner.new(ErrorModelPrior(), 0.02)
     learner.level.risk = 1e6
     for observed, allowed in ((49, True), (50, False)):
         learner.num_comparisons = observed

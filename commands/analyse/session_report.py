@@ -61,7 +61,7 @@ def print_losses(report: "SessionReport", top: int) -> None:
             text_column("Model"): ", ".join(each.models),
             "Turns#": each.turns,
             "Input#": each.prompt_tokens,
-            "Reused#": percent(each.reused_tokens / max(1, each.prompt_tokens)),
+            "Reused#": percent((each.reused_tokens or 0) / max(1, each.prompt_tokens)),
             "Lost most to": main_cause(each.lost),
             "Longest pause#?": format_seconds(round(each.longest_pause)),
             f"{report.ledger.currency}#": money(each.cost),
@@ -98,7 +98,7 @@ def print_costs(report: "SessionReport") -> None:
 
 def _print_sums(report: "SessionReport") -> None:
     turns = sum(each.turns for each in report.sessions)
-    reused = sum(each.reused_tokens for each in report.sessions)
+    reused = sum(each.reused_tokens or 0 for each in report.sessions)
     total = report.ledger.prompt_tokens
     found = f"{plural(len(report.sessions), 'session')}, {plural(turns, 'request')}"
     print_text(f"{found}, {total:,} input tokens, {percent(reused / max(1, total))} reused")

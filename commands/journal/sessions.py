@@ -71,7 +71,7 @@ def show(
                 *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
                 (
                     "input",
-                    f"{found.prompt_tokens:,} tokens, {percent(found.reused_tokens / found.prompt_tokens)} reused",
+                    f"{found.prompt_tokens:,} tokens, {_reused_share(found) or 'not reported how many'} reused",
                 ),
                 *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
             ]
@@ -79,6 +79,10 @@ def show(
         print_table(map(_turn_row, rows), layout=layout)
 
     return Output([asdict(row) for row in rows], show)
+
+
+def _reused_share(session: "Session") -> str | None:
+    return None if session.reused_tokens is None else percent(session.reused_tokens / max(1, session.prompt_tokens))
 
 
 def _session_row(session: "Session") -> Row:
@@ -91,7 +95,7 @@ def _session_row(session: "Session") -> Row:
         "Turns#": session.turns,
         "Input#": session.prompt_tokens,
         "Reused#": session.reused_tokens,
-        "Share#": percent(session.reused_tokens / max(1, session.prompt_tokens)),
+        "Share#": _reused_share(session),
         "Lost most to?": main_cause(session.lost),
         "Longest pause#?": format_seconds(round(session.longest_pause)),
         "Cost#?": money(session.cost),

@@ -97,6 +97,7 @@ class Session:
         id: number of its first record.
         parent: number of the turn that started a sub-agent's session; None for other sessions.
         first, last: arrival of the first and of the last request, in seconds since the epoch.
+        reused_tokens: None if the backend reported the reuse of no turn.
         longest_pause: seconds between two turns.
         cost: None if no model has a price.
     """
@@ -111,7 +112,7 @@ class Session:
     last: float
     turns: int
     prompt_tokens: int
-    reused_tokens: int
+    reused_tokens: int | None
     completion_tokens: int
     longest_pause: float
     cost: float | None
@@ -288,6 +289,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
     for turn in turns:
         lost.update(turn.lost)
     costs = [turn.cost for turn in turns if turn.cost is not None]
+    reported = [turn.reused_tokens for turn in turns if turn.reused_tokens is not None]
     return Session(
         id=first.session,
         name=first.name,
@@ -299,7 +301,7 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         last=last.time,
         turns=len(turns),
         prompt_tokens=sum(turn.prompt_tokens for turn in turns),
-        reused_tokens=sum(turn.reused_tokens or 0 for turn in turns),
+        reused_tokens=sum(reported) if reported else None,
         completion_tokens=sum(turn.completion_tokens or 0 for turn in turns),
         longest_pause=max(turn.pause or 0.0 for turn in turns),
         cost=sum(costs) if costs else None,

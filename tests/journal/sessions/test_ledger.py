@@ -14,6 +14,7 @@ from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, lost_tokens, main_cause
 from kvproxy.settings.journal import PriceSettings
+from tests.commands.run import kvproxy
 from tests.journal.sessions.injected_losses import Result, run_engine, run_provider
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
 
@@ -164,6 +165,16 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
         (row,) = savings(reader, "model", {"m": price})
     assert row.money == pytest.approx(-20_200 * 0.75 / 1e6)
     sessions.close()
+
+
+def test_a_session_without_reports_has_no_reused_tokens(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"))
+    sessions.add(request([SYSTEM, user("What is a block?")], 150, None, 0))
+    assert [each.reused_tokens for each in sessions.list()] == [None]
+    sessions.close()
+    shown = kvproxy("sessions", "--columns", "Input,Reused,Share", "--data", tmp_path).stdout.splitlines()
+    assert shown[1].split("\t") == ["150", "-", "-"]
+    assert "150 tokens, not reported how many reused" in kvproxy("sessions", "show", "1", "--data", tmp_path).stdout
 
 
 def test_the_same_system_prompt_for_another_model_changes_nothing(tmp_path: Path) -> None:

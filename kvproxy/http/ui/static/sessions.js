@@ -51,7 +51,7 @@ const flat = ({ lost: causes, models, upstreams, ...row }) => ({ ...row, models:
 function listOf(found, choose, chosen) {
   const shown = found.map((each) => [
     button(each.name ? digest(each.name, 16) : String(each.id), () => choose(each.id), { "aria-pressed": String(String(each.id) === chosen) }),
-    digest(tenantName(each.tenant), 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
+    digest(tenantName(each.tenant), 16), each.models.join(", "), count(each.turns), count(each.prompt_tokens), each.reused_tokens === null ? "–" : percent(each.reused_tokens / Math.max(1, each.prompt_tokens)),
     lost(each.lost), duration(each.longest_pause), money(each.cost), each.upstreams.join(", ") || "–", clock(each.last),
   ]);
   return table("Sessions", [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvproxy.offline.simulate.pool_simulation import ChainRequest, PoolSimulation
     from kvproxy.offline.simulate.pool_simulation import simulate as simulate_pool
     from kvproxy.offline.simulate.pool_size_sweep import Sweep, sweep
-    from kvproxy.offline.simulate.trace_reader import read_chains
+    from kvproxy.offline.simulate.trace_reader import TraceError, read_chains
     from kvproxy.settings.cache import CacheSettings
 
 __version__ = "0.1.0"
@@ -30,7 +30,7 @@ _MODULES = {
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
     "offline.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
     "offline.simulate.pool_size_sweep": ("Sweep", "sweep"),
-    "offline.simulate.trace_reader": ("read_chains",),
+    "offline.simulate.trace_reader": ("TraceError", "read_chains"),
     "settings.cache": ("CacheSettings",),
 }
 _PLACES = {name: (f"kvproxy.{module}", name) for module, names in _MODULES.items() for name in names}
@@ -51,6 +51,7 @@ __all__ = [
     "PoolSimulation",
     "PoolStats",
     "Sweep",
+    "TraceError",
     "open_async_cache",
     "open_cache",
     "read_chains",

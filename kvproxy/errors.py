@@ -51,6 +51,9 @@ class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
 class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"): ...
 
 
+class RequestExceedsQuota(RequestTooLarge): ...
+
+
 class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limit="header_bytes"): ...
 
 

@@ -117,6 +117,7 @@ class Delta:
         text: without tool calls and reasoning.
         calls: tool calls that end in this part.
         prompt_logprobs: all prompt tokens except the first; only in the first part.
+        stop_string: the stop string that ended the text; only in the last part.
     """
 
     index: int
@@ -129,3 +130,4 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    stop_string: str | None = None

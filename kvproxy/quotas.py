@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from kvproxy.errors import RequestTooLarge, TooManyRequests
+from kvproxy.errors import RequestExceedsQuota, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings.access import ClientSettings
 from kvproxy.shared_state import SharedState
@@ -179,7 +179,7 @@ class Account:
     async def reserve(self, tokens: int) -> None:
         """Charge estimated tokens before they are computed.
 
-        Raises TooManyRequests if the quota is used up, or RequestTooLarge if one minute's quota is less than the tokens.
+        Raises TooManyRequests if the quota is used up, or RequestExceedsQuota if one minute's quota is less than the tokens.
         """
         await self._charge(tokens)
         self._reserved = (self._reserved or 0) + tokens
@@ -200,7 +200,7 @@ class Account:
         if bucket is None or per_minute is None:
             return
         if tokens > per_minute:
-            raise RequestTooLarge(
+            raise RequestExceedsQuota(
                 f"the request has some {tokens:,} tokens, and {per_minute:,} a minute are allowed",
                 limit="tokens_per_minute",
             )

@@ -11,6 +11,7 @@ from kvproxy.errors import (
     NotCached,
     NotSupported,
     Overloaded,
+    RequestExceedsQuota,
     UpstreamError,
     UpstreamProtocolError,
 )
@@ -57,8 +58,8 @@ REASONS: dict[str, str] = {
     "refused-upstream": "The upstream refused the request as invalid.",
     "refused-key": "The client's key is missing or wrong.",
     "refused-access": "The client lacks the permission.",
-    "refused-limit": "The client exceeded its quota.",
-    "refused-size": "The body is larger than `limits.body_bytes`.",
+    "refused-limit": "The client exceeded its quota, or the request is larger than the quota of a minute.",
+    "refused-size": "The body is larger than `limits.body_bytes`, or has more than `limits.items`.",
     "refused-slow": "The body did not arrive in time.",
     "refused-busy": "Too many requests are waiting for the backend, or too many connections are open.",
     "error-upstream": "The upstream responded with an error, or could not be reached.",
@@ -74,6 +75,7 @@ REASONS: dict[str, str] = {
 
 # Failures whose status does not determine the reason. The first match counts.
 _FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
+    (RequestExceedsQuota, "refused-limit"),
     (NotCached, "not-cached"),
     (DeadlineExceeded, "error-timeout"),
     (Overloaded, "refused-busy"),

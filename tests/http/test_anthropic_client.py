@@ -44,6 +44,19 @@ def test_it_counts_the_tokens_that_a_generation_reports(client: Any, more: dict[
     assert client.messages.count_tokens(**asked).input_tokens == counted
 
 
+def test_a_stop_sequence_is_reported_computed_streamed_and_cached(client: Any) -> None:
+    asked: dict[str, Any] = {"model": "demo", "max_tokens": 60, "messages": HELLO, "extra_body": {"temperature": 0}}
+    words = client.messages.create(**asked).content[0].text.split()
+    asked["stop_sequences"] = ["never in it", words[2]]
+    for _ in range(2):
+        message = client.messages.create(**asked)
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", words[2])
+    with client.messages.stream(**asked | {"max_tokens": 61}) as stream:
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", words[2])
+    assert final.content[0].text == message.content[0].text
+
+
 def test_a_count_that_fails_has_the_error_of_the_generation(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="'missing' is not served here"):
         client.messages.count_tokens(model="missing", messages=HELLO)

@@ -228,11 +228,14 @@ def test_identical_requests_under_way_are_told_apart(running: tuple[str, Service
 
 def test_clients_that_are_turned_away(tmp_path: Path) -> None:
     key = add_client(load_settings(data=tmp_path), "ann", requests_per_minute=1)
+    small = add_client(load_settings(data=tmp_path), "bob", tokens_per_minute=5)
     with upstream() as url, run_front(tmp_path, url) as (address, services):
         auth = {"authorization": f"Bearer {key}"}
         assert post(address, "in", ask("cold"), **auth).status_code == 200
         assert post(address, "out", ask("cold"), **auth).status_code == 429
         assert post(address, "who", ask("cold")).status_code == 401
+        assert post(address, "long", ask("many words"), authorization=f"Bearer {small}").status_code == 413
+        assert last(services, "long").reason == "refused-limit"
         assert (last(services, "in").client, last(services, "in").tenant) == ("ann", "client:ann")
         assert (last(services, "out").reason, last(services, "out").tenant) == ("refused-limit", "client:ann")
         assert (last(services, "who").reason, last(services, "who").client) == ("refused-key", None)

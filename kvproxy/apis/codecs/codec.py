@@ -86,6 +86,7 @@ class CollectedChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
     completion_tokens: int = 0
     reasoning_tokens: int = 0
 
@@ -113,6 +114,7 @@ class CollectedOutput:
         choice.logprobs += piece.logprobs
         choice.calls += piece.calls
         choice.finish_reason = piece.finish_reason or choice.finish_reason
+        choice.stop_string = piece.stop_string
         choice.completion_tokens = piece.usage.completion_tokens
         return is_first
 

@@ -106,6 +106,8 @@ class MessagesEncoder:
 
     def _stop_fields(self) -> JsonObject:
         output = self._output.first_choice
+        if output.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_string}
         calls_tool = output.calls and output.finish_reason == "stop"
         reason = "tool_use" if calls_tool else _REASONS[output.finish_reason or "stop"]
         return {"stop_reason": reason, "stop_sequence": None}

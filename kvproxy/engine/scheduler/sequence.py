@@ -144,11 +144,12 @@ class SequenceState:
         if self.matcher is not None and not self.matcher.consume_token(sampled.token):
             raise RuntimeError(f"the grammar cannot be followed: {self.matcher.get_error()}")
         text = "" if is_eos else self._detokenizer.push(sampled.token)
-        if is_eos or self._detokenizer.stopped or (self.matcher is not None and self.matcher.is_stopped()):
+        is_stopped = is_eos or self._detokenizer.stop_string is not None
+        if is_stopped or (self.matcher is not None and self.matcher.is_stopped()):
             self.finish_reason = "stop"
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = "length"
-        if self.finish_reason and not self._detokenizer.stopped:
+        if self.finish_reason and self._detokenizer.stop_string is None:
             text += self._detokenizer.finish()
         if text and not self._has_text:
             self._has_text = True
@@ -168,8 +169,19 @@ class SequenceState:
             scheduled = self.scheduled_time or arrival
             timing = Timing(scheduled - arrival, self._first_token_time - arrival, now() - arrival)
         prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        stop_string = self._detokenizer.stop_string
         self._on_output(
-            Delta(self.index, text, tokens, tuple(logprobs), self.finish_reason, usage, timing, prompt_logprobs)
+            Delta(
+                self.index,
+                text,
+                tokens,
+                tuple(logprobs),
+                self.finish_reason,
+                usage,
+                timing,
+                prompt_logprobs,
+                stop_string=stop_string,
+            )
         )
 
     def _logprobs(self, sampled: SampledToken) -> list[TokenLogprob]:

@@ -14,7 +14,8 @@ class Detokenizer:
         self._prefix_offset = 0
         self._read_offset = 0
         self._pending_text = ""
-        self.stopped = False
+        self.stop_string: str | None = None
+        """The stop string at which the text ended."""
 
     def push(self, token: int) -> str:
         self._ids.append(token)
@@ -27,20 +28,20 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Return the text that was held back. Call it after the last token."""
-        if self.stopped:
+        if self.stop_string is not None:
             return ""
         before = self._decode(self._ids[self._prefix_offset : self._read_offset])
         text = self._remove_stop_strings(self._decode(self._ids[self._prefix_offset :])[len(before) :])
-        if not self.stopped:
+        if self.stop_string is None:
             text, self._pending_text = text + self._pending_text, ""
         return text
 
     def _remove_stop_strings(self, text: str) -> str:
         text = self._pending_text + text
-        if found := [index for stop in self._stop if (index := text.find(stop)) >= 0]:
-            self.stopped = True
+        if found := [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]:
+            first, self.stop_string = min(found)
             self._pending_text = ""
-            return text[: min(found)]
+            return text[:first]
         keep = max((partial_match_length(text, stop) for stop in self._stop), default=0)
         self._pending_text = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -88,9 +88,9 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 @app.command("history")
 @command
 def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Output:
-    """List the last changes of clients, responses, and pins.
+    """List the last changes of clients, responses, and pins in PostgreSQL.
 
-    Changes are recorded only if the store is in PostgreSQL. The newest --limit changes are listed.
+    With a store in a file, changes are not recorded. The newest --limit changes are listed.
     """
     from kvproxy.client_keys import operator_changes
 

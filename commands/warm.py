@@ -68,6 +68,7 @@ def warm(
     """
     import asyncio
 
+    from kvproxy.apis.api_request import requests_sampling
     from kvproxy.commands.files import read_text
     from kvproxy.proxy_client import warm as warming
 
@@ -116,6 +117,11 @@ def warm(
     if report.has_cache and report.cached and report.not_stored and not prefix_only:
         print_note(
             f"not stored: {_line_numbers(report.not_stored)}: truncated, private, no-store, or excluded by a rule"
+        )
+    if report.cached and (sampled := sum(requests_sampling(request.body) for request in requests)):
+        print_note(
+            f"{plural(sampled, 'request')} with a temperature above 0 and no seed: the stored responses answer only requests"
+            " with Cache-Control: max-age, unless cache.sampled_requests is replay"
         )
     if cache and found.skipped:
         print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")

@@ -62,7 +62,7 @@ REASONS: dict[str, str] = {
     "refused-size": "The body is larger than `limits.body_bytes`, or has more than `limits.items`.",
     "refused-slow": "The body did not arrive in time.",
     "refused-busy": "Too many requests are waiting for the backend, or too many connections are open.",
-    "error-upstream": "The upstream responded with an error, or could not be reached.",
+    "error-upstream": "The upstream responded with an error (layer `forward`), or could not be reached (layer `error`).",
     "error-broken": "The response broke off.",
     "error-timeout": "The response was not complete within `x-kvproxy-timeout` or `limits.request_seconds`.",
     "error-internal": "The proxy failed; see its log.",

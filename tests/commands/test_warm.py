@@ -285,6 +285,9 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         tenant = httpx.get(f"{url}/admin/cache").json()[0]["tenant"]
         assert f"stored for tenant {tenant}," in done.stdout
         fields = {"temperature": 0, "max_tokens": 50, "seed": 7}
+        assert "temperature" not in done.stderr
+        sampled = kvproxy("warm", file, "--model", "m", "--temperature", 0.7, url=url)
+        assert sampled.stderr.startswith("2 requests with a temperature above 0 and no seed: the stored responses")
         required = result("warm", file, "--model", "m", *options, url=url)["required"]
         assert required == {"tenants": [tenant], "fields": fields, "varying": []}
     for wrong in (["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]):

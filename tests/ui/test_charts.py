@@ -2,13 +2,16 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 from selenium.webdriver.common.action_chains import ActionChains
 
 from kvproxy.http.services import Services
@@ -18,6 +21,9 @@ from tests.plain_upstream import run_plain_upstream
 from tests.servers import run_proxy
 from tests.ui.conftest import ask
 from tests.ui.page import Page
+from tests.ui.screenshots import PICTURES, SCHEMES, WIDTHS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 READY = {"overview": ".bars li", "matches": ".match", "journal": ".row[id]", "pool": ".legend li", "stored": ".row[id]"}
 CHARTS = ["Requests over time by layer", "Hit rates over time", "Time to first byte over time"]
@@ -61,6 +67,15 @@ def shown_requests(page: Page) -> int:
     return int(page.text("[data-figure=requests]").replace(",", "") or -1)
 
 
+def test_the_docs_show_each_view_in_both_widths_and_themes() -> None:
+    guide = (DOCS / "dashboard.md").read_text()
+    for (name, _, _), (size, (width, height)), scheme in itertools.product(PICTURES, WIDTHS.items(), SCHEMES):
+        file = f"images/dashboard-{name}-{size}-{scheme}.webp"
+        assert f"({file}#gh-{scheme}-mode-only)" in guide
+        with Image.open(DOCS / file) as picture:
+            assert picture.size == (width, height)
+
+
 def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> None:
     page.open(url)
     page.until(lambda: page.all(f"{chart(CHARTS[2])} canvas"))
@@ -80,6 +95,14 @@ def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> Non
     assert "prefix" in told(CHARTS[0])
     # All charts have the same cursor.
     page.until(lambda: len({told(label).split(": ")[0] for label in CHARTS}) == 1)
+
+
+def test_time_ranges_use_round_steps(page: Page, hour: tuple[str, Services]) -> None:
+    url, _ = hour
+    page.open(url, f"overview?since=600&until={time.time():.0f}")
+    page.until(lambda: shown_requests(page) >= 3)
+    chart_ = page.find(chart(CHARTS[0]))
+    assert int(chart_.get_attribute("aria-valuemax") or 0) == 60
 
 
 def test_dragging_and_keys_zoom_in_and_out(page: Page, hour: tuple[str, Services]) -> None:

@@ -10,7 +10,7 @@ from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
-from kvproxy.proxy_client.client import API_NAMES, ProxyClient, credential_headers
+from kvproxy.proxy_client.client import API_NAMES, ProxyClient, configured_token, credential_headers
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
@@ -75,12 +75,16 @@ def warm(
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")
     fields, headers = changes.fields(), changes.headers()
-    target, origin = proxy.client(), ProxyClient(source or proxy.url, proxy.token)
+    target = origin = proxy.client()
+    if source is not None:
+        # The token in the settings is for the proxy of their URL only.
+        is_configured = proxy.token == configured_token(proxy.url, proxy.data)
+        origin = ProxyClient(source, configured_token(source, proxy.data) if is_configured else proxy.token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
         found = warming.read_file_requests(file, read_text(file), default_model, system)
     elif from_log:
-        found = warming.logged_requests(origin, proxy.token, proxy.data, top, api_key, prefix_only=prefix_only)
+        found = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
     else:
         found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
     requests = [replace(each, body=each.body | fields) for each in found.requests]

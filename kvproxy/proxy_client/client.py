@@ -34,7 +34,8 @@ class ProxyClient:
         import httpx
 
         self.url = url.rstrip("/")
-        self._token = {ADMIN_TOKEN_HEADER: token} if token else {}
+        self.token = token
+        self._token_headers = {ADMIN_TOKEN_HEADER: token} if token else {}
         self._client = httpx.Client(
             base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0), verify=tls_context(self.url)
         )
@@ -61,7 +62,7 @@ class ProxyClient:
         return str(self._send("GET", path, {}).text)
 
     def stream(self, path: str) -> Iterator[bytes]:
-        with self._explained_errors(), self._client.stream("GET", path, headers=self._token) as response:
+        with self._explained_errors(), self._client.stream("GET", path, headers=self._token_headers) as response:
             if not response.is_success:
                 response.read()
                 raise response_error(response)
@@ -101,7 +102,7 @@ class ProxyClient:
         self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None, **content: Any
     ) -> "Response":
         # Other routes may lead to an upstream, which must not see the token.
-        headers = dict(headers or {}) | (self._token if path.startswith(_OWN_ROUTES) else {})
+        headers = dict(headers or {}) | (self._token_headers if path.startswith(_OWN_ROUTES) else {})
         # httpx drops the query of the path if `params` is given, even if empty.
         params = {name: value for name, value in query.items() if value is not None} or None
         with self._explained_errors():

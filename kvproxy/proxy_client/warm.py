@@ -118,7 +118,6 @@ def stored_requests(
 
 def logged_requests(
     client: ProxyClient,
-    admin_token: str | None,
     data: Path | None,
     max_requests: int | None,
     api_key: str | None,
@@ -132,7 +131,7 @@ def logged_requests(
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
         prefix_only: also return requests whose responses are never stored; warming computes their prefixes.
     """
-    journal = open_journal(client.url, admin_token, data)
+    journal = open_journal(client.url, client.token, data)
     if not isinstance(journal, DirectJournal):
         raise InvalidRequest(
             f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}, or give --data"

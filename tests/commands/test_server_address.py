@@ -7,12 +7,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE, Demo, kvproxy, result
-from tests.servers import run_proxy
+from tests.servers import run_proxy, run_upstream
 
 
 def test_commands_find_the_proxy_that_uses_the_data_folder(demo: Demo, tmp_path: Path) -> None:
@@ -92,6 +94,17 @@ def test_commands_take_the_admin_token_from_the_settings_of_the_proxy_only(tmp_p
         assert kvproxy("upstreams", "--data", tmp_path, url="").returncode == 0
         # The next error: the token was accepted.
         assert "had a hit" in kvproxy("warm", "--cache", "--data", tmp_path, url="").stderr
+        elsewhere = kvproxy("warm", "--cache", "--from", url, "--data", tmp_path)
+        assert "had a hit" in elsewhere.stderr
+        asked: list[str | None] = []
+
+        async def answer(request: Request) -> Response:
+            asked.append(request.headers.get("x-kvproxy-admin-token"))
+            return Response("[]", headers={"x-total-count": "0"})
+
+        with run_upstream(answer) as other:
+            assert kvproxy("warm", "--cache", "--from", other, "--data", tmp_path, url="").returncode == 3
+        assert asked == [None]
 
 
 def test_one_proxy_to_a_data_folder(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ class ProxyClient:
         with self._explained_errors():
             response = self._client.request(method, path, params=params, headers=headers, **content)
         if not response.is_success:
-            raise response_error(response)
+            is_foreign = response.status_code == 404 and path.startswith(_OWN_ROUTES) and '"error"' not in response.text
+            raise self._not_a_proxy_error() if is_foreign else response_error(response)
         return response
 
     def _json(self, response: "Response") -> Any:

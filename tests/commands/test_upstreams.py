@@ -169,6 +169,19 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert f"\ncannot reach the upstream {NOWHERE}" in listed
 
 
+def test_another_server_is_no_proxy() -> None:
+    async def answer(request: Request) -> Response:
+        return JSONResponse({"detail": "Not Found"}, 404)
+
+    with run_upstream(answer) as url:
+        for command in (["reload"], ["cache", "stats"], ["upstreams"]):
+            done = kvproxy(*command, "--url", url)
+            assert (done.returncode, done.stderr) == (
+                1,
+                f"kvproxy: the server at {url} is not a kvproxy: correct --url\n",
+            )
+
+
 def test_serve_reads_the_settings_of_its_data_folder(demo: Demo, tmp_path: Path) -> None:
     port = demo[0].rsplit(":", 1)[1]
     (tmp_path / "kvproxy.toml").write_text(f"port = {port}")

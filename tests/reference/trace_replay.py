@@ -1,112 +1,28 @@
-"""Traces of block operations, carried out by the block cache."""
+"""Conformance traces carried out by the block cache."""
 
-import hashlib
-import json
-import struct
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvproxy.blocks.manager import KVCacheManager
+from tests.reference.naive_trace import NaiveTrace, crc, segment
 
 
 def replay(steps: Iterable[dict[str, Any]]) -> list[str]:
     """Return a line for each request that ended, and a line with totals; the first step is the header."""
     header, *operations = steps
-    trace = _TraceReplay(header)
+    trace = _TraceReplay(header, "0")
     for step in operations:
         trace.apply(step)
     return trace.results()
 
 
-class Trace:
-    """Reads the operations of a trace; a subclass carries them out by a block cache."""
+class _TraceReplay(NaiveTrace):
+    """The naive model's reading of a trace, with the real manager in place of its lists."""
 
-    def __init__(self, header: dict[str, Any]) -> None:
-        self.size, self.vocab, self.num_blocks = header["block_size"], header["vocab"], header["num_blocks"]
-        self.declared: dict[str, dict[str, Any]] = {}
-        self.live: dict[str, dict[str, Any]] = {}
-        self.lines: list[str] = []
-
-    def start(self, declared: dict[str, Any], count: int) -> None:
-        """Look up a request, and compute a number of its tokens."""
-        raise NotImplementedError
-
-    def grow(self, request: dict[str, Any], count: int) -> bool:
-        """Compute tokens of a live request; return False if the pool has too few blocks."""
-        raise NotImplementedError
-
-    def end(self, request: dict[str, Any], status: str) -> None:
-        raise NotImplementedError
-
-    def table(self, request: dict[str, Any]) -> list[int]:
-        raise NotImplementedError
-
-    def hashes(self, request: dict[str, Any]) -> list[bytes]:
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        raise NotImplementedError
-
-    def apply(self, step: dict[str, Any]) -> None:
-        op = step["op"]
-        if op == "req":
-            self.declared[step["id"]] = step
-        elif op == "reset":
-            self.reset()
-        elif op == "start":
-            if step["id"] in self.declared:
-                self.start(self.declared.pop(step["id"]), step["n"])
-        elif step["id"] in self.live:
-            request = self.live[step["id"]]
-            if op == "extend":
-                count = min(step["n"], request["prompt"] - request["computed"])
-                if count > 0 and not self.grow(request, count):
-                    self.end(request, "preempted")
-            elif op == "decode":
-                for _ in range(step["n"]):
-                    request["tokens"].append(request["out"].pop(0))
-                    if not self.grow(request, 1):
-                        self.end(request, "preempted")
-                        break
-            else:
-                if op == "finish":
-                    request["tokens"].append(request["out"].pop(0))
-                self.end(request, "ok" if op == "finish" else "abort")
-
-    def report(self, request: dict[str, Any], status: str, hit: int, first: int) -> None:
-        table, hashes = [] if status == "rejected" else self.table(request), self.hashes(request)
-        line = {"id": request["id"], "st": status, "prompt": request["prompt"], "hit": hit, "ids0": first}
-        line |= {"ids": crc(table) if table else 0, "nblk": len(table), "hash": hashes[-1].hex() if hashes else ""}
-        self.lines.append(json.dumps(line, separators=(",", ":")))
-
-    def finish(self, free: list[int], cached_keys: int, **counts: int) -> list[str]:
-        """Return all result lines, with the closing one."""
-        end: dict[str, Any] = {"op": "end", "free": crc(free), "nfree": len(free), "cached_keys": cached_keys, **counts}
-        end["sha"] = hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
-        return [*self.lines, json.dumps(end, separators=(",", ":"))]
-
-
-def segment(seed: int, length: int, vocab: int) -> list[int]:
-    """Return the tokens of a segment, by splitmix64."""
-    mask, tokens = 2**64 - 1, []
-    for index in range(length):
-        z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        tokens.append((z ^ (z >> 31)) % vocab)
-    return tokens
-
-
-def crc(ids: Iterable[int]) -> int:
-    return zlib.crc32(b"".join(struct.pack("<I", block) for block in ids))
-
-
-class _TraceReplay(Trace):
-    def __init__(self, header: dict[str, Any]) -> None:
-        super().__init__(header)
+    def __init__(self, header: dict[str, Any], seed: str) -> None:
+        super().__init__(header, seed)
         self.manager = KVCacheManager(self.num_blocks, self.size, record_events=True)
 
     def start(self, declared: dict[str, Any], count: int) -> None:
@@ -162,13 +78,12 @@ class _TraceReplay(Trace):
         self.manager.reset_prefix_cache()
 
     def results(self) -> list[str]:
-        pool, stats, events = self.manager.pool, self.manager.stats(), self.manager.take_events()
-        return self.finish(
-            [block.id for block in pool.free_queue],
-            len(pool.cached_blocks),
-            queries=stats.queries,
-            hits=stats.hits,
-            stored=sum(len(event.hashes) for event in events if isinstance(event, BlockStored)),
-            removed=sum(len(event.hashes) for event in events if isinstance(event, BlockRemoved)),
-            cleared=sum(isinstance(event, AllBlocksCleared) for event in events),
-        )
+        pool, stats = self.manager.pool, self.manager.stats()
+        self.free = [block.id for block in pool.free_queue]
+        self.copies = {key: [] for key in pool.cached_blocks}
+        self.queries, self.hits = stats.queries, stats.hits
+        events = self.manager.take_events()
+        self.stored = sum(len(event.hashes) for event in events if isinstance(event, BlockStored))
+        self.removed = sum(len(event.hashes) for event in events if isinstance(event, BlockRemoved))
+        self.cleared = sum(isinstance(event, AllBlocksCleared) for event in events)
+        return super().results()

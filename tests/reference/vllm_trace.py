@@ -24,7 +24,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-from tests.reference.trace_replay import Trace, crc, segment
+from tests.reference.naive_trace import NaiveTrace, crc, segment
 
 
 def make_manager(num_blocks: int, block_size: int, max_model_len: int, *, events: bool = False) -> KVCacheManager:
@@ -43,13 +43,14 @@ def make_manager(num_blocks: int, block_size: int, max_model_len: int, *, events
     )
 
 
-class VLLMTrace(Trace):
+class VLLMTrace(NaiveTrace):
+    """The plain model's reading of a trace, with vLLM's manager in place of its lists."""
+
     def __init__(self, header: dict[str, Any]) -> None:
-        super().__init__(header)
+        super().__init__(header, "0")
         init_none_hash(sha256_cbor)
         self.manager = make_manager(self.num_blocks, self.size, header["max_model_len"], events=True)
         self.hasher = get_request_block_hasher(self.size, sha256_cbor)
-        self.queries = self.hits = 0
 
     def start(self, declared: dict[str, Any], count: int) -> None:
         tokens = [token for seed, length in declared["segs"] for token in segment(seed, length, self.vocab)]
@@ -110,22 +111,15 @@ class VLLMTrace(Trace):
         self.manager.reset_prefix_cache()
 
     def results(self) -> list[str]:
-        stored = removed = cleared = 0
         for event in self.manager.take_events():
             kind = type(event).__name__
-            stored += len(event.block_hashes) if kind == "BlockStored" else 0
-            removed += len(event.block_hashes) if kind == "BlockRemoved" else 0
-            cleared += kind == "AllBlocksCleared"
+            self.stored += len(event.block_hashes) if kind == "BlockStored" else 0
+            self.removed += len(event.block_hashes) if kind == "BlockRemoved" else 0
+            self.cleared += kind == "AllBlocksCleared"
         pool = self.manager.block_pool
-        return self.finish(
-            [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
-            len(pool.cached_block_hash_to_block._cache),
-            queries=self.queries,
-            hits=self.hits,
-            stored=stored,
-            removed=removed,
-            cleared=cleared,
-        )
+        self.free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        self.copies = {key: [] for key in pool.cached_block_hash_to_block._cache}
+        return super().results()
 
 
 def main() -> None:

@@ -208,3 +208,13 @@ def test_openai_responses_stream_live_and_replayed(gpt: Any) -> None:
     assert live.startswith("A block is a fixed number of tokens")
     assert kinds == same_kinds
     assert whole == same
+
+
+def test_langchain(front: str) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="demo", base_url=f"{front}/v1", api_key="lc", temperature=0, max_retries=0)  # type: ignore[arg-type]
+    first = str(model.invoke("What is a block?").content)
+    assert first.startswith("A block is a fixed number of tokens")
+    assert "".join(str(chunk.content) for chunk in model.stream("What is a block?")) == first
+    assert model.invoke("What is a block?").content == first

@@ -105,6 +105,19 @@ def test_imports_are_redacted(tmp_path: Path) -> None:
     new.close()
 
 
+async def test_nothing_is_stored_or_compared_if_redaction_fails(store: SqliteStore) -> None:
+    def broken(text: str) -> str:
+        raise RedactionFailed("it failed")
+
+    semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
+    async with AsyncCache(ResponseCache(store, semantic, redact=broken), 86_400) as cache:
+        with pytest.raises(RedactionFailed):
+            await cache.set("what is a block", "sixteen tokens")
+        with pytest.raises(RedactionFailed):
+            await cache.get("what is a block")
+        assert store.count() == 0
+
+
 async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

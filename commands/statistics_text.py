@@ -10,7 +10,7 @@ _LABELS: dict[str, str] = {
     "cache.entries": "Stored responses",
     "cache.expired": "Expired responses",
     "cache.stale": "Expired responses that may be served",
-    "cache.hits": "Hits of the stored responses since each was stored",
+    "cache.hits": "Hits since each response was stored",
     "cache.completion_tokens_saved": "Response tokens saved by these hits",
     "cache.prompt_tokens_saved": "Prompt tokens saved by these hits",
     "cache.entry_bytes": "Size of responses",

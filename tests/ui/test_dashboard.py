@@ -120,7 +120,7 @@ def test_a_question_appears_when_its_response_is_committed(
 
 def test_the_pool_is_shown_as_it_is(page: Page, url: str) -> None:
     page.open(url, "pool")
-    page.until(lambda: "of their tokens." in page.text("main"))
+    page.until(lambda: "prompt tokens whose reuse it reported." in page.text("main"))
     rows = httpx.get(f"{url}/admin/blocks").json()
     states = [row["state"] for row in rows]
     for state in ("cached", "free", "null"):

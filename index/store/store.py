@@ -98,7 +98,7 @@ class Store(StoreWriter):
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, digest: str) -> str | None:
-        """Return the class (see `answer_classes`) of stored answers whose `text_digest` is `digest`; None if there are none."""
+        """Return the class (see `answer_classes`) of stored answers with the `text_digest` `digest`; None without one."""
         sql = "select name from answers where namespace = :namespace and text = :text order by entry limit 1"
         rows = self.database.query(sql, {"namespace": namespace, "text": digest})
         return str(rows[0]["name"]) if rows else None

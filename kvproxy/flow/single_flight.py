@@ -251,7 +251,7 @@ class SingleFlight:
         return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
 
     def requested_ttl(self, exchange: Exchange, response_headers: Headers) -> float | None:
-        """Return the response's TTL in seconds if the request sets a TTL; None if it sets none, or forbids storing."""
+        """Return the response's TTL in seconds if the request sets a TTL; None without a TTL, or if it forbids storing."""
         request = exchange.api_request
         is_set = request.control.ttl is not None and self._allows_storing(exchange)
         return self._writer.lifetime(request, read_response_directives(response_headers)) if is_set else None

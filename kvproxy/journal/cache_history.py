@@ -138,7 +138,7 @@ class CacheHistory:
     def last_removal(
         prompt: PromptRecord | None, tombstone: Tombstone | None, now: float
     ) -> tuple[str, float | None] | None:
-        """Return why and when a prompt's last response was removed, given the result of `find`; None if none was removed.
+        """Return why and when a prompt's last response was removed, given the result of `find`; None if no response was removed.
 
         The time is None if it is unknown.
         """

@@ -20,7 +20,7 @@ class Regions:
     Attributes:
         names: such as `tenant`, `model`, `temperature`, `tools`, `system` and `messages[2] user`.
         digests: digest of each region's content.
-        question: index of the last message, the prompt, or the input; None if the request has none of them.
+        question: index of the last message, the prompt, or the input; None for a request without them.
         sizes: size of each region in bytes; empty if unknown.
     """
 

@@ -53,7 +53,7 @@ class Mirror:
 
     Args:
         endpoint: PUB sockets of the ranks, such as `tcp://host:5557-5560`.
-        replay: replay sockets of the ranks, in the same order; None if the engine has none.
+        replay: replay sockets of the ranks, in the same order; None for an engine without replay sockets.
         hasher: configured like the engine's block hashing.
         idle: seconds without a batch, after which a replay is requested, because the last batch may be lost.
     """
@@ -91,7 +91,7 @@ class Mirror:
             await subscriber.close()
 
     def state(self) -> MirrorState:
-        """Return the pools of all ranks, without those of a rank that may have restarted since its last event."""
+        """Return the pools of all ranks, except a rank that may have restarted since its last event."""
         merged = MirrorState()
         for index, subscriber in enumerate(self.subscribers):
             if not subscriber.has_valid_state:

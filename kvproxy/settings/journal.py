@@ -54,7 +54,7 @@ class JournalSettings(Section):
     text: Literal["none", "hits", "beginning", "all"] = Field(
         "hits",
         description="Recorded text: none; 200 characters of the question for semantic hits and failed requests (hits) or"
-        " for all requests (beginning); or all. With an encrypted store none.",
+        " for all requests (beginning); or all. With an encrypted store, no text is recorded.",
     )
     currency: str = Field("USD", min_length=1, max_length=8, description="Currency of the prices.")
     prices: dict[str, PriceSettings] = Field(

@@ -103,7 +103,7 @@ class Fleet:
         return await self._send(route.engines[-1], request, route)
 
     def available_engines(self) -> list[FleetEngine]:
-        """Return the available engines; if there is no available engine, those that health checks ejected.
+        """Return the available engines; without an available engine, return the ejected engines.
 
         Raises Overloaded if all engines are draining.
         """

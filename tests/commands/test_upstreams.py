@@ -174,8 +174,8 @@ def test_another_server_is_no_proxy() -> None:
         return JSONResponse({"detail": "Not Found"}, 404)
 
     with run_upstream(answer) as url:
-        for command in (["reload"], ["cache", "stats"], ["upstreams"]):
-            done = kvproxy(*command, "--url", url)
+        for command in (["reload"], ["upstreams"], ["blocks", "pins"]):
+            done = kvproxy(*command, url=url)
             assert (done.returncode, done.stderr) == (
                 1,
                 f"kvproxy: the server at {url} is not a kvproxy: correct --url\n",

@@ -53,7 +53,7 @@ class EntryOptions:
     ] = None
 
     @property
-    def values(self) -> "FilterValues":
+    def filter_values(self) -> "FilterValues":
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -65,12 +65,12 @@ def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, response
     Example: kvproxy cache ls --search block
     """
     with responses.open() as cache:
-        entries, total = cache.entries(where.values, limit=limit)
+        entries, total = cache.entries(where.filter_values, limit=limit)
 
     def show() -> None:
         print_table(
             _entry_rows(entries),
-            empty="no stored response matches these options" if where.values else _EMPTY,
+            empty="no stored response matches these options" if where.filter_values else _EMPTY,
             layout=layout,
         )
         print_note_on_hidden_rows(len(entries), total, "responses")
@@ -106,7 +106,7 @@ def show(id: Id, responses: StoreOptions) -> Output:
     def show() -> None:
         texts = ("request", "response")
         print_facts(
-            (_field_label(name), _readable_value(name, value)) for name, value in entry.items() if name not in texts
+            (_field_label(name), _format_field_value(name, value)) for name, value in entry.items() if name not in texts
         )
         for name in texts:
             typer.echo(f"{_field_label(name)}\n{json_text(entry[name])}")
@@ -118,7 +118,7 @@ def _field_label(name: str) -> str:
     return _LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _readable_value(name: str, value: Any) -> Any:
+def _format_field_value(name: str, value: Any) -> Any:
     if name in ("created", "expires", "last_hit") and value is not None:
         return local_time(value)
     if name.startswith("stale_"):
@@ -148,7 +148,7 @@ def rm(
 
     Example: kvproxy cache rm --model demo --soft --dry-run
     """
-    is_bulk = everything or bool(where.values)
+    is_bulk = everything or bool(where.filter_values)
     if bool(ids) == is_bulk:
         raise typer.BadParameter(
             "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
@@ -162,8 +162,10 @@ def rm(
             found = list({entry["id"]: entry for entry in map(cache.entry, ids)}.values())
             return _preview(found[:_LISTED], len(found))
         if dry_run:
-            return _preview(*cache.entries(where.values, limit=_LISTED))
-        removed = sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where.values, soft=soft)
+            return _preview(*cache.entries(where.filter_values, limit=_LISTED))
+        removed = (
+            sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where.filter_values, soft=soft)
+        )
     return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
 
 
@@ -277,7 +279,7 @@ def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Out
 
     Identical requests still receive it. Undo this with approve.
     """
-    return _judge(id, question, responses, right=False)
+    return _send_verdict(id, question, responses, right=False)
 
 
 @app.command("approve")
@@ -289,10 +291,10 @@ def approve(*, id: Id, question: Question = None, responses: StoreOptions) -> Ou
 
     Example: kvproxy cache approve 3f2a --question "What is a KV block?"
     """
-    return _judge(id, question, responses, right=True)
+    return _send_verdict(id, question, responses, right=True)
 
 
-def _judge(id: str, question: str | None, responses: StoreOptions, *, right: bool) -> Output:
+def _send_verdict(id: str, question: str | None, responses: StoreOptions, *, right: bool) -> Output:
     with responses.open() as cache:
         done = cache.feedback(id, right=right, question=question)
     return text_output(done, f"{'approved' if right else 'rejected'} {done['id'][:12]}")

@@ -70,7 +70,7 @@ def explain(
         body["model"] = model or client.first_model(headers)
     found = client.post("/admin/explain", body, headers=headers, api=chosen)
     if model is not None and found["layer"] not in ("exact", "semantic"):
-        _check_listed(client, model, headers)
+        _check_model_is_listed(client, model, headers)
     return Output(found, lambda: _print_explanation(found, layout))
 
 
@@ -82,7 +82,7 @@ def _print_miss(found: "ExplanationReport") -> None:
     print_facts([*facts.items(), *question, ("tenant", tenant_name(record.tenant)), ("model", record.model)])
 
 
-def _check_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
+def _check_model_is_listed(client: ProxyClient, model: str, headers: dict[str, str]) -> None:
     try:
         listed = client.models(headers)
     except KvproxyError:
@@ -112,13 +112,13 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
             *([("rule", found["rule"])] if found.get("rule") else []),
             ("exact key", f"{found['key'][:16]}, {stored}"),
             ("namespace", found["namespace"][:16]),
-            *([("policy", _policy_text(semantic))] if semantic.get("policy") else []),
+            *([("policy", _policy_and_limits(semantic))] if semantic.get("policy") else []),
         ]
     )
     if found["other_tenants"]:
         print_text("Another tenant stored an identical request: give its key with --api-key.")
     if found["closest"] is not None and found["layer"] != "semantic":
-        print_text(_closest_sentence(found["closest"]))
+        print_text(_closest_request_sentence(found["closest"]))
     if semantic.get("learned"):
         print_text("\n".join(learned_policy_lines(semantic["learned"])))
     if semantic.get("reason"):
@@ -136,17 +136,17 @@ def _print_explanation(found: dict[str, Any], layout: Layout) -> None:
         _print_prefix(prefix)
 
 
-def _closest_sentence(closest: dict[str, Any]) -> str:
+def _closest_request_sentence(closest: dict[str, Any]) -> str:
     changes = closest["differs"]
     parts = [
-        f"{change['part']} (stored {_format_field(change['stored'])}, request {_format_field(change['request'])})"
+        f"{change['part']} (stored {_format_field_value(change['stored'])}, request {_format_field_value(change['request'])})"
         for change in changes[:_LISTED_CHANGES]
     ]
     more = f", and {len(changes) - _LISTED_CHANGES} more" if len(changes) > _LISTED_CHANGES else ""
     return f"closest    {closest['id'][:12]} has the same question, and differs in {', '.join(parts)}{more}"
 
 
-def _format_field(value: Any) -> str:
+def _format_field_value(value: Any) -> str:
     if value is None:
         return "unset"
     if isinstance(value, dict) and isinstance(value.get("content"), str):
@@ -155,7 +155,7 @@ def _format_field(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _policy_text(semantic: dict[str, Any]) -> str:
+def _policy_and_limits(semantic: dict[str, Any]) -> str:
     limits = ", ".join(f"{text} {semantic[name]}" for name, text in _LIMITS.items() if semantic.get(name))
     return f"{semantic['policy']} ({limits})" if limits else str(semantic["policy"])
 

@@ -66,7 +66,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     from kvproxy.client_keys import all_clients
 
     settings = _load_settings(data)
-    clients, used = all_clients(settings), _last_uses(settings.journal_location)
+    clients, used = all_clients(settings), _last_use_by_client(settings.journal_location)
     shown = {"name", "previous_key_expires", *(field.name for field in fields(LimitOptions))}
     document = [client.model_dump(include=shown) | {"last_used": used.get(client.name)} for client in clients]
     rows: list[Row] = [
@@ -106,12 +106,12 @@ def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Out
     return table_output(found, rows, empty="no changes", layout=layout)
 
 
-def _last_uses(journal: str) -> dict[str, float]:
+def _last_use_by_client(journal_location: str) -> dict[str, float]:
     from kvproxy.errors import NotFound
     from kvproxy.journal.reader import JournalReader
 
     try:
-        with closing(JournalReader(journal)) as reader:
+        with closing(JournalReader(journal_location)) as reader:
             return reader.last_uses()
     except NotFound:
         return {}

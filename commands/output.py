@@ -56,12 +56,12 @@ def print_text(text: str, *, err: bool = False) -> None:
 
     console = Console(stderr=True) if err else Console(file=sys.stdout)
     if console.is_terminal:
-        lines = (_wrap_line(line, console.width, _width_of_names(line)) for line in text.split("\n"))
+        lines = (_wrap_line(line, console.width, _indent_of_last_column(line)) for line in text.split("\n"))
         text = "\n".join(lines)
     typer.echo(text, err=err)
 
 
-def _width_of_names(line: str) -> int:
+def _indent_of_last_column(line: str) -> int:
     columns = re.match(r" *(?:\S+ {2,})*", line)
     return len(columns[0] if columns else "")
 

@@ -149,16 +149,16 @@ def _summary_facts(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     learned = policy_sentences(figures["learned"]) if figures["learned"] else []
     return [
         ("Forward", "includes reused prefixes, shared responses, and clients that left during a response"),
-        *_count_facts("Lookups", figures["lookups"]),
-        *_count_facts("Not served", figures["compared"], " (stored responses compared with fresh ones)"),
-        *_count_facts("Limited", figures["limited"]),
+        *_format_counts("Lookups", figures["lookups"]),
+        *_format_counts("Not served", figures["compared"], " (stored responses compared with fresh ones)"),
+        *_format_counts("Limited", figures["limited"]),
         *(("" if index else "Learned", sentence) for index, sentence in enumerate(learned)),
         *_pool_facts(figures["blocks"]),
         *(("Tier", tier_line(tier)) for tier in figures["tiers"]),
     ]
 
 
-def _count_facts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:
+def _format_counts(name: str, counts: Mapping[str, int], note: str = "") -> list[tuple[str, str]]:
     line = ", ".join(f"{count:,} {each}" for each, count in counts.items() if count)
     return [(name, line + note)] if line else []
 

@@ -45,7 +45,7 @@ def _upstreams_output(upstreams: list[dict[str, Any]], layout: Layout = Layout()
         rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         print_table(rows, empty="there is no upstream", layout=layout)
         for each in upstreams:
-            for note in [each["error"], *each["notes"], *each["advice"], *_prediction_lines(each)]:
+            for note in [each["error"], *each["notes"], *each["advice"], *_reuse_and_prediction_lines(each)]:
                 if note:
                     print_text(note if each["url"] in note else f"{each['url']}: {note}")
 
@@ -98,7 +98,7 @@ def _hit_rate(figures: dict[str, Any]) -> float | None:
     return hits / queries if queries and hits is not None else None
 
 
-def _prediction_lines(upstream: dict[str, Any]) -> list[str]:
+def _reuse_and_prediction_lines(upstream: dict[str, Any]) -> list[str]:
     lines = []
     for model, reuse in upstream["reuse"].items():
         line = f"{model}: {reuse['cached_tokens']:,} of {reuse['prompt_tokens']:,} prompt tokens reused, as reported"

@@ -147,9 +147,9 @@ def warm(
         document["required"] = _hit_requirements(target, report.cached, api_key, headers)
 
     def show() -> None:
-        _print(report)
+        _print_report(report)
         if required := document.get("required"):
-            fields = [f"{name} {_format_field(value)}" for name, value in required["fields"].items()]
+            fields = [f"{name} {_format_field_value(value)}" for name, value in required["fields"].items()]
             fields += [f"{name} of each request" for name in required["varying"]]
             tenants = " and ".join(map(tenant_name, required["tenants"]))
             print_text(f"stored for tenant {', '.join([tenants, *fields])}")
@@ -157,7 +157,7 @@ def warm(
     return Output(document, show, code or int(bool(report.errors)))
 
 
-def _format_field(value: Any) -> str:
+def _format_field_value(value: Any) -> str:
     if value is None:
         return "unset"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
@@ -189,7 +189,7 @@ def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
     return {name: value for name, value in request.body.items() if name not in known}
 
 
-def _print(report: "WarmReport") -> None:
+def _print_report(report: "WarmReport") -> None:
     values = report.document().items()
     facts = {
         name.replace("_not_stored", ", not stored").replace("_", " ").capitalize(): value for name, value in values

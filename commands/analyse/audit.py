@@ -63,8 +63,8 @@ def audit(
         pairs = asyncio.run(auditor.run(bodies, path, concurrency, progress))
     proven = [pair for pair in pairs if history or pair.is_reuse_reported]
     different = [pair for pair in proven if pair.differs_at is not None]
-    document, code = _document(pairs, proven, different), 1 if different or not proven else 0
-    return Output(document, lambda: _print(pairs, proven, different, history=history), code)
+    document, code = _json_document(pairs, proven, different), 1 if different or not proven else 0
+    return Output(document, lambda: _print_audit(pairs, proven, different, history=history), code)
 
 
 def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
@@ -78,7 +78,7 @@ def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
     return bodies
 
 
-def _print(
+def _print_audit(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]", *, history: bool
 ) -> None:
     from kvproxy.index.evaluation.confidence_intervals import wilson_interval
@@ -89,8 +89,8 @@ def _print(
             {
                 "Request#": pair.number,
                 "At token#": at,
-                names[0].capitalize(): _differing_text(pair.cold.tokens, at),
-                names[1].capitalize(): _differing_text(pair.warm.tokens, at),
+                names[0].capitalize(): _text_at_difference(pair.cold.tokens, at),
+                names[1].capitalize(): _text_at_difference(pair.warm.tokens, at),
             }
             for pair in different[:_LISTED_PAIRS]
             if (at := pair.differs_at) is not None
@@ -107,7 +107,10 @@ def _print(
         f" ({percent(len(different) / len(proven))}, between {percent(low)} and {percent(high)})"
     )
     if history:
-        shares = (_reused_share([pair.cold for pair in pairs]), _reused_share([pair.warm for pair in pairs]))
+        shares = (
+            _reused_tokens_percent([pair.cold for pair in pairs]),
+            _reused_tokens_percent([pair.warm for pair in pairs]),
+        )
         print_text(
             f"{shares[0]} of the prompt tokens reused after the original answer, {shares[1]} after the changed one"
         )
@@ -115,16 +118,16 @@ def _print(
         print_text(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
 
 
-def _reused_share(responses: "list[AuditedResponse]") -> str:
+def _reused_tokens_percent(responses: "list[AuditedResponse]") -> str:
     prompt_tokens = sum(each.prompt_tokens or 0 for each in responses)
     return percent(sum(each.cached_tokens or 0 for each in responses) / prompt_tokens) if prompt_tokens else "none"
 
 
-def _differing_text(tokens: tuple[str, ...], at: int) -> str:
-    return "".join(tokens[at : at + 5]) or "(ended)"
+def _text_at_difference(tokens: tuple[str, ...], position: int) -> str:
+    return "".join(tokens[position : position + 5]) or "(ended)"
 
 
-def _document(
+def _json_document(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]"
 ) -> dict[str, Any]:
     from kvproxy.index.evaluation.confidence_intervals import wilson_interval

@@ -62,17 +62,17 @@ def calibrate(
             )
         charts = calibration.stream_charts(report)
         save_charts(charts, plot)
-        return Output(report.document(), lambda: _print_stream(report, charts))
+        return Output(report.document(), lambda: _print_stream_report(report, charts))
     if pairs is not None and stream is None:
         with progress_bar("measuring") as progress:
             result = calibration.calibrate_pairs(stdin_or_path(pairs), settings, target_error, progress)
         charts = calibration.calibration_charts(result)
         save_charts(charts, plot)
-        return Output(result.document(), lambda: _print_pairs(result, charts))
+        return Output(result.document(), lambda: _print_calibration(result, charts))
     raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
 
 
-def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
+def _print_calibration(result: "Calibration", charts: "list[Chart]") -> None:
     print_text(f"{plural(result.pairs, 'distinct pair')}, {result.same:,} of them equivalent")
     if result.contradictory:
         print_text(f"{plural(result.contradictory, 'pair')} of texts with both labels left out")
@@ -90,7 +90,7 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
         print_text(f"{name}: {decision}; in use: {current_level}")
         rows += [
-            {"Policy": name, **_score_row(point, current_level, level, name == best)}
+            {"Policy": name, **_minimum_score_row(point, current_level, level, name == best)}
             for point in curve
             if point.level in (current_level, level)
         ]
@@ -105,7 +105,7 @@ def _print_pairs(result: "Calibration", charts: "list[Chart]") -> None:
     )
 
 
-def _score_row(
+def _minimum_score_row(
     point: "LevelResult", current_level: float, recommended: float | None, is_best: bool
 ) -> dict[Column | str, object]:
     recommendation = "recommended, best" if is_best else "recommended"
@@ -122,15 +122,15 @@ def _score_row(
     }
 
 
-def _needed_pairs_sentence(target: float) -> str:
+def _needed_pairs_sentence(target_error: float) -> str:
     from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
 
-    if not target:
+    if not target_error:
         return "No number of pairs shows that no hit is wrong"
-    return f"This limit takes {plural(pairs_for_bound(target), 'served pair')} without a wrong hit, and more with one"
+    return f"This limit takes {plural(pairs_for_bound(target_error), 'served pair')} without a wrong hit, and more with one"
 
 
-def _print_stream(report: "StreamReport", charts: "list[Chart]") -> None:
+def _print_stream_report(report: "StreamReport", charts: "list[Chart]") -> None:
     print_charts(charts)
     document = report.document()
     within = {name for name, found in report.outcomes.items() if found.wrong_share <= report.max_error}

@@ -77,17 +77,17 @@ def estimate(
         found = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
     charts = estimate_charts(found)
     save_charts(charts, plot)
-    tokens_per_second, currency = (prefill_rate, decode_rate), settings.journal.currency
+    prefill_and_decode_rate, currency = (prefill_rate, decode_rate), settings.journal.currency
 
     def show() -> None:
-        _print(found, tokens_per_second, currency)
+        _print_estimate(found, prefill_and_decode_rate, currency)
         print_charts(charts)
         print_unread_lines(content)
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 
     more = {"skipped_lines": content.skipped, "failures": len(content.errors), "currency": currency}
-    return Output(_document(found, tokens_per_second) | more, show)
+    return Output(_json_document(found, prefill_and_decode_rate) | more, show)
 
 
 def _price_settings(price: str | None) -> dict[str, Any] | None:
@@ -101,17 +101,17 @@ def _price_settings(price: str | None) -> dict[str, Any] | None:
     return {"prices": {"*": {"input": given, "output": computed, "cached": found}}}
 
 
-def _saved_seconds(hits: "HitSavings", tokens_per_second: tuple[float, float]) -> float:
-    prefill, decode = tokens_per_second
+def _seconds_saved_by_hits(hits: "HitSavings", prefill_and_decode_rate: tuple[float, float]) -> float:
+    prefill, decode = prefill_and_decode_rate
     return (hits.prompt_tokens - hits.cached_tokens) / prefill + hits.response_tokens / decode
 
 
-def _hit_money(hits: "HitSavings", discount: float | None) -> str | None:
+def _format_saved_money(hits: "HitSavings", discount: float | None) -> str | None:
     is_bound = discount is None and hits.cached_tokens and hits.money is not None
     return f"at most {money(hits.money)}" if is_bound else money(hits.money)
 
 
-def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: str) -> None:
+def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:
     total = found.requests
     layers = {"Exact hits": found.exact_savings, "Semantic hits": found.semantic_savings, "Engine": None}
     rows: list[Row] = [
@@ -121,8 +121,8 @@ def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: 
             "Share#": percent((hits.requests if hits else found.forwarded) / total),
             "Saved tokens#": hits and hits.prompt_tokens + hits.response_tokens,
             "Cached anyway#": hits and hits.cached_tokens,
-            "Saved seconds#": hits and f"{_saved_seconds(hits, tokens_per_second):,.1f}",
-            f"Saved {currency}#": hits and _hit_money(hits, found.reuse_discount),
+            "Saved seconds#": hits and f"{_seconds_saved_by_hits(hits, prefill_and_decode_rate):,.1f}",
+            f"Saved {currency}#": hits and _format_saved_money(hits, found.reuse_discount),
         }
         for name, hits in layers.items()
     ]
@@ -130,7 +130,7 @@ def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: 
     fewest, most = found.semantic_range
     if fewest < most:
         print_text(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
-    print_text(_error_sentence(found))
+    print_text(_wrong_hits_sentence(found))
     prefix, alone = found.prefix, found.prefix_alone
     pools = [
         (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
@@ -140,7 +140,7 @@ def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: 
         {
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
-            "Saved seconds#": f"{reused / tokens_per_second[0]:,.1f}",
+            "Saved seconds#": f"{reused / prefill_and_decode_rate[0]:,.1f}",
             f"Saved {currency}#": None if found.reuse_discount is None else money(reused * found.reuse_discount),
             "Without response cache#": percent(alone.share(other)),
         }
@@ -148,7 +148,8 @@ def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: 
     ]
     print_table(reuse, title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine")
     print_text(
-        f"seconds: {tokens_per_second[0]:,g} prompt tokens per second and {tokens_per_second[1]:,g} response tokens per second"
+        f"seconds: {prefill_and_decode_rate[0]:,g} prompt tokens per second and"
+        f" {prefill_and_decode_rate[1]:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
     )
     savings = (found.exact_savings, found.semantic_savings)
@@ -169,7 +170,7 @@ def _print(found: "Estimate", tokens_per_second: tuple[float, float], currency: 
         print_text(f"{found.untokenized:,} prompts contain more than text and are not counted")
 
 
-def _error_sentence(found: "Estimate") -> str:
+def _wrong_hits_sentence(found: "Estimate") -> str:
     wrong, interval = found.wrong, found.wrong.interval
     if not found.semantic:
         return "no semantic hits"
@@ -182,12 +183,12 @@ def _error_sentence(found: "Estimate") -> str:
     return f"the log has no responses to compare with semantic hits{guess}"
 
 
-def _document(found: "Estimate", tokens_per_second: tuple[float, float]) -> dict[str, Any]:
+def _json_document(found: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> dict[str, Any]:
     document = asdict(found)
     document["wrong"]["interval"] = found.wrong.interval
     for prefix in (document["prefix"], document["prefix_alone"]):
         for point in prefix["points"]:
             point["money"] = None if found.reuse_discount is None else point["reused"] * found.reuse_discount
     for name, hits in (("exact_savings", found.exact_savings), ("semantic_savings", found.semantic_savings)):
-        document[name]["seconds"] = _saved_seconds(hits, tokens_per_second)
+        document[name]["seconds"] = _seconds_saved_by_hits(hits, prefill_and_decode_rate)
     return document

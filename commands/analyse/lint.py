@@ -70,7 +70,7 @@ def lint(
             edits.write_text(found.edits_as_toml())
 
     def show() -> None:
-        _print(found, top)
+        _print_report(found, top)
         if edits is not None:
             print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
         elif any(report.savings for report in found.families):
@@ -79,10 +79,10 @@ def lint(
         if tokenizer is None:
             print_note(DEMO_TOKENIZER_NOTE)
 
-    return Output(_document(found), show)
+    return Output(_json_document(found), show)
 
 
-def _print(found: "LintReport", top: int) -> None:
+def _print_report(found: "LintReport", top: int) -> None:
     families = [report for report in found.families if len(report.family.members) > 1]
     for report in families[: top or None]:
         _print_family(report, found.block_size)
@@ -130,7 +130,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}...{text[-12:]}"
 
 
-def _document(found: "LintReport") -> dict[str, Any]:
+def _json_document(found: "LintReport") -> dict[str, Any]:
     families = [
         {
             "model": report.family.model,

@@ -114,7 +114,7 @@ def simulate(
     needing_bytes = {"--tier": tiers, "--memory": memory, "--hour-price": engine.hour_price}
     if speed is None and (names := [name for name, value in needing_bytes.items() if value]):
         raise typer.BadParameter(f"{names[0]} requires --model or --bytes-per-token")
-    sizes = parse_sizes(blocks, 1) or _memory_sizes(memory, speed, workload)
+    sizes = parse_sizes(blocks, 1) or _memory_sizes_in_blocks(memory, speed, workload)
     if is_fleet:
         return _compare_routing(trace, workload, fleet, sizes or [_DEFAULT_FLEET_BLOCKS], engine.prefill_rate)
     sizes = sizes or default_sizes(workload.chains)
@@ -127,10 +127,10 @@ def simulate(
             write_report(plan, report)
 
     def show() -> None:
-        _print(plan)
+        _print_plan(plan)
         print_charts(charts)
 
-    return Output(_document(plan), show)
+    return Output(_json_document(plan), show)
 
 
 def _reject_options(values: Mapping[str, object], mode: str) -> None:
@@ -168,7 +168,7 @@ def _parse_tiers(engine: SimulatedEngineOptions) -> "list[Tier]":
         raise typer.BadParameter(str(error)) from None
 
 
-def _memory_sizes(text: str | None, speed: "EngineSpeed | None", workload: "Workload") -> list[int] | None:
+def _memory_sizes_in_blocks(text: str | None, speed: "EngineSpeed | None", workload: "Workload") -> list[int] | None:
     if text is None or speed is None:
         return None
     try:
@@ -235,7 +235,7 @@ def _routing_row(policy: str, result: "RoutingResult | None") -> Row:
     }
 
 
-def _print(plan: "CapacityPlan") -> None:
+def _print_plan(plan: "CapacityPlan") -> None:
     head, rows = plan.table()
     print_table({f"{name}#": value for name, value in zip(head, row, strict=True)} for row in rows)
     sweep = plan.sweep
@@ -246,7 +246,7 @@ def _print(plan: "CapacityPlan") -> None:
     print_text(plan.recommendation())
 
 
-def _document(plan: "CapacityPlan") -> dict[str, Any]:
+def _json_document(plan: "CapacityPlan") -> dict[str, Any]:
     return {
         **asdict(plan.sweep),
         "bytes_per_token": plan.speed.token_bytes if plan.speed else None,

@@ -32,10 +32,10 @@ def what_if(
     if bytes_per_token is not None:
         query["bytes_per_token"] = bytes_per_token
     found = proxy.client().get("/admin/blocks/what-if", **query)
-    return Output(found, lambda: _print(found, tier))
+    return Output(found, lambda: _print_forecasts(found, tier))
 
 
-def _print(forecasts: list[dict[str, Any]], tier: float) -> None:
+def _print_forecasts(forecasts: list[dict[str, Any]], tier: float) -> None:
     if not forecasts:
         print_text("no prompt has reached an engine since the start")
     for each in forecasts:

@@ -85,19 +85,21 @@ def log(
             raise typer.BadParameter("--plot excludes --json and --follow")
         _plot(journal, replace(query, limit=None), plot)
         return
-    rows = _by_arrival(journal.records(query))
+    rows = _sort_by_arrival(journal.records(query))
     if as_json:
         _print_objects(rows)
     else:
-        has_stored = any(_matched_question(row) for row in rows)
+        has_matches = any(_matched_question(row) for row in rows)
         print_table(
-            (_record_row(row, has_stored=has_stored, layout=layout) for row in rows), empty=EMPTY, layout=layout
+            (_record_row(row, shows_stored_question=has_matches, layout=layout) for row in rows),
+            empty=EMPTY,
+            layout=layout,
         )
     if follow:
         _follow(journal, query, rows, None if as_json else layout)
 
 
-def _by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
+def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
     return sorted(rows, key=lambda row: (row.record.time, row.record.number))
 
 
@@ -161,7 +163,7 @@ def _follow(
     last = max((row.record.number for row in latest), default=0)
     while True:
         time.sleep(_POLL_SECONDS)
-        rows = _by_arrival(journal.records(replace(query, after=last, limit=None)))
+        rows = _sort_by_arrival(journal.records(replace(query, after=last, limit=None)))
         if not rows:
             continue
         last = max(row.record.number for row in rows)
@@ -183,7 +185,7 @@ def _matched_question(row: "RecordWithQuestions") -> str | None:
     return row.stored_question if is_match else None
 
 
-def _record_row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: Layout = Layout()) -> Row:
+def _record_row(row: "RecordWithQuestions", *, shows_stored_question: bool = True, layout: Layout = Layout()) -> Row:
     record = row.record
     shown: Row = {
         "Time": table_time(record.time),
@@ -196,7 +198,7 @@ def _record_row(row: "RecordWithQuestions", *, has_stored: bool = True, layout: 
         "ms#": milliseconds(record.total_ms),
         digest_column("Request", 8): record.request_id,
         text_column("Question"): row.question,
-        **({text_column("Stored question"): _matched_question(row)} if has_stored else {}),
+        **({text_column("Stored question"): _matched_question(row)} if shows_stored_question else {}),
     }
     return shown if layout.columns is None else {**_record_fields(record), **shown}
 

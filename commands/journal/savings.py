@@ -53,27 +53,27 @@ def savings(
 
     if ledger:
         found = source.open().ledger(since)
-        return Output(asdict(found) | _counted_days(since), lambda: _print_ledger(found, since, layout))
+        return Output(asdict(found) | _first_counted_day(since), lambda: _print_ledger(found, since, layout))
     check_writable(plot, PLOT_SUFFIXES)
     report = source.open().savings(by, since)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
 
     def show() -> None:
-        _print(report, by, since, layout)
+        _print_savings(report, by, since, layout)
         print_charts(charts)
 
-    return Output(asdict(report) | _counted_days(since), show)
+    return Output(asdict(report) | _first_counted_day(since), show)
 
 
-def _counted_days(since: float | None) -> dict[str, str | None]:
+def _first_counted_day(since: float | None) -> dict[str, str | None]:
     from kvproxy.journal.savings import first_utc_day
 
     return {"first_day": first_utc_day(since)}
 
 
-def _print_counted_days(since: float | None) -> None:
-    if (day := _counted_days(since)["first_day"]) is not None:
+def _print_first_counted_day(since: float | None) -> None:
+    if (day := _first_counted_day(since)["first_day"]) is not None:
         print_text(f"All requests since {day} 00:00 UTC count: the journal stores these sums by day.")
 
 
@@ -94,7 +94,7 @@ def _savings_charts(report: "SavingsReport", by: str) -> "list[Chart]":
 
 def _print_ledger(report: "LedgerReport", since: float | None, layout: Layout) -> None:
     print_table(ledger_rows(report), empty="no requests yet", layout=layout)
-    _print_counted_days(since)
+    _print_first_counted_day(since)
     if not report.rows:
         return
     written = report.written_5m + report.written_1h
@@ -106,7 +106,7 @@ def _print_ledger(report: "LedgerReport", since: float | None, layout: Layout) -
         print_text(_NO_PRICE)
 
 
-def _print(report: "SavingsReport", by: str, since: float | None, layout: Layout) -> None:
+def _print_savings(report: "SavingsReport", by: str, since: float | None, layout: Layout) -> None:
     total = [report.total] if report.total is not None and len(report.rows) > 1 else []
     has_price = any(row.money is not None for row in report.rows)
     rows: list[Row] = [
@@ -125,7 +125,7 @@ def _print(report: "SavingsReport", by: str, since: float | None, layout: Layout
     ]
     empty = "no request has a tag: clients set them with x-kvproxy-tags" if by == "tag" else "no requests yet"
     print_table(rows, empty=empty, layout=layout)
-    _print_counted_days(since)
+    _print_first_counted_day(since)
     if report.rows:
         _print_notes(report, has_price=has_price)
 

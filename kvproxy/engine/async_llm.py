@@ -265,7 +265,7 @@ class EngineThread:
         try:
             while self._run_jobs():
                 self._step()
-                self._publish()
+                self._publish_events()
             self._set_fatal("the server is shutting down")
         except Exception as error:
             _log.exception("the engine's thread stopped")
@@ -287,7 +287,7 @@ class EngineThread:
                 job()
             except Exception:
                 _log.exception("a job on the engine's thread failed")
-            self._publish()
+            self._publish_events()
         return True
 
     def _step(self) -> None:
@@ -319,7 +319,7 @@ class EngineThread:
             with contextlib.suppress(RuntimeError):  # The client's event loop is closed.
                 send(error)
 
-    def _publish(self) -> None:
+    def _publish_events(self) -> None:
         if self.publisher is None:
             return
         try:
@@ -329,6 +329,6 @@ class EngineThread:
             _log.exception("KV events were not published; subscribers lack them until they request a snapshot")
 
     def _publish_snapshot(self) -> None:
-        self._publish()
+        self._publish_events()
         if self.publisher is not None:
             self.publisher.publish([AllBlocksCleared(), *self._engine.manager.snapshot()])

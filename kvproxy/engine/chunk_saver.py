@@ -42,7 +42,7 @@ class PinnedBufferPool:
         self._slabs: list[tuple[int, int]] = []
         self.allocated = 0
 
-    def take(self, size: int) -> memoryview:
+    def take_buffer(self, size: int) -> memoryview:
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
@@ -53,13 +53,13 @@ class PinnedBufferPool:
         weakref.finalize(buffer, free.append, base).atexit = False
         return memoryview(buffer)
 
-    def pin(self, data: ChunkData) -> ChunkData:
+    def copy_to_pinned_memory(self, data: ChunkData) -> ChunkData:
         """Return a copy of `data` in pinned memory, or `data` if it is a buffer of this pool."""
         source = np.frombuffer(data, np.uint8)
         with self._lock:
             if any(start <= source.ctypes.data < end for start, end in self._slabs):
                 return data
-        copy = self.take(len(source))
+        copy = self.take_buffer(len(source))
         np.copyto(np.frombuffer(copy, np.uint8), source)
         return copy
 
@@ -91,30 +91,31 @@ class ChunkTransfer:
         self._chunk_blocks = chunk_tokens // pool.block_size
         self._buffers = buffers
 
-    def chunk_names(self, cache_request: CacheRequest, first: int, last: int) -> list[ChunkName]:
+    def chunk_names(self, cache_request: CacheRequest, start: int, end: int) -> list[ChunkName]:
         tokens, size = cache_request.tokens, self.chunk_tokens
         hashes = cache_request.update_hashes(self._hasher, self._pool.block_size)
         return [
             ChunkName(self._fingerprint, hashes[(at + 1) * self._chunk_blocks - 1], tokens[at * size : (at + 1) * size])
-            for at in range(first, last)
+            for at in range(start, end)
         ]
 
-    def read(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
+    def copy_from_pool(self, blocks: list[int], name: ChunkName) -> tuple[memoryview, Callable[[], None]]:
         """Copy blocks to a buffer with space for a chunk header; return it, and a function that waits for the copy."""
-        size = self.chunk_bytes(name)
-        buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take(size)
+        size = self.buffer_bytes(name)
+        buffer = memoryview(bytearray(size)) if self._buffers is None else self._buffers.take_buffer(size)
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
-        return buffer, self._pool.read_blocks(blocks, self._as_blocks(flat[payload_offset(name) :], len(blocks)))
+        return buffer, self._pool.read_blocks(blocks, self._view_as_blocks(flat[payload_offset(name) :], len(blocks)))
 
-    def chunk_bytes(self, name: ChunkName) -> int:
+    def buffer_bytes(self, name: ChunkName) -> int:
         pool = self._pool
         return payload_offset(name) + self._chunk_blocks * pool.shape.block_bytes(pool.block_size, pool.data.dtype)
 
-    def write(self, payload: memoryview, blocks: list[int], first: int) -> None:
-        content = self._as_blocks(torch.frombuffer(payload, dtype=torch.uint8), self._chunk_blocks)
-        self._pool.write_blocks(blocks, content, first)
+    def copy_to_pool(self, payload: memoryview, blocks: list[int], skipped_blocks: int) -> None:
+        """Copy a chunk to the pool's `blocks`, except the first `skipped_blocks` of its blocks."""
+        content = self._view_as_blocks(torch.frombuffer(payload, dtype=torch.uint8), self._chunk_blocks)
+        self._pool.write_blocks(blocks, content, skipped_blocks)
 
-    def _as_blocks(self, flat: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    def _view_as_blocks(self, flat: torch.Tensor, num_blocks: int) -> torch.Tensor:
         data = self._pool.data
         return flat.view(data.dtype).view(*data.shape[:2], num_blocks, *data.shape[3:])
 
@@ -139,7 +140,7 @@ class ChunkSaver:
                     break
                 sequence.num_saved_chunks += 1
 
-    def request_finished(self, sequence: SequenceState) -> None:
+    def count_dropped_chunks(self, sequence: SequenceState) -> None:
         for name, _ in self._unsaved_chunks(sequence):
             self._chain.count_dropped(name.key)
 
@@ -156,10 +157,10 @@ class ChunkSaver:
             yield name, table[at * width : (at + 1) * width]
 
     def _save_chunk(self, name: ChunkName, blocks: list[int]) -> bool:
-        if not self._chain.has_room(self._transfer.chunk_bytes(name)):
+        if not self._chain.has_room(self._transfer.buffer_bytes(name)):
             return False
         try:
-            buffer, wait = self._transfer.read(blocks, name)
+            buffer, wait = self._transfer.copy_from_pool(blocks, name)
         except (RuntimeError, MemoryError) as error:
             if is_device_error(error):
                 raise

@@ -79,7 +79,7 @@ class EngineCore:
         )
         self.grammars = GrammarCompiler(loaded.tokenizer, self.limits.vocab_size)
         # Pins leave enough blocks for the longest request.
-        max_request_blocks = self.manager.max_blocks_in_use(self.limits.capacity, max_step_tokens)
+        max_request_blocks = self.manager.max_blocks_in_use(self.limits.token_capacity, max_step_tokens)
         self.pins = Pins(self.manager, max_blocks=num_blocks - 1 - max_request_blocks)
         pool = KVPool(shape, num_blocks, block_size, loaded.dtype, loaded.device)
         self.block_bytes = shape.block_bytes(block_size, loaded.dtype)
@@ -90,7 +90,7 @@ class EngineCore:
         if capture is None and use_graphs and loaded.device.type == "cuda" and backends.decode.supports_capture:
             capture = CudaCapture(loaded.device)
         if capture is not None:
-            self._runner.capture(capture, max_rows=max_captured_rows(settings), max_len=self.limits.capacity)
+            self._runner.capture(capture, max_rows=max_captured_rows(settings), max_len=self.limits.token_capacity)
         self.tiers = create_tier_connector(loaded, pool, self.manager, chunked_prefill, settings, tiers, cipher)
         self._waits_for_load = False
         self._scheduler = Scheduler(
@@ -158,7 +158,7 @@ class EngineCore:
             self._abort_step(scheduled, error)
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         if self.tiers is not None:
-            self.tiers.saver.save(sequence for sequence, _ in scheduled.work)
+            self.tiers.saver.save(sequence for sequence, _ in scheduled.sequences_and_spans)
         self._process_outputs(outputs)
         return True
 
@@ -235,11 +235,11 @@ class EngineCore:
 
     def _finish(self, sequence: SequenceState) -> None:
         if self.tiers is not None:
-            self.tiers.saver.request_finished(sequence)
+            self.tiers.saver.count_dropped_chunks(sequence)
         self._scheduler.remove(sequence)
 
     def _abort_step(self, scheduled: SchedulerOutput, error: Exception) -> None:
-        work = scheduled.work
+        work = scheduled.sequences_and_spans
         unwritten = {block for _, span in work for block in self._written_blocks(span)}
         failed = {sequence.request.id for sequence, _ in work}
         failed |= {

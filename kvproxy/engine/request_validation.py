@@ -27,7 +27,7 @@ class EngineLimits:
     default_max_tokens: int | None = None
 
     @property
-    def capacity(self) -> int:
+    def token_capacity(self) -> int:
         return min(self.max_model_len, self.pool_tokens)
 
     def validate(self, request: GenerationRequest) -> int:
@@ -48,7 +48,7 @@ class EngineLimits:
             raise InvalidRequest(f"the prompt has token ids outside the model's vocabulary of {self.vocab_size}")
         if max_tokens is not None:
             return max_tokens
-        available = self.capacity - num_prompt_tokens
+        available = self.token_capacity - num_prompt_tokens
         return available if self.default_max_tokens is None else min(available, self.default_max_tokens)
 
     def validate_length(self, num_prompt_tokens: int, max_tokens: int | None, *, is_minimum: bool = False) -> None:
@@ -56,12 +56,14 @@ class EngineLimits:
 
         With `is_minimum`, the prompt may have more than `num_prompt_tokens` tokens.
         """
-        if self.capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
+        if self.token_capacity - num_prompt_tokens >= (1 if max_tokens is None else max_tokens):
             return
-        limit = "the model" if self.capacity == self.max_model_len else "the block pool (raise num_blocks)"
+        limit = "the model" if self.token_capacity == self.max_model_len else "the block pool (raise num_blocks)"
         size = f"{'at least ' if is_minimum else ''}{num_prompt_tokens}"
         output = f" and max_tokens {max_tokens}" if max_tokens else ""
-        raise ContextTooLong(f"a prompt of {size} tokens{output} does not fit {limit}: {self.capacity} tokens in all")
+        raise ContextTooLong(
+            f"a prompt of {size} tokens{output} does not fit {limit}: {self.token_capacity} tokens in all"
+        )
 
 
 def _validate_scheduling(request: GenerationRequest) -> None:

@@ -51,7 +51,7 @@ def sample(
     plain = logits
     if allowed is not None:
         logits = logits.masked_fill(~allowed.to(logits.device), float("-inf"))
-    tokens = argmax_rows(logits)
+    tokens = most_likely_tokens(logits)
     random_rows = [row for row, settings in enumerate(params) if not settings.is_greedy]
     for is_filtered in (True, False):
         rows = [row for row in random_rows if uses_top_k_or_p(params[row], logits.shape[-1]) == is_filtered]
@@ -60,33 +60,31 @@ def sample(
             tokens[at] = _sample_rows(
                 logits[at].float(), [params[row] for row in rows], [uniforms[row] for row in rows]
             )
-    return _with_logprobs(plain, tokens, [each.logprobs for each in params])
+    return _add_logprobs(plain, tokens, [each.logprobs for each in params])
 
 
 def uses_top_k_or_p(params: SamplingParams, vocabulary: int) -> bool:
     return params.top_p < 1.0 or 0 < params.top_k < vocabulary
 
 
-def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
+def most_likely_tokens(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
     # numpy is several times faster than torch on a CPU.
     return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
-def _with_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequence[int | None]
-) -> list[SampledToken]:
+def _add_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequence[int | None]) -> list[SampledToken]:
     rows = [row for row, count in enumerate(num_logprobs) if count is not None]
     if not rows:
         return [SampledToken(token) for token in tokens.tolist()]
     at, num_top = upload(rows, logits.device), max(count or 0 for count in num_logprobs)
-    scores = _score_rows(logits[at], tokens[at], num_top)
+    scores = _logprob_and_rank_rows(logits[at], tokens[at], num_top)
     # Wait for the device only once.
     values, width, num_tokens = torch.cat([tokens.double(), scores.flatten()]).tolist(), scores.shape[1], len(tokens)
     sampled = [SampledToken(int(token)) for token in values[:num_tokens]]
     for row, start in zip(rows, range(num_tokens, len(values), width), strict=True):
-        scored = _read_scores(values[start : start + width])
+        scored = _parse_logprob_row(values[start : start + width])
         sampled[row] = replace(scored, top=scored.top[: num_logprobs[row]], rank=None)
     return sampled
 
@@ -124,11 +122,13 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> l
     # All log-probabilities of a long prompt would take gigabytes.
     for start in range(0, len(tokens), _SCORED_ROWS):
         given = upload(tokens[start : start + _SCORED_ROWS], logits.device)
-        samples += map(_read_scores, _score_rows(logits[start : start + len(given)], given, num_top).tolist())
+        samples += map(
+            _parse_logprob_row, _logprob_and_rank_rows(logits[start : start + len(given)], given, num_top).tolist()
+        )
     return samples
 
 
-def _score_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+def _logprob_and_rank_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
@@ -137,7 +137,7 @@ def _score_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> tor
     return torch.cat([part.double() for part in (tokens[:, None], chosen, ranks, values, ids)], dim=1)
 
 
-def _read_scores(scores: Sequence[float]) -> SampledToken:
+def _parse_logprob_row(scores: Sequence[float]) -> SampledToken:
     token, logprob, rank, *top = scores
     values, ids = top[: len(top) // 2], top[len(top) // 2 :]
     return SampledToken(int(token), logprob, tuple(zip(map(int, ids), values, strict=True)), int(rank))

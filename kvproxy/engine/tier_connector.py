@@ -53,7 +53,7 @@ def create_tier_connector(
     chain = build_chain(
         tiers,
         manager.block_size,
-        buffers.pin if buffers is not None else None,
+        buffers.copy_to_pinned_memory if buffers is not None else None,
         kv_bytes_per_token=loaded.shape.block_bytes(1, loaded.dtype),
         max_step_tokens=settings.max_num_batched_tokens,
         cipher=cipher,
@@ -148,9 +148,9 @@ class TierConnector:
         load = TierLoad(sequence, names, start, end, start, time.monotonic() + self._timeout, count_as_cached)
         self._loads[sequence.cache_request.id] = load
         self._loading_keys |= {name.key for name in names}
-        self._readers.submit(self._read, load)
+        self._readers.submit(self._read_chunks, load)
 
-    def _read(self, load: TierLoad) -> None:
+    def _read_chunks(self, load: TierLoad) -> None:
         try:
             for name in load.names:
                 if load.is_cancelled:
@@ -166,30 +166,30 @@ class TierConnector:
             load.is_done = True
             self.wake()
 
-    def get_finished(self) -> list[SequenceState]:
+    def finish_loads(self) -> list[SequenceState]:
         """Write loaded chunks to the pool. Return the sequences whose loads ended, complete or not."""
         finished = []
         for load in list(self._loads.values()):
             # Read before the payloads: the reader sets the flag last.
             is_done = load.is_done
             while load.payloads:
-                self._write(load, load.payloads.popleft())
+                self._write_chunk(load, load.payloads.popleft())
                 load.deadline = time.monotonic() + self._timeout
             if is_done or time.monotonic() > load.deadline:
-                self._remove(load)
+                self._remove_load(load)
                 if not load.is_done:
                     self._timed_out.append(load)
                 self._cache_loaded(load)
                 finished.append(load.sequence)
         return finished
 
-    def _write(self, load: TierLoad, payload: memoryview) -> None:
+    def _write_chunk(self, load: TierLoad, payload: memoryview) -> None:
         size, block_size = self._chunk_tokens, self._manager.block_size
         chunk_start = load.loaded_until // size * size
         end = min(chunk_start + size, load.end)
         table = self._manager.get_block_ids(load.sequence.cache_request.id)[0]
         blocks = table[load.loaded_until // block_size : end // block_size]
-        self._transfer.write(payload, blocks, (load.loaded_until - chunk_start) // block_size)
+        self._transfer.copy_to_pool(payload, blocks, (load.loaded_until - chunk_start) // block_size)
         load.loaded_until = end
 
     def _cache_loaded(self, load: TierLoad) -> None:
@@ -204,9 +204,9 @@ class TierConnector:
     def cancel(self, sequence: SequenceState) -> None:
         load = self._loads.get(sequence.cache_request.id)
         if load is not None:
-            self._remove(load)
+            self._remove_load(load)
 
-    def _remove(self, load: TierLoad) -> None:
+    def _remove_load(self, load: TierLoad) -> None:
         load.is_cancelled = True
         del self._loads[load.sequence.cache_request.id]
         self._loading_keys = {name.key for other in self._loads.values() for name in other.names}

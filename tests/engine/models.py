@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from kvproxy.engine.attention.paged_attention import register_attention
-from kvproxy.engine.models.linear_layers import pack_linears
+from kvproxy.engine.models.linear_layers import pack_linear_layers
 from kvproxy.engine.models.loader import LoadedModel, prepare_model
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def load(model: Any, device: torch.device = CPU) -> LoadedModel:
 @cache
 def tiny(architecture: str = "llama", seed: int = 0) -> LoadedModel:
     model = random_model(architecture, seed)
-    pack_linears(model)
+    pack_linear_layers(model)
     return load(model)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvproxy.engine.models.linear_layers import pack_linears
+from kvproxy.engine.models.linear_layers import pack_linear_layers
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.errors import InvalidRequest, ModelUnsupported
 from tests.engine.driven import Driven
@@ -52,7 +52,7 @@ def test_each_request_gets_its_adapters_answer(fused: bool, tmp_path: Path) -> N
     expected = {name: [reference(each, prompt, 6) for prompt in prompts] for name, each in models.items()}
     assert expected[None] != expected["one"] != expected["two"]
     if fused:
-        pack_linears(model)
+        pack_linear_layers(model)
     adapters = LoraManager(model, {name: tmp_path / name for name in NAMES})
     driven = Driven(replace(load(model), adapters=adapters), num_blocks=400, num_speculative_tokens=2)
     cached = {}

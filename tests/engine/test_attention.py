@@ -16,7 +16,7 @@ from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.attention.triton_decode import TritonDecode
 from kvproxy.engine.attention.varlen_prefill import PackedLayout, VarlenPrefill, apply_sinks, unsupported_reason
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
-from kvproxy.engine.models.linear_layers import can_pack
+from kvproxy.engine.models.linear_layers import supports_packed_linear
 from kvproxy.errors import SettingsError
 from tests.gpu.paged import CPU, TOLERANCE, Heads, decode_error, poisoned_pool, prefill_error
 
@@ -217,7 +217,7 @@ def test_long_prompts_are_computed_in_runs(group: LayerGroup, scores: ScoreOptio
     "group", [FULL_ATTENTION, LayerGroup(0, "sliding_window", 100), LayerGroup(0, "chunked_local", 300)], ids=str
 )
 def test_prompts_in_bfloat16(group: LayerGroup) -> None:
-    if not can_pack(CPU, torch.bfloat16):
+    if not supports_packed_linear(CPU, torch.bfloat16):
         pytest.skip("this processor does not multiply bfloat16")
     check([(0, 40), (0, 300), (333, 290), (700, 20), (5, 3)], 16, 0, ScoreOptions(), group, torch.bfloat16)
 

@@ -22,7 +22,7 @@ PROMPT = [(7 * place) % VOCABULARY for place in range(160)]
 def driven_with(pending_chunks: float) -> tuple[Driven, DictStore, threading.Event]:
     driven = Driven(tiers={"host": "64MiB"})
     gate, store = threading.Event(), DictStore()
-    size = driven.tiers._transfer.chunk_bytes(driven.tiers._transfer.chunk_names(_cache(), 0, 1)[0])
+    size = driven.tiers._transfer.buffer_bytes(driven.tiers._transfer.chunk_names(_cache(), 0, 1)[0])
     driven.replace_chain(TierChain([store], max_pending_bytes=int(pending_chunks * size)))
     put = store.put
     store.put = lambda key, data: put(key, data) if gate.wait(20) else None  # type: ignore[method-assign]
@@ -93,7 +93,7 @@ class Locked:
 def test_page_locked_memory_is_what_the_chunks_need(size: int) -> None:
     locked = Locked()
     arena = PinnedBufferPool(locked)
-    held = [arena.take(size) for _ in range(200)]
+    held = [arena.take_buffer(size) for _ in range(200)]
     assert {len(each) for each in held} == {size}
     assert arena.allocated == locked.taken
     assert locked.taken <= 1.2 * 200 * size
@@ -102,7 +102,7 @@ def test_page_locked_memory_is_what_the_chunks_need(size: int) -> None:
 def test_no_two_buffers_overlap_and_each_comes_back_when_nothing_lies_over_it() -> None:
     locked = Locked()
     arena = PinnedBufferPool(locked)
-    held = [arena.take(100) for _ in range(10)]
+    held = [arena.take_buffer(100) for _ in range(10)]
     for number, buffer in enumerate(held):
         buffer[:] = bytes([number]) * 100
     assert [bytes(buffer) for buffer in held] == [bytes([number]) * 100 for number in range(10)]
@@ -111,21 +111,21 @@ def test_no_two_buffers_overlap_and_each_comes_back_when_nothing_lies_over_it() 
     del buffer
     held.clear()
     gc.collect()
-    again = [arena.take(100) for _ in range(9)]
+    again = [arena.take_buffer(100) for _ in range(9)]
     for buffer in again:
         buffer[:] = b"\xff" * 100
     assert tensor.tolist() == [3] * 90, "a tensor keeps its buffer"
     assert locked.taken == before
     del tensor, again, buffer
     gc.collect()
-    assert len([arena.take(100) for _ in range(10)]) == 10
+    assert len([arena.take_buffer(100) for _ in range(10)]) == 10
     assert locked.taken == before
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=30))
 def test_what_is_kept_is_a_copy_unless_it_lies_there_already(contents: list[bytes]) -> None:
     arena = PinnedBufferPool(Locked())
-    kept = [arena.pin(bytearray(content)) for content in contents]
+    kept = [arena.copy_to_pinned_memory(bytearray(content)) for content in contents]
     assert [bytes(each) for each in kept] == contents
-    assert all(arena.pin(each) is each for each in kept)
-    assert all(arena.pin(each[:1]) is not None for each in kept)
+    assert all(arena.copy_to_pinned_memory(each) is each for each in kept)
+    assert all(arena.copy_to_pinned_memory(each[:1]) is not None for each in kept)

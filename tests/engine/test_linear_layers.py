@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from kvproxy.engine.async_llm import AsyncLLM
-from kvproxy.engine.models.linear_layers import Int8Linear, PackedLinear, PackedModule, can_pack, pack_linears, quantize
+from kvproxy.engine.models.linear_layers import (
+    Int8Linear,
+    PackedLinear,
+    PackedModule,
+    pack_linear_layers,
+    quantize_linear_layers,
+    supports_packed_linear,
+)
 from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import ModelUnsupported
 from kvproxy.settings import EngineSettings
@@ -18,7 +25,7 @@ from tests.engine.models import CPU, random_model
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 130])
 def test_a_layer_computes_the_same(rows: int, bias: bool, dtype: torch.dtype) -> None:
-    if not can_pack(CPU, dtype):
+    if not supports_packed_linear(CPU, dtype):
         pytest.skip("this processor does not multiply bfloat16")
     torch.manual_seed(rows)
     linear = torch.nn.Linear(96, 64, bias=bias, dtype=dtype)
@@ -44,8 +51,8 @@ def test_a_loaded_model_is_packed_and_its_embeddings_stay() -> None:
 
 
 def test_only_a_processor_packs() -> None:
-    assert not can_pack(torch.device("meta"), torch.float32)
-    assert not can_pack(CPU, torch.float16)
+    assert not supports_packed_linear(torch.device("meta"), torch.float32)
+    assert not supports_packed_linear(CPU, torch.float16)
 
 
 def test_packed_models_are_told_apart_by_their_weights() -> None:
@@ -53,7 +60,7 @@ def test_packed_models_are_told_apart_by_their_weights() -> None:
         model = random_model("llama")
         with torch.no_grad():
             next(each for each in model.modules() if isinstance(each, torch.nn.Linear)).weight.mul_(scale)
-        pack_linears(model)
+        pack_linear_layers(model)
         return torch.cat([each.digest for each in model.modules() if isinstance(each, PackedModule)])
 
     assert torch.equal(digest(1.0), digest(1.0))
@@ -86,7 +93,7 @@ def test_the_demo_still_answers() -> None:
 
 def test_it_is_refused_where_it_would_be_slower() -> None:
     with pytest.raises(ModelUnsupported, match=r"set engine\.dtype to bfloat16"):
-        quantize(random_model("llama"))
+        quantize_linear_layers(random_model("llama"))
     with pytest.raises(ModelUnsupported, match="int8 weights"):
         load_model("demo", "cpu", "float32", quantization="int8")
     with pytest.raises(ModelUnsupported, match="LoRA adapters need plain weights"):

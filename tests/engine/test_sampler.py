@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from kvproxy.engine import sampler
-from kvproxy.engine.sampler import UniformStream, argmax_rows, sample, score_tokens
+from kvproxy.engine.sampler import UniformStream, most_likely_tokens, sample, score_tokens
 from kvproxy.generation import SamplingParams
 
 
@@ -116,7 +116,7 @@ class Waits(TorchFunctionMode):
 
 def test_a_batch_waits_for_the_device_once_whatever_its_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on a GPU; on a CPU there is nothing to wait for.
-    monkeypatch.setattr(sampler, "argmax_rows", lambda logits: logits.argmax(dim=-1))
+    monkeypatch.setattr(sampler, "most_likely_tokens", lambda logits: logits.argmax(dim=-1))
     kinds = [
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.0, logprobs=0),
@@ -164,7 +164,7 @@ def test_the_likeliest_token_is_the_first_of_the_highest(dtype: torch.dtype) -> 
     logits[3:5] = float("-inf")
     logits[3, 499] = logits[4, 0] = -2.0
     expected = [row.index(max(row)) if number != 2 else 7 for number, row in enumerate(logits.tolist())]
-    assert argmax_rows(logits).tolist() == expected == logits.argmax(dim=-1).tolist()
+    assert most_likely_tokens(logits).tolist() == expected == logits.argmax(dim=-1).tolist()
 
 
 def test_who_draws_with_a_seed_draws_the_same_in_every_version() -> None:

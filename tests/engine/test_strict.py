@@ -11,7 +11,7 @@ import transformers
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.pool_rows import match_prefix
-from kvproxy.engine.models.linear_layers import pack_linears
+from kvproxy.engine.models.linear_layers import pack_linear_layers
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.worker.cuda_graphs import Step
 from tests.engine.driven import Driven
@@ -29,7 +29,7 @@ def wide() -> LoadedModel:
         transformers.LlamaConfig(vocab_size=VOCABULARY, eos_token_id=None, bos_token_id=None, **shape, **heads)  # type: ignore[arg-type]
     )
     model.generation_config.eos_token_id = None
-    pack_linears(model.float().eval())
+    pack_linear_layers(model.float().eval())
     return load(model)
 
 

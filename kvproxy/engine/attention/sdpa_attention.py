@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
 from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
-from kvproxy.engine.models.linear_layers import can_pack
+from kvproxy.engine.models.linear_layers import supports_packed_linear
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
@@ -31,7 +31,7 @@ class SdpaPrefill:
             calls += _sdpa_calls(span, begin, pool, group)
             begin += len(span.tokens)
         dtype = pool.data.dtype
-        return _SdpaPrefillOp(tuple(calls), dtype == torch.bfloat16 and can_pack(pool.data.device, dtype))
+        return _SdpaPrefillOp(tuple(calls), dtype == torch.bfloat16 and supports_packed_linear(pool.data.device, dtype))
 
 
 class SdpaDecode:

@@ -119,7 +119,7 @@ class _TritonDecodeOp:
             PADDED_GROUP=padded_heads_per_kv_head,
             PADDED_DIM=padded_head_dim,
             TILE=tile_size(padded_head_dim, query.element_size(), padded_heads_per_kv_head),
-            DOT_TYPE=_dot_type(query),
+            DOT_TYPE=_dot_input_type(query),
             HAS_SOFTCAP=scores.softcap is not None,
             **visibility,
             **options,
@@ -148,7 +148,7 @@ def tile_size(padded_head_dim: int, element_bytes: int, padded_heads_per_kv_head
     return min(128, max(16, _TILE_ELEMENTS[element_bytes] // padded_head_dim // share))
 
 
-def _dot_type(query: torch.Tensor) -> Any:
+def _dot_input_type(query: torch.Tensor) -> Any:
     import triton.language as tl
 
     if query.dtype == torch.bfloat16 and not query.is_cuda:

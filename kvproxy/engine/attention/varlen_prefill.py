@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvproxy.engine.attention.interface import KV, AttentionOp, ScoreOptions
-from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup
+from kvproxy.engine.models.layer_groups import FULL_ATTENTION, LayerGroup, QueryRange
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
@@ -44,9 +44,9 @@ class VarlenPrefill:
         device = pool.data.device
         # Chunks become separate sequences; the kernel applies windows.
         most = max(len(span.tokens) for span in spans)
-        runs = [(span, *run) for span in spans for run in group.split_by_window(span.start, span.end, most)]
-        lengths = [end - start for _, _, start, end in runs]
-        contexts = [end - first for _, first, _, end in runs]
+        runs = [(span, queries) for span in spans for queries in group.split_by_window(span.start, span.end, most)]
+        lengths = [queries.end - queries.start for _, queries in runs]
+        contexts = [queries.end - queries.first_visible_key for _, queries in runs]
         layout = PackedLayout(
             upload([0, *accumulate(lengths)], device, np.int32),
             upload([0, *accumulate(contexts)], device, np.int32),
@@ -54,17 +54,17 @@ class VarlenPrefill:
             max(contexts),
             group.window if group.kind == "sliding_window" else None,
         )
-        has_past = any(first < start for _, first, start, _ in runs)
-        slots = upload(_visible_slots(runs, pool.block_size, group.index), device) if has_past else None
+        has_past = any(queries.first_visible_key < queries.start for _, queries in runs)
+        slots = upload(_slots_of_visible_keys(runs, pool.block_size, group.index), device) if has_past else None
         return _VarlenPrefillOp(layout, slots, self._attend)
 
 
-def _visible_slots(
-    runs: Sequence[tuple[TokenSpan, int, int, int]], block_size: int, group: int
+def _slots_of_visible_keys(
+    runs: Sequence[tuple[TokenSpan, QueryRange]], block_size: int, group: int
 ) -> "np.ndarray[Any, Any]":
     offsets = np.arange(block_size)
     parts = []
-    for span, first, _, end in runs:
+    for span, (first, _, end) in runs:
         begin = first // block_size
         table = np.asarray(span.block_tables[group][begin : -(-end // block_size)])[:, None]
         parts.append((table * block_size + offsets).ravel()[first - begin * block_size : end - begin * block_size])

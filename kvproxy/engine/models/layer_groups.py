@@ -5,7 +5,7 @@ A block contains the keys and values of one group, with one slot per layer, so a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,12 @@ GROUP_KINDS: dict[str, GroupKind] = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "chunked_local",
 }
+
+
+class QueryRange(NamedTuple):
+    first_visible_key: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +46,13 @@ class LayerGroup:
             return first.clamp(min=0) if isinstance(first, torch.Tensor) else max(0, first)
         return position // self.window * self.window if self.kind == "chunked_local" else position * 0
 
-    def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Split the tokens from `start` to `end`; yield the position of each part's first visible key, its start, and its end.
-
-        A part has at most `max_tokens`, which full attention ignores.
-        """
+    def split_by_window(self, start: int, end: int, max_tokens: int) -> Iterator[QueryRange]:
+        """Split the tokens from `start` to `end` into ranges of at most `max_tokens` (except for full attention)."""
         while start < end:
             stop = end if self.kind == "full" else min(end, start + max_tokens)
             if self.kind == "chunked_local":
                 stop = min(stop, self.first_visible_key(start) + self.window)
-            yield self.first_visible_key(start), start, stop
+            yield QueryRange(self.first_visible_key(start), start, stop)
             start = stop
 
 
@@ -83,5 +86,5 @@ def layer_attention_types(config: Any) -> Sequence[tuple[GroupKind, int]]:
     return [(kind, windows[kind]) if windows[kind] else ("full", 0) for kind in kinds]
 
 
-def layer_slots(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
+def group_and_slot_by_layer(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
     return {layer: (group.index, slot) for group in groups for slot, layer in enumerate(group.layers)}

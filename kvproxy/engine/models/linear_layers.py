@@ -75,7 +75,7 @@ class _MergedLinear:
         return part
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+def supports_packed_linear(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
@@ -83,19 +83,19 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _is_packable(module: Any) -> bool:
     # A subclass may compute something else.
-    return type(module) is torch.nn.Linear and can_pack(module.weight.device, module.weight.dtype)
+    return type(module) is torch.nn.Linear and supports_packed_linear(module.weight.device, module.weight.dtype)
 
 
 @torch.inference_mode()
-def pack_linears(model: Any) -> None:
+def pack_linear_layers(model: Any) -> None:
     for module in list(model.modules()):
-        _merge_qkv(module)
+        _merge_qkv_layers(module)
     for name, module in list(model.named_modules()):
         if _is_packable(module):
             model.set_submodule(name, PackedLinear(module))
 
 
-def _merge_qkv(module: torch.nn.Module) -> None:
+def _merge_qkv_layers(module: torch.nn.Module) -> None:
     linears: list[Any] = [getattr(module, name, None) for name in _QKV]
     if all(map(_is_packable, linears)) and len({(each.in_features, each.bias is None) for each in linears}) == 1:
         merged = _MergedLinear(linears)
@@ -128,7 +128,7 @@ class Int8Linear(torch.nn.Module):
         return output if self.bias is None else output + self.bias
 
 
-def quantize(model: Any) -> None:
+def quantize_linear_layers(model: Any) -> None:
     weights = next(model.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         raise ModelUnsupported(

@@ -11,7 +11,7 @@ import torch
 from kvproxy.demo import DEMO, verified_model_path
 from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register_attention
 from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
-from kvproxy.engine.models.linear_layers import pack_linears, quantize
+from kvproxy.engine.models.linear_layers import pack_linear_layers, quantize_linear_layers
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.engine.request_validation import validate_sampling
 from kvproxy.engine.step_errors import first_line
@@ -51,7 +51,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
     from transformers.utils import logging as transformers_log
 
     source = str(verified_model_path()) if name == DEMO else name
-    target = _device(device)
+    target = _select_device(device)
     if quantization == "int8" and dtype == "auto":
         dtype = "bfloat16"
     register_attention()
@@ -71,9 +71,9 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", *, quantiza
     if dtype == "auto":
         model = model.to(_fastest_dtype(model, target))
     if quantization == "int8":
-        quantize(model.to(target))
+        quantize_linear_layers(model.to(target))
     elif target.type == "cpu":
-        pack_linears(model)
+        pack_linear_layers(model)
     return prepare_model(name, model, tokenizer, target)
 
 
@@ -173,7 +173,7 @@ def _recommended_max_tokens(model: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _device(name: str) -> torch.device:
+def _select_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

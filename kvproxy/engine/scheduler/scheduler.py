@@ -68,7 +68,7 @@ class Scheduler:
         """Plan the next step, and allocate its blocks. Its tokens count as computed from now on."""
         output = SchedulerOutput()
         budget = self._max_num_batched_tokens
-        for sequence in self._tiers.get_finished() if self._tiers else ():
+        for sequence in self._tiers.finish_loads() if self._tiers else ():
             self.loading.remove(sequence)
             self.running.append(sequence)
         # A stable sort: the youngest sequence of the last priority is preempted first.
@@ -149,22 +149,22 @@ class Scheduler:
         self.loading.append(sequence)
         self._tiers.start_load(sequence, computed.num_tokens, end, count_as_cached=is_first_run)
 
-    def _allocate(self, sequence: SequenceState, computed: ComputedBlocks, count: int) -> None:
-        blocks = self.manager.allocate_slots(sequence.cache_request, count, computed, delay_cache_blocks=True)
+    def _allocate(self, sequence: SequenceState, computed: ComputedBlocks, num_tokens: int) -> None:
+        blocks = self.manager.allocate_slots(sequence.cache_request, num_tokens, computed, delay_cache_blocks=True)
         assert blocks is not None, "can_fit_full_sequence counted too few blocks"
         sequence.mark_scheduled(computed.num_tokens)
 
-    def _add_span(self, sequence: SequenceState, count: int, output: SchedulerOutput) -> None:
+    def _add_span(self, sequence: SequenceState, num_tokens: int, output: SchedulerOutput) -> None:
         cache_request = sequence.cache_request
         start = cache_request.num_computed_tokens
-        tokens = cache_request.tokens[start : start + count]
+        tokens = cache_request.tokens[start : start + num_tokens]
         span = TokenSpan(tokens, start, self.manager.get_block_ids(cache_request.id), lora_id=sequence.lora_id)
-        (output.decodes if count == 1 and start else output.prefills).append((sequence, span))
-        cache_request.num_computed_tokens += count
+        (output.decodes if num_tokens == 1 and start else output.prefills).append((sequence, span))
+        cache_request.num_computed_tokens += num_tokens
         # A step writes all keys and values before it reads any.
         cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, cache_request.num_computed_tokens)
         self.manager.cache_blocks(cache_request, cacheable)
-        self.waiting.charge(sequence, count)
+        self.waiting.charge(sequence, num_tokens)
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)

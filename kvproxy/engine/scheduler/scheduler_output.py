@@ -35,7 +35,7 @@ class SchedulerOutput:
     decodes: list[tuple["SequenceState", TokenSpan]] = field(default_factory=list)
 
     @property
-    def work(self) -> list[tuple["SequenceState", TokenSpan]]:
+    def sequences_and_spans(self) -> list[tuple["SequenceState", TokenSpan]]:
         return self.prefills + self.decodes
 
     def __len__(self) -> int:

@@ -32,12 +32,12 @@ class ToolCallFormat:
     def grammar(self, schemas: Mapping[str, Mapping[str, Any]], *, required: bool, parallel: bool) -> Grammar:
         """Return a grammar for one tool call, or several if `parallel`. Unless `required`, it also accepts plain text."""
         names = {name: f"call_{place}" for place, name in enumerate(schemas)}
-        more = f" ({self._as_lark(self.between)} call)*" if parallel else ""
+        more = f" ({self._to_lark_terminals(self.between)} call)*" if parallel else ""
         rules = [
-            f"calls: {self._as_lark(self.begin)} call{more} {self._as_lark(self.end)}",
+            f"calls: {self._to_lark_terminals(self.begin)} call{more} {self._to_lark_terminals(self.end)}",
             f"call: {' | '.join(names.values())}",
             *(
-                f"{rule}: {self._as_lark(name + self.middle)} arguments_{rule}\narguments_{rule}: %json"
+                f"{rule}: {self._to_lark_terminals(name + self.middle)} arguments_{rule}\narguments_{rule}: %json"
                 f" {json.dumps({**schemas[name], 'x-guidance': COMPACT_JSON}, ensure_ascii=False)}"
                 for name, rule in names.items()
             ),
@@ -45,7 +45,7 @@ class ToolCallFormat:
         if required:
             return Grammar("lark", "\n".join(["start: calls", *rules]))
         # Text must not begin like a call, so that the first character decides between text and calls.
-        text = f"TEXT: /[^{_escape_for_regex_class(self.opening_text[0])}](.|\\n)*/"
+        text = f"TEXT: /[^{_escape_for_character_class(self.opening_text[0])}](.|\\n)*/"
         return Grammar("lark", "\n".join(["start: (TEXT | calls)?", text, *rules]))
 
     @property
@@ -57,7 +57,7 @@ class ToolCallFormat:
             text = text.replace(token, "")
         return text
 
-    def _as_lark(self, text: str) -> str:
+    def _to_lark_terminals(self, text: str) -> str:
         parts, rest, ids = [], text, self.special_tokens
         while rest:
             at, token = min(((rest.find(each), each) for each in ids if each in rest), default=(len(rest), ""))
@@ -101,8 +101,8 @@ def _learn_with_arguments(render: Render, special_tokens: Mapping[str, int], arg
     if not plain.startswith(_SAMPLE_TEXT):
         return None
     turn_end = plain[len(_SAMPLE_TEXT) :]
-    one = _split_at_calls(render_answer({"content": "", "tool_calls": calls[:1]}), _NAMES[:1])
-    two = _split_at_calls(render_answer({"content": "", "tool_calls": calls}), _NAMES)
+    one = _split_at_tool_calls(render_answer({"content": "", "tool_calls": calls[:1]}), _NAMES[:1])
+    two = _split_at_tool_calls(render_answer({"content": "", "tool_calls": calls}), _NAMES)
     if one is None or two is None or not one[-1].endswith(turn_end):
         return None
     begin, middle, rest = one
@@ -119,7 +119,7 @@ def _sample_tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "made up", "parameters": parameters}}
 
 
-def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
+def _split_at_tool_calls(text: str, names: Sequence[str]) -> list[str] | None:
     parts, at = [], 0
     for name in names:
         start = text.find(name, at)
@@ -134,7 +134,7 @@ def _split_at_calls(text: str, names: Sequence[str]) -> list[str] | None:
     return [*parts, text[at:]]
 
 
-def _escape_for_regex_class(letter: str) -> str:
+def _escape_for_character_class(letter: str) -> str:
     return f"\\{letter}" if letter in "\\]^-/" else letter
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
-from kvproxy.engine.attention.paged_attention import AttentionMetadata, InputBatch, padded_block_table
-from kvproxy.engine.models.layer_groups import LayerGroup, layer_slots
+from kvproxy.engine.attention.paged_attention import AttentionMetadata, InputBatch, pad_block_tables
+from kvproxy.engine.models.layer_groups import LayerGroup, group_and_slot_by_layer
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.worker.host_device_copies import to_host_tensor
@@ -120,7 +120,7 @@ class CapturedSteps:
         width = max(-(-span.end // block_size) for span in spans)
         padding = [()] * (size - len(spans))
         for group, target in zip(self._groups, self._tables, strict=True):
-            table = padded_block_table([*(span.block_tables[group.index] for span in spans), *padding], width)
+            table = pad_block_tables([*(span.block_tables[group.index] for span in spans), *padding], width)
             target[:size, :width].copy_(to_host_tensor(table, device, np.int32), non_blocking=True)
         return self._steps[size]()[: len(spans)]
 
@@ -139,5 +139,5 @@ class CapturedSteps:
             AttentionMetadata(slot_mapping, None, self._decode.prepare(table[:size], lengths, self._pool, group))
             for group, slot_mapping, table in zip(self._groups, slot_mappings, self._tables, strict=True)
         ]
-        slots = layer_slots(self._groups)
+        slots = group_and_slot_by_layer(self._groups)
         return self._forward(InputBatch(self._pool, slots, tokens[None], positions[None], 0, metadata))

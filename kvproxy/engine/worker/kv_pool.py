@@ -68,8 +68,8 @@ class KVPool:
             done.record(stream)
         return done.synchronize
 
-    def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, first: int = 0) -> None:
-        """Copy `content` (layout: see `read_blocks`), without its first `first` blocks, to the pool's `blocks`."""
+    def write_blocks(self, blocks: Sequence[int], content: torch.Tensor, skipped_blocks: int = 0) -> None:
+        """Copy `content` (layout: see `read_blocks`), without its first `skipped_blocks` blocks, to the pool's `blocks`."""
         device = self.data.device
         moved = content.to(device, non_blocking=True)
         if device.type == "cuda":
@@ -79,7 +79,7 @@ class KVPool:
             read = torch.cuda.Event()
             read.record(torch.cuda.current_stream(device))
             self._uploads.append((read, content))
-        self.data.index_copy_(2, upload(blocks, device), moved[:, :, first : first + len(blocks)])
+        self.data.index_copy_(2, upload(blocks, device), moved[:, :, skipped_blocks : skipped_blocks + len(blocks)])
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

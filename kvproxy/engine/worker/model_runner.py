@@ -59,7 +59,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
-        work = scheduled.work
+        work = scheduled.sequences_and_spans
         counts = [_num_logits(sequence, span) for sequence, span in work]
         logits = self.run_captured([span for _, span in work], counts)
         if logits is None:

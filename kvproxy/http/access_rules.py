@@ -54,7 +54,7 @@ class AccessRules:
             return None
         # Browsers send navigation and embedded content without an origin.
         followed = headers.get("sec-fetch-mode") == "navigate" and request.method in _READ_METHODS
-        if _is_foreign(request) and not followed and "*" not in allowed.origins:
+        if _is_cross_origin(request) and not followed and "*" not in allowed.origins:
             return Forbidden("pages of another origin may not use this proxy: add theirs to the setting access.origins")
         return None
 
@@ -62,7 +62,7 @@ class AccessRules:
         """Require the admin token, or a direct request from this machine if `admin_token` is not set."""
         settings = self._settings
         if settings.admin_token is not None:
-            tokens = _given_tokens(request)
+            tokens = _tokens_in_request(request)
             if any(_tokens_match(given, settings.admin_token) for given in tokens):
                 return None
             if tokens:
@@ -79,7 +79,7 @@ class AccessRules:
             return Forbidden(
                 "admin routes are closed behind a reverse proxy: set admin_token and send it as a bearer token"
             )
-        if _is_foreign(request) or not is_loopback(request.url.hostname or ""):
+        if _is_cross_origin(request) or not is_loopback(request.url.hostname or ""):
             return Unauthorized(
                 "admin routes take no requests of other web pages or by other names: set admin_token to allow them"
             )
@@ -99,7 +99,7 @@ def _is_forwarded(request: Request) -> bool:
     return named or request.scope["http_version"] == "1.0"
 
 
-def _is_foreign(request: Request) -> bool:
+def _is_cross_origin(request: Request) -> bool:
     origin = request.headers.get("origin")
     foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
@@ -109,7 +109,7 @@ def _same_origin(origin: str, host: str) -> bool:
     return urlsplit(origin).netloc.lower() == host.lower() and origin != "null"
 
 
-def _given_tokens(request: Request) -> list[str]:
+def _tokens_in_request(request: Request) -> list[str]:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     own = request.headers.get(ADMIN_TOKEN_HEADER)
     bearer = [token.strip()] if scheme.lower() == "bearer" else []

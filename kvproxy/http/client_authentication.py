@@ -29,7 +29,7 @@ class Clients:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._shares = is_url(settings.store_location)
-        self._changed = 0, *self._file_version()
+        self._changed = 0, *self._clients_file_version()
         self._checked = time.monotonic()
         self._known = _index_by_digest(all_clients(settings))
         self._closed = bool(self._known) or requires_client_key(settings)
@@ -44,8 +44,8 @@ class Clients:
         return self._closed
 
     def reload(self, change_number: int = 0) -> None:
-        """Reload the clients if their file changed, or `change_number`, of the last change in PostgreSQL."""
-        stamp = change_number, *self._file_version()
+        """Reload the clients if their file changed, or if `change_number`, the last change in PostgreSQL, is new."""
+        stamp = change_number, *self._clients_file_version()
         if stamp == self._changed:
             return
         try:
@@ -59,7 +59,7 @@ class Clients:
         except (SettingsError, StoreUnavailable) as error:
             _log.error("the clients were not reloaded: %s", error)
 
-    def _file_version(self) -> tuple[int, int]:
+    def _clients_file_version(self) -> tuple[int, int]:
         try:
             status = clients_file(self._settings.data).stat()
         except OSError:
@@ -81,7 +81,7 @@ class Clients:
         return next((client.stored_bytes for client in self._known.values() if client.name == name), None)
 
 
-def _key_error(headers: Mapping[str, str]) -> Unauthorized:
+def _authentication_error(headers: Mapping[str, str]) -> Unauthorized:
     if any(headers.get(name) for name in KEY_HEADERS):
         return Unauthorized(
             "this proxy does not know the given API key, or it expired after a rotation: check it, or ask the operator for"
@@ -123,7 +123,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            await error_response(_key_error(headers), scope["path"])(scope, receive, send)
+            await error_response(_authentication_error(headers), scope["path"])(scope, receive, send)
             return
         _authenticate(scope, client)
         quota = self._quotas.get(client)

@@ -38,24 +38,29 @@ class Deadlines:
             self._expire(expired, error, "drain_seconds")
 
     @contextmanager
-    def schedule(self, time: float, error: KvproxyError, limit: str | None) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future. Its result becomes `error` at `time` of the event loop, or earlier the error of `end_all`."""
+    def schedule_error(
+        self, time: float, error: KvproxyError, setting: str | None
+    ) -> Iterator[asyncio.Future[KvproxyError]]:
+        """Yield a future. Its result becomes `error` at `time` of the event loop, or earlier the error of `end_all`.
+
+        `setting` is the name that `on_limit` receives at that time; None if the client set the deadline.
+        """
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[KvproxyError] = loop.create_future()
         if self._final_error is not None:
             self._expire(expired, self._final_error, "drain_seconds")
         self._pending.add(expired)
-        timer = loop.call_at(time, self._expire, expired, error, limit)
+        timer = loop.call_at(time, self._expire, expired, error, setting)
         try:
             yield expired
         finally:
             timer.cancel()
             self._pending.discard(expired)
 
-    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, limit: str | None) -> None:
+    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, setting: str | None) -> None:
         if not expired.done():
-            if limit is not None:
-                self._on_limit(limit)
+            if setting is not None:
+                self._on_limit(setting)
             expired.set_result(error)
 
 
@@ -63,13 +68,13 @@ class Deadline:
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self._seconds = deadlines.seconds
-        self._limit: str | None = "request_seconds"
+        self._setting: str | None = "request_seconds"
         self._began = asyncio.get_running_loop().time()
 
     def shorten(self, seconds: float | None) -> None:
         if seconds is not None and seconds < self._seconds:
             self._seconds = seconds
-            self._limit = None
+            self._setting = None
 
     async def cancel_when_over(
         self, receive: Receive, work: Coroutine[Any, Any, T], upload_done: asyncio.Event | None = None
@@ -79,11 +84,11 @@ class Deadline:
         Raises DeadlineExceeded or ClientDisconnect. `work` may call `receive` until `upload_done` is set; this
         function detects disconnects afterwards.
         """
-        source = f"the header {TIMEOUT_HEADER}" if self._limit is None else f"the setting limits.{self._limit}"
+        source = f"the header {TIMEOUT_HEADER}" if self._setting is None else f"the setting limits.{self._setting}"
         error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s, the limit of {source}")
         working = asyncio.ensure_future(work)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
-        with self._deadlines.schedule(self._began + self._seconds, error, self._limit) as expired:
+        with self._deadlines.schedule_error(self._began + self._seconds, error, self._setting) as expired:
             try:
                 await asyncio.wait((working, disconnected, expired), return_when=asyncio.FIRST_COMPLETED)
                 if working.done():

@@ -15,7 +15,7 @@ def prefer_cached_models(settings: Settings) -> None:
 
     Raises ModelUnsupported if the cache lacks a model. Call it before the import of `huggingface_hub`.
     """
-    names = _hub_ids(settings)
+    names = _hub_model_ids(settings)
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if not names or os.environ.get("HF_HUB_OFFLINE") or _is_reachable(endpoint):
         return
@@ -36,7 +36,7 @@ def _is_cached(name: str) -> bool:
     return any((cache / f"models--{id.replace('/', '--')}" / "snapshots").is_dir() for id in ids)
 
 
-def _hub_ids(settings: Settings) -> list[str]:
+def _hub_model_ids(settings: Settings) -> list[str]:
     names = [settings.forward.tokenizer if settings.servers else settings.model]
     if settings.cache.enabled and settings.cache.semantic:
         names += [settings.embedder, settings.cache.verifier]

@@ -46,7 +46,7 @@ class Reservation:
         self.bytes = 0
         self.items = 0
 
-    def add_bytes(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         self._size += size
         more = max(0, self._size - FREE_BYTES) - self.bytes
         if more <= 0:
@@ -56,8 +56,8 @@ class Reservation:
         self.bytes += more
         self._budget.bytes += more
 
-    def add_items(self, raw: bytes) -> None:
-        """Reserve a body's JSON items before parsing, because a parsed item occupies about 250 bytes."""
+    def reserve_json_items(self, raw: bytes) -> None:
+        """Add the number of JSON items in a body to the budget, because each parsed item occupies about 250 bytes."""
         limits = self._budget.limits
         # An upper bound: separators in texts count, too.
         items = sum(raw.count(separator) for separator in _SEPARATORS)
@@ -95,7 +95,7 @@ async def read_body(
                     if size > max_bytes:
                         break
                     if reservation is not None:
-                        reservation.add_bytes(len(part))
+                        reservation.reserve_bytes(len(part))
                     parts.append(part)
         except TimeoutError:
             message = f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
@@ -106,7 +106,7 @@ async def read_body(
         )
     raw = b"".join(parts)
     if reservation is not None:
-        reservation.add_items(raw)
+        reservation.reserve_json_items(raw)
     return raw
 
 

@@ -37,10 +37,10 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
     """
     # Prompts are private.
     os.umask(0o077)
-    _make_data_private(settings)
+    _make_data_folder_private(settings)
     log_to_stderr(settings.log)
-    _allow_descriptors(settings)
-    _require_clients(settings)
+    _raise_descriptor_limit(settings)
+    _check_clients_exist(settings)
     # Before slow imports, so that a port in use is reported immediately.
     listener = _listen(settings.host, settings.port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -74,7 +74,7 @@ def _reload(services: Services) -> None:
             _log.warning("restart the proxy for the changed settings: %s", ", ".join(restart))
 
 
-def _make_data_private(settings: Settings) -> None:
+def _make_data_folder_private(settings: Settings) -> None:
     try:
         make_private_folder(settings.data)
     except OSError as error:
@@ -83,7 +83,7 @@ def _make_data_private(settings: Settings) -> None:
         ) from None
 
 
-def _allow_descriptors(settings: Settings) -> None:
+def _raise_descriptor_limit(settings: Settings) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.limits.connections + len(settings.servers) * settings.forward.max_connections + _OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -93,7 +93,7 @@ def _allow_descriptors(settings: Settings) -> None:
             _log.warning("the system allows %s open files, but the settings require %s: raise ulimit -n", most, wanted)
 
 
-def _require_clients(settings: Settings) -> None:
+def _check_clients_exist(settings: Settings) -> None:
     if is_loopback(settings.host) or settings.access.open or all_clients(settings):
         return
     raise SettingsError(

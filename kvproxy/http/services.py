@@ -129,7 +129,7 @@ class Services:
         if self.shared is not None:
             with suppress(CacheStoreError):
                 await self.shared.send_heartbeat()
-            self._tasks.append(asyncio.create_task(self.shared.send_heartbeats()))
+            self._tasks.append(asyncio.create_task(self.shared.send_heartbeats_periodically()))
         if any(rule.keeps_provider_prefixes or rule.pin_sessions for rule in self.settings.rules):
             self._tasks.append(asyncio.create_task(self._learn_pauses()))
 

@@ -8,7 +8,14 @@ from starlette.routing import Route
 
 from kvproxy.blocks.row_types import BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import flat_fields, parse_duration, parse_number, parse_page, read_request, reply
+from kvproxy.http.admin.replies import (
+    flat_fields,
+    parse_duration,
+    parse_limit_and_offset,
+    parse_number,
+    read_request,
+    reply,
+)
 from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
@@ -66,8 +73,8 @@ async def pool_map(request: Request) -> Response:
 async def tree(request: Request) -> Response:
     """List the branches that follow block `parent` in the prefix tree, or all branches at its root, largest first."""
     query = request.query_params
-    limit, start = parse_page(query, "50")
-    found, total = await services(request).prefix.branches(
+    limit, start = parse_limit_and_offset(query, "50")
+    found, total = await services(request).prefix.list_branches(
         query.get("parent") or None, start, min(limit, _MAX_BRANCHES)
     )
     return reply(found, {"x-total-count": str(total)})

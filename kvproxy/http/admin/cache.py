@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from kvproxy.apis.api_request import parse_body
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import parse_choice, parse_duration, parse_page, reply
+from kvproxy.http.admin.replies import parse_choice, parse_duration, parse_limit_and_offset, reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
@@ -32,7 +32,7 @@ async def list_entries(request: Request) -> Response:
     The header `x-total-count` has the number of matches.
     """
     query, store = request.query_params, services(request).answerer.store
-    limit, offset = parse_page(query, "100")
+    limit, offset = parse_limit_and_offset(query, "100")
     where = _parse_filter(query)
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
@@ -67,7 +67,7 @@ def _semantic_stats(app: Services) -> dict[str, object]:
 async def queue(request: Request) -> Response:
     """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
     store = services(request).answerer.store
-    limit, offset = parse_page(request.query_params, "20")
+    limit, offset = parse_limit_and_offset(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})

@@ -41,8 +41,8 @@ def _parse_query(query: QueryParams) -> RecordQuery:
     check_reason_prefix(query.get("reason"))
     since, before, after = query.get("since"), query.get("before"), query.get("after")
     return RecordQuery(
-        since=None if not since else _end_time(query) - parse_duration(since, "since"),
-        until=None if not query.get("until") else _end_time(query),
+        since=None if not since else _parse_end_time(query) - parse_duration(since, "since"),
+        until=None if not query.get("until") else _parse_end_time(query),
         layer=layer,
         reason=query.get("reason") or None,
         tenant=query.get("tenant") or None,
@@ -54,7 +54,7 @@ def _parse_query(query: QueryParams) -> RecordQuery:
     )
 
 
-def _end_time(query: QueryParams) -> float:
+def _parse_end_time(query: QueryParams) -> float:
     text = query.get("until")
     return parse_number(text, "until") if text else time.time()
 
@@ -126,7 +126,7 @@ async def series(request: Request) -> Response:
         raise InvalidRequest(f"step is at least 1, and since / step at most {_MAX_SPANS}", param="step")
     # Multiples of the step, so that consecutive requests have the same spans.
     spans = max(1, round(since / step))
-    start = (math.ceil(_end_time(query) / step) - spans) * step
+    start = (math.ceil(_parse_end_time(query) / step) - spans) * step
     return reply(await _read_journal(services(request), lambda reader: reader.series(by, start, step, spans)))
 
 

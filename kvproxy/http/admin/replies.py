@@ -72,7 +72,7 @@ def parse_choice(query: QueryParams, name: str, choices: Collection[T], default:
     raise InvalidRequest(f"{name} is one of {', '.join(choices)}, not {text[:40]!r}", param=name)
 
 
-def parse_page(query: QueryParams, default_limit: str) -> tuple[int, int]:
+def parse_limit_and_offset(query: QueryParams, default_limit: str) -> tuple[int, int]:
     limit, offset = query.get("limit", default_limit), query.get("offset", "0")
     return int(parse_number(limit, "limit")), int(parse_number(offset, "offset"))
 

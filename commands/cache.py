@@ -268,7 +268,7 @@ def unpin(id: Id, responses: StoreOptions) -> Output:
 
 def _pin(id: str, responses: StoreOptions, *, pinned: bool) -> Output:
     with responses.open() as cache:
-        done = cache.pin(id, pinned=pinned)
+        done = cache.set_pinned(id, pinned=pinned)
     return text_output(done, f"{'pinned' if pinned else 'unpinned'} {done['id'][:12]}")
 
 

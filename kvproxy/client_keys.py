@@ -41,7 +41,7 @@ def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
 
 
 def requires_client_key(settings: Settings) -> bool:
-    """Whether requests require an API key; true even if all clients of `kvproxy keys` were removed."""
+    """Return False only if kvproxy.toml has no client, and `kvproxy keys` never added a client."""
     if settings.clients or clients_file(settings.data).exists():
         return True
     with _shared_state(settings) as shared:

@@ -36,10 +36,10 @@ class SurvivalFunction:
 
     probabilities: tuple[float, ...]
 
-    def probability_between(self, start: float, end: float) -> float:
+    def pause_probability(self, start: float, end: float) -> float:
         return self.probabilities[PAUSE_BOUNDS.index(start)] - self.probabilities[PAUSE_BOUNDS.index(end)]
 
-    def end_probabilities(self) -> list[float]:
+    def pause_end_probabilities(self) -> list[float]:
         """Return, for each keep-warm interval, the probability that a pause that reaches the interval ends in it."""
         spans = zip(self.probabilities[:_MOST_REQUESTS], self.probabilities[1:], strict=False)
         return [(start - end) / start if start > 0 else 0.0 for start, end in spans]
@@ -79,7 +79,7 @@ def _posterior(counts: Sequence[int], prior: Sequence[float]) -> Sequence[float]
     return [(count + weight * share) / (total + weight) for count, share in zip(counts, prior or counts, strict=True)]
 
 
-def likely_pause(survival: SurvivalFunction, share: float = _LIKELY) -> float:
+def pause_quantile(survival: SurvivalFunction, share: float = _LIKELY) -> float:
     """Return the quantile `share` of the pauses up to one hour, in seconds."""
     returned = 1.0 - survival.probabilities[PAUSE_BOUNDS.index(HOUR)]
     places = zip(PAUSE_BOUNDS, survival.probabilities, strict=True)
@@ -93,7 +93,7 @@ def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept: fl
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
     saved = (1.0 - kept) * (prices.write_5m - prices.read)
-    for count, ends in enumerate(survival.end_probabilities(), 1):
+    for count, ends in enumerate(survival.pause_end_probabilities(), 1):
         expected += left * (ends * saved - prices.read)
         left *= 1.0 - ends
         if expected > best:
@@ -108,7 +108,7 @@ def should_cache_for_an_hour(
 
     `short_lived_tokens` are all tokens that the provider does not keep for one hour yet, including the new ones.
     """
-    likely = survival.probability_between(KEEP_WARM_SECONDS, HOUR)
+    likely = survival.pause_probability(KEEP_WARM_SECONDS, HOUR)
     return (prices.write_1h - prices.write_5m) * new_tokens <= likely * (
         prices.write_5m - prices.read
     ) * short_lived_tokens

@@ -39,14 +39,14 @@ class TokenBucket:
         """Take units, even if they are not available; negative units are returned to the bucket."""
         self.available_units -= units
 
-    def seconds_until(self, units: float) -> float:
+    def seconds_until_available(self, units: float) -> float:
         return max(0.0, units - self.available_units) * 60 / (self.share * self.per_minute)
 
     def headers(self, unit: str) -> dict[str, str]:
         return {
             f"x-ratelimit-limit-{unit}": str(self.per_minute),
             f"x-ratelimit-remaining-{unit}": str(max(0, int(self.available_units))),
-            f"x-ratelimit-reset-{unit}": format_limit_reset(self.seconds_until(self.per_minute)),
+            f"x-ratelimit-reset-{unit}": format_limit_reset(self.seconds_until_available(self.per_minute)),
         }
 
 
@@ -83,11 +83,11 @@ class _ClientBucket:
                 seconds = units * 60 / local.per_minute
                 taken, busy = await shared.take_units(*self._name, seconds, into_debt=into_debt)
                 local.share, local.available_units = 1.0, local.per_minute * (1 - busy / 60)
-                return 0.0 if taken else local.seconds_until(units)
+                return 0.0 if taken else local.seconds_until_available(units)
             except CacheStoreError:
                 if local.share == 1:
                     local.available_units, local.share = local.available_units / shared.proxies, 1 / shared.proxies
-        if not into_debt and (wait := local.seconds_until(units)) > 0:
+        if not into_debt and (wait := local.seconds_until_available(units)) > 0:
             return wait
         local.take(units)
         self._owed += units

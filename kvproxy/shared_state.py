@@ -94,8 +94,8 @@ class SharedState:
             raise CacheStoreError(f"the database did not answer within {QUOTA_SECONDS:g} s") from None
         return row["taken"], row["seconds"]
 
-    async def acquire(self, key: str) -> None:
-        """Wait until this proxy holds the lease of a key, which the caller must `release`."""
+    async def acquire_lease(self, key: str) -> None:
+        """Wait until this proxy holds the lease of a key, which the caller must release."""
         pause, longest = _POLL_SECONDS
         self._held[key] += 1
         try:
@@ -106,7 +106,7 @@ class SharedState:
             self._forget_lease(key)
             raise
 
-    async def release(self, key: str) -> None:
+    async def release_lease(self, key: str) -> None:
         await asyncio.to_thread(self._database.query, _RELEASE, {"key": key, "me": self._id})
         self._forget_lease(key)
 
@@ -122,7 +122,7 @@ class SharedState:
         self.proxies = 1 + row["others"]
         await asyncio.to_thread(self.on_heartbeat, row["change"])
 
-    async def send_heartbeats(self) -> None:
+    async def send_heartbeats_periodically(self) -> None:
         while True:
             try:
                 await self.send_heartbeat()

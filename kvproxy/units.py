@@ -37,18 +37,18 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds * 1000:.0f}ms"
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * size or seconds == size:
-            return f"{_rounded(seconds / size)}{unit}"
-    return f"{_rounded(max(0.0, seconds))}s"
+            return f"{_format_rounded(seconds / size)}{unit}"
+    return f"{_format_rounded(max(0.0, seconds))}s"
 
 
-def _rounded(value: float) -> str:
+def _format_rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
 
 
 def format_bytes(count: float) -> str:
     for unit, size in reversed(_BINARY.items()):
         if count >= size:
-            return f"{_rounded(count / size)}{unit}"
+            return f"{_format_rounded(count / size)}{unit}"
     return f"{count:.0f}B"
 
 

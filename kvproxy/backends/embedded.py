@@ -76,7 +76,7 @@ class EmbeddedBackend:
             raise
 
     async def _generate(self, request: ApiRequest) -> GeneratedResponse:
-        decoded = self._decode(request)
+        decoded = self._decode_request(request)
         generation = await self.generation_request(request, decoded)
         echo = await self._make_echo(decoded, generation.tokens) if decoded.echo else None
         parser = await self._output_parser(decoded, generation)
@@ -116,7 +116,7 @@ class EmbeddedBackend:
                 lambda tokenizer: tokenizer.add_output(generation.tokens, tokens, text, generation.salt or "")
             )
 
-    def _decode(self, request: ApiRequest) -> DecodedRequest:
+    def _decode_request(self, request: ApiRequest) -> DecodedRequest:
         codec = CODECS.get(request.api.name)
         if codec is None:
             raise NotFound(f"the embedded engine does not support {request.api.name}: use --upstream")
@@ -128,8 +128,8 @@ class EmbeddedBackend:
         return codec.decode(request.body, self.worker.default_sampling_params)
 
     async def generation_request(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        decoded = decoded or self._decode(request)
-        salt = self._salt(request, decoded)
+        decoded = decoded or self._decode_request(request)
+        salt = self._cache_salt(request, decoded)
         tokens = await self._tokenize(decoded.prompt, salt or "")
         return GenerationRequest(
             # Clients may repeat an id; the engine requires unique ids.
@@ -179,7 +179,7 @@ class EmbeddedBackend:
         lora = self.worker.adapters.get(generation.adapter or "")
         return CacheRequest(id, generation.tokens, salt=generation.salt, lora=lora)
 
-    def _salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
+    def _cache_salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
         if self._shared_blocks or request.tenant == PUBLIC_TENANT:
             return decoded.salt
         return f"{request.tenant}:{decoded.salt or ''}"
@@ -220,13 +220,13 @@ class EmbeddedPrefixCache(PrefixCache):
 
     async def chains(self) -> list[ChainRow]:
         found = await self._worker.inspect(pool_rows.list_chains)
-        return [replace(chain, first_text=await self._text(chain.first_tokens)) for chain in found]
+        return [replace(chain, first_text=await self._detokenize(chain.first_tokens)) for chain in found]
 
     async def find_block(self, name: str) -> BlockContent | None:
         if not (name.isdecimal() and name.isascii() and len(name) <= _MAX_DIGITS):
             raise InvalidRequest(f"blocks of the embedded engine have numbers, not {name[:40]!r}: see blocks ls")
         block = await self._worker.inspect(lambda manager: pool_rows.read_block(manager, int(name)))
-        return block and replace(block, text=await self._text(block.tokens))
+        return block and replace(block, text=await self._detokenize(block.tokens))
 
     async def stats(self) -> PrefixCacheStats:
         pool = await self._worker.inspect(pool_rows.report_pool)
@@ -245,7 +245,7 @@ class EmbeddedPrefixCache(PrefixCache):
             matched_tokens=found.matched_tokens,
             blocks=found.blocks,
             tiers=await self._worker.match_tiers(prompt, found.matched_tokens),
-            divergence=await decode_divergence(found.divergence, self._text),
+            divergence=await decode_divergence(found.divergence, self._detokenize),
             groups=found.groups,
         )
 
@@ -291,7 +291,7 @@ class EmbeddedPrefixCache(PrefixCache):
             raise InvalidRequest(f"models must be own, others or all, not {models!r}", param="models")
         return await self._worker.clear_tier(name, cast("ModelScope", models))
 
-    async def _text(self, tokens: Sequence[int] | None) -> str:
+    async def _detokenize(self, tokens: Sequence[int] | None) -> str:
         return await self._worker.async_tokenizer.decode_with_special_tokens(tokens) if tokens else ""
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.blocks.pool_rows import Branch, TreeNode, list_branches, map_rows
+from kvproxy.blocks.pool_rows import TreeBranch, TreeNode, list_branches, map_block_rows
 from kvproxy.blocks.row_types import (
     BlockContent,
     BlockRow,
@@ -111,7 +111,7 @@ class PrefixReport:
     slots: bool = False
 
     @property
-    def reusable(self) -> int:
+    def reusable_tokens(self) -> int:
         return (self.matched_tokens or 0) + sum(self.tiers.values())
 
 
@@ -142,9 +142,9 @@ class PrefixCache:
         raise no_events_error()
 
     async def pool_map(self) -> PoolMap:
-        return await asyncio.to_thread(map_rows, await self.blocks())
+        return await asyncio.to_thread(map_block_rows, await self.blocks())
 
-    async def branches(self, parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+    async def list_branches(self, parent: str | None, start: int, limit: int) -> tuple[list[TreeBranch], int]:
         """Return a page of the branches after block `parent` in the prefix tree, with texts, and the number of all branches."""
         found, total = await asyncio.to_thread(list_branches, await self._tree_nodes(), parent, start, limit)
         contents = await asyncio.gather(*(self.find_block(branch.names[0]) for branch in found))

@@ -60,11 +60,11 @@ def _block_rows(manager: KVCacheManager, blocks: Iterable[KVCacheBlock]) -> list
     ]
 
 
-def block_state(block: KVCacheBlock, null: KVCacheBlock, in_tables: Container[int]) -> BlockState:
+def block_state(block: KVCacheBlock, null: KVCacheBlock, ids_in_block_tables: Container[int]) -> BlockState:
     if block is null:
         return "null"
     if block.ref_count:
-        return "used" if block.id in in_tables else "pinned"
+        return "used" if block.id in ids_in_block_tables else "pinned"
     return "free" if block.hash is None else "cached"
 
 
@@ -106,10 +106,12 @@ def _chain_row(manager: KVCacheManager, by_hash: dict[bytes, KVCacheBlock], leaf
 
 def report_pool(manager: KVCacheManager) -> PoolReport:
     pool, null = manager.pool, manager.pool.null_block
-    in_tables = _blocks_in_tables(manager)
+    ids_in_block_tables = _blocks_in_tables(manager)
     return PoolReport(
         **asdict(manager.stats()),
-        pinned=sum(1 for block in pool.blocks if block.ref_count and block is not null and block.id not in in_tables),
+        pinned=sum(
+            1 for block in pool.blocks if block.ref_count and block is not null and block.id not in ids_in_block_tables
+        ),
         residency=pool.residency.stats() if pool.residency is not None else None,
         groups=tuple(_group_stats(manager, group) for group in _reported_groups(manager)),
     )
@@ -117,7 +119,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
 
 def map_pool(manager: KVCacheManager) -> PoolMap:
     blocks, null = manager.pool.blocks, manager.pool.null_block
-    in_tables = _blocks_in_tables(manager)
+    ids_in_block_tables = _blocks_in_tables(manager)
     tenants: dict[str, int] = {}
     tenant = [-1] * len(blocks)
     for block in blocks:
@@ -125,7 +127,7 @@ def map_pool(manager: KVCacheManager) -> PoolMap:
             tenant[block.id] = tenants.setdefault(block.source[0].salt or "", len(tenants))
     return PoolMap(
         None,
-        "".join(_LETTERS[block_state(block, null, in_tables)] for block in blocks),
+        "".join(_LETTERS[block_state(block, null, ids_in_block_tables)] for block in blocks),
         [block.ref_count for block in blocks],
         [block.last_accessed for block in blocks],
         list(tenants),
@@ -134,7 +136,7 @@ def map_pool(manager: KVCacheManager) -> PoolMap:
     )
 
 
-def map_rows(rows: Sequence[BlockRow]) -> PoolMap:
+def map_block_rows(rows: Sequence[BlockRow]) -> PoolMap:
     names = [(row.hash or "")[:_NAME_DIGITS] for row in rows]
     return PoolMap(names, "".join(_LETTERS[row.state] for row in rows), None, None, None, None, None)
 
@@ -219,8 +221,8 @@ class TreeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """Consecutive cached blocks up to a fork, or to the end of a chain."""
+class TreeBranch:
+    """Consecutive cached blocks of the prefix tree, up to a fork or to the end of a chain."""
 
     end: str  # Hash of the last block.
     blocks: int
@@ -245,7 +247,9 @@ def tree_nodes_from_rows(rows: Iterable[BlockRow]) -> list[TreeNode]:
     return [TreeNode(hash, hash, row.parent) for hash, row in by_hash.items()]
 
 
-def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int) -> tuple[list[Branch], int]:
+def list_branches(
+    nodes: Iterable[TreeNode], parent: str | None, start: int, limit: int
+) -> tuple[list[TreeBranch], int]:
     """Return a page of the branches after a block, largest first, and the number of all branches after it.
 
     `parent` is the block's hash; None lists the branches with which prompts begin.
@@ -260,7 +264,7 @@ def list_branches(nodes: Iterable[TreeNode], parent: str | None, start: int, lim
     return found[start : start + limit], len(found)
 
 
-def _build_branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> Branch:
+def _build_branch(children: dict[str | None, list[TreeNode]], node: TreeNode) -> TreeBranch:
     run = [node]
     while len(following := children.get(run[-1].hash, [])) == 1:
         run.append(following[0])
@@ -272,4 +276,4 @@ def _build_branch(children: dict[str | None, list[TreeNode]], node: TreeNode) ->
         following = children.get(each.hash, [])
         below, leaves, in_use = below + 1, leaves + (not following), in_use + each.in_use
         stack.extend(following)
-    return Branch(run[-1].hash, len(run), tuple(each.name for each in run[:_MAX_NAMES]), below, leaves or 1, in_use)
+    return TreeBranch(run[-1].hash, len(run), tuple(each.name for each in run[:_MAX_NAMES]), below, leaves or 1, in_use)

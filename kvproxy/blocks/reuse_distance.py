@@ -142,7 +142,7 @@ class HitCurve:
             last = runs[-1].distance + runs[-1].stop - runs[-1].start if is_known else math.inf
             self._largest_full = max(self._largest_full, last)
 
-    def hits(self) -> list[int]:
+    def hits_by_pool_size(self) -> list[int]:
         """Return the hits of pools with 0, 1, 2, ... blocks. Larger pools have as many hits as the last one in the list."""
         first_hits = accumulate(self._changes.get(size, 0) for size in range(max(self._changes, default=0) + 1))
         return list(accumulate(first_hits))
@@ -168,23 +168,24 @@ class LiveHitCurve:
         """Share of the prompt tokens that the engine reported as reused, 0 to 1; None without reports."""
         return self._reused / self.reported_tokens if self.reported_tokens else None
 
-    def add(self, ids: Sequence[Hashable], ends: Sequence[int], tokens: int, reused: int | None = None) -> None:
+    def add(
+        self, ids: Sequence[Hashable], ends: Sequence[int], prompt_tokens: int, reused_tokens: int | None = None
+    ) -> None:
         """Add a prompt; see `LRUStack.add` for `ids` and `ends`.
 
         Args:
-            tokens: length of the prompt.
-            reused: number of tokens that the engine reported as reused; None without a report.
+            reused_tokens: number of tokens that the engine reported as reused; None without a report.
         """
-        if reused is not None:
-            self._reused += reused
-            self.reported_tokens += tokens
+        if reused_tokens is not None:
+            self._reused += reused_tokens
+            self.reported_tokens += prompt_tokens
         self.requests += 1
-        self.tokens += tokens
+        self.tokens += prompt_tokens
         self.units += ends[-1] if ends else 0
-        self.max_prompt_tokens = max(self.max_prompt_tokens, tokens)
+        self.max_prompt_tokens = max(self.max_prompt_tokens, prompt_tokens)
         block, partial, before = self.block_tokens, self._partial, 0
-        blocks_per_unit = tokens / block / max(1, ends[-1]) if ends else 0.0
-        max_blocks = max(0, tokens - 1) // block
+        blocks_per_unit = prompt_tokens / block / max(1, ends[-1]) if ends else 0.0
+        max_blocks = max(0, prompt_tokens - 1) // block
         for run in self._stack.add(ids, ends):
             first, end = bisect_left(_GRID, run.distance), bisect_left(_GRID, run.distance + run.stop - run.start)
             for place in range(first, end):

@@ -69,7 +69,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         layer = "exact"
     elif any(neighbour["served"] for neighbour in semantic["neighbours"]):
         layer = "semantic"
-    elif prefix is not None and prefix.reusable:
+    elif prefix is not None and prefix.reusable_tokens:
         layer = "prefix"
     return {
         "layer": layer,

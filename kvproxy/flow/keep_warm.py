@@ -27,7 +27,7 @@ from kvproxy.provider_cache_policy import (
     CachePrices,
     PauseTimes,
     keep_warm_requests,
-    likely_pause,
+    pause_quantile,
     should_cache_for_an_hour,
 )
 from kvproxy.quotas import TokenBucket
@@ -178,7 +178,7 @@ class KeepWarm:
         if self._pin is None:
             return
         raw = session.request.raw
-        seconds = likely_pause(self.pauses.survival(*session.tenant_and_hour))
+        seconds = pause_quantile(self.pauses.survival(*session.tenant_and_hour))
         body = await in_thread_if_large(len(raw), lambda: as_object(loads(raw)))
         # A prompt may be shorter than a block, and pins may hold too many blocks already.
         with suppress(KvproxyError):

@@ -274,7 +274,7 @@ class SingleFlight:
         if shared is None or self.requires_own_response(exchange):
             return await self._send(exchange)
         try:
-            await shared.acquire(exchange.cache_key.exact)
+            await shared.acquire_lease(exchange.cache_key.exact)
         except CacheStoreError:
             return await self._send(exchange)
         try:
@@ -306,7 +306,7 @@ class SingleFlight:
     async def _release_lease(self, shared: SharedState, key: str) -> None:
         await self._writer.wait_until_stored(key)
         with contextlib.suppress(CacheStoreError):
-            await shared.release(key)
+            await shared.release_lease(key)
 
     async def _send(self, exchange: Exchange) -> BackendResponse:
         request, limit = exchange.api_request, self._writer.settings.max_response_bytes

@@ -119,7 +119,7 @@ class Mirror:
         return [subscriber.status() for subscriber in self.subscribers]
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all ranks are connected, and no event since their start or last reset is missing."""
         return all(
             one.is_connected and one.sequencer.complete and one.sequencer.replay_from is None

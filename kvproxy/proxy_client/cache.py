@@ -57,7 +57,7 @@ class RemoteCache:
         body = {"right": right} | ({"question": question} if question is not None else {})
         return cast("Document", self._client.post(f"/admin/cache/{quote_path_segment(id)}/feedback", body))
 
-    def pin(self, id: str, *, pinned: bool) -> Document:
+    def set_pinned(self, id: str, *, pinned: bool) -> Document:
         path = f"/admin/cache/{quote_path_segment(id)}/pin"
         return cast("Document", self._client.post(path) if pinned else self._client.delete(path))
 

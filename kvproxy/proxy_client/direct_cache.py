@@ -75,7 +75,7 @@ class DirectCache:
         self._store.observations.add([Observation.from_verdict(full, right)])
         return {"id": full, "right": right}
 
-    def pin(self, id: str, *, pinned: bool) -> dict[str, Any]:
+    def set_pinned(self, id: str, *, pinned: bool) -> dict[str, Any]:
         full = self._full_id(id)
         self._store.pin(full, pinned=pinned)
         self._record_change(f"{'pinned' if pinned else 'unpinned'} {full}")

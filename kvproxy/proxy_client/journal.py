@@ -73,7 +73,7 @@ class DirectJournal:
 
     def _with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
         prompt_entries = self.reader.prompt_entries(records)
-        return add_questions(records, self._questions(entry_ids(records, prompt_entries)), prompt_entries)
+        return add_questions(records, self._stored_questions(entry_ids(records, prompt_entries)), prompt_entries)
 
     def record(self, request: str) -> RecordWithQuestions:
         (found,) = self._with_questions([self.reader.find(request)])
@@ -97,12 +97,12 @@ class DirectJournal:
         rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows
-        prompts = self._questions([row.entry for row in rows if row.entry is not None])
+        prompts = self._stored_questions([row.entry for row in rows if row.entry is not None])
         first: dict[str, RequestGroup] = {}
         named = [replace(row, name=prompts.get(row.entry or "", row.name)) for row in rows]
-        return [replace(row, differs_in=self._differences(row, first.setdefault(row.name, row))) for row in named]
+        return [replace(row, differs_in=self._differing_fields(row, first.setdefault(row.name, row))) for row in named]
 
-    def _differences(self, row: RequestGroup, other: RequestGroup) -> tuple[str, ...]:
+    def _differing_fields(self, row: RequestGroup, other: RequestGroup) -> tuple[str, ...]:
         if row.prompt is None or other.prompt is None or row.prompt == other.prompt:
             return ()
         regions, others = self.reader.regions(row.prompt), self.reader.regions(other.prompt)
@@ -136,7 +136,7 @@ class DirectJournal:
     def _sessions(self) -> SessionReader:
         return SessionReader(self.reader, self._settings.journal.prices)
 
-    def bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
+    def request_bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield the request body of each prompt, from the store or the journal; None if neither has it."""
         with self._open_store() as store:
             for prompt in prompts:
@@ -148,7 +148,7 @@ class DirectJournal:
                 else:
                     yield None if contents is None else request_body_of(contents)
 
-    def _questions(self, ids: Sequence[str]) -> dict[str, str]:
+    def _stored_questions(self, ids: Sequence[str]) -> dict[str, str]:
         # Records are useful even without the store or its keys.
         with contextlib.suppress(KvproxyError), self._open_store() as store:
             if ids and store is not None:

@@ -102,7 +102,7 @@ def stored_requests(
     served = [entry for entry in entries if entry["hits"] and entry["endpoint"] in PATHS]
     own = served
     if same_proxy:
-        tenants = _tenants(client, {entry["endpoint"]: str(entry["model"]) for entry in served}, api_key)
+        tenants = _tenant_by_api(client, {entry["endpoint"]: str(entry["model"]) for entry in served}, api_key)
         own = [entry for entry in served if entry["tenant"] == tenants[entry["endpoint"]]]
     if not own:
         others = f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
@@ -137,7 +137,7 @@ def logged_requests(
             f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}, or give --data"
         )
     prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
-    tenants = _tenants(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
+    tenants = _tenant_by_api(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
     own = [prompt for prompt, api in prompts if prompt.tenant == tenants[api]]
     if not own:
         others = f"; {len(prompts)} of other tenants: give their key with --api-key" if prompts else ""
@@ -147,7 +147,7 @@ def logged_requests(
         sent = len(own)
         own = sorted((prompt for prompt in own if prompt.cacheable), key=lambda prompt: -prompt.cacheable)
         source.uncacheable = sent - len(own)
-    with contextlib.closing(journal.bodies(own)) as bodies:
+    with contextlib.closing(journal.request_bodies(own)) as bodies:
         for prompt, body in zip(own, bodies, strict=True):
             if body is None:
                 source.skipped += 1
@@ -177,7 +177,7 @@ def prefix_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
     ]
 
 
-def _tenants(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
+def _tenant_by_api(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
     return {api: client.tenant(credential_headers(api, api_key), model) for api, model in models.items()}
 
 

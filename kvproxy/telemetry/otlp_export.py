@@ -212,7 +212,7 @@ class Exporter:
         if exchange.api is None:
             return
         record = record_of(exchange)
-        self._measure(record)
+        self._record_metrics(record)
         trace = exchange.trace or Trace.begin(exchange.traceparent, self._sample_rate)
         if trace.sampled:
             self._send(spans_of(exchange, record, trace), trace)
@@ -241,7 +241,7 @@ class Exporter:
                 made.set_status(Status(StatusCode.ERROR, span.error))
             made.end(max(span.start, span.end))
 
-    def _measure(self, record: Record) -> None:
+    def _record_metrics(self, record: Record) -> None:
         attributes = common_attributes(record)
         if record.total_ms is not None:
             self._duration.record(record.total_ms / 1000, attributes)

@@ -35,12 +35,12 @@ class UpstreamClient:
         await self._connections.close()
 
     async def models(self) -> JsonObject:
-        _, models = await self.call("GET", "/v1/models")
+        _, models = await self.call_json("GET", "/v1/models")
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
         return models
 
-    async def call(
+    async def call_json(
         self,
         method: str,
         path: str,
@@ -59,7 +59,7 @@ class UpstreamClient:
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})
         try:
             async with asyncio.timeout(seconds):
-                reply = await (self.forward if queued else self.request)(method, path, sent, content)
+                reply = await (self.forward if queued else self.send_unqueued)(method, path, sent, content)
                 data = await reply.body()
         except TimeoutError:
             where = self.url + path.partition("?")[0]
@@ -83,14 +83,16 @@ class UpstreamClient:
             raise InvalidRequest(f"the path {path[:80]!r} does not begin with a slash")
         await self.admission.enter()
         try:
-            reply = await self.request(method, path, headers, body)
+            reply = await self.send_unqueued(method, path, headers, body)
         except BaseException:
             self.admission.leave()
             raise
         reply.on_end.append(self.admission.leave)
         return reply
 
-    async def request(self, method: str, path: str, headers: Mapping[str, str], body: Body = b"") -> RelayedResponse:
+    async def send_unqueued(
+        self, method: str, path: str, headers: Mapping[str, str], body: Body = b""
+    ) -> RelayedResponse:
         """Send a request without the queue of client requests. Raises UpstreamError."""
         sent = self._headers(headers, path, omits_length=isinstance(body, bytes))
         # A streamed body cannot be sent twice.

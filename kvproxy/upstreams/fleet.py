@@ -124,7 +124,7 @@ class Fleet:
         must_predict = is_sampled and available[0].mirror is not None and _has_predictable_reuse(request)
         if len(available) == 1 and not must_predict:
             return _Route(available, {available[0].url: length}, {})
-        order = self._ring.order(affinity_key(request))
+        order = self._ring.engine_order(affinity_key(request))
         place = {name: index for index, name in enumerate(order)}
         prompt = await self._tokenize(request, sorted(available, key=lambda engine: place[engine.url]))
         length = len(prompt.tokens) if prompt else length

@@ -121,7 +121,7 @@ class FleetEngine:
         if time.monotonic() >= self._next_metrics:
             try:
                 async with asyncio.timeout(self._metrics_timeout):
-                    reply = await self.client.request("GET", "/metrics", {"accept-encoding": "identity"})
+                    reply = await self.client.send_unqueued("GET", "/metrics", {"accept-encoding": "identity"})
                     page = (await reply.body()).decode("utf-8", "replace")
                 found = await asyncio.to_thread(read_metrics, page) if reply.status == 200 else None
             except (TimeoutError, KvproxyError):
@@ -165,7 +165,7 @@ class FleetEngine:
             ejections=self.health.ejections,
             error=self.health.error,
             cached_blocks=None if mirror is None else mirror.report().cached,
-            complete=None if mirror is None else mirror.complete,
+            complete=None if mirror is None else mirror.is_complete,
             streams=() if mirror is None else tuple(mirror.streams()),
             reuse=self.reuse,
             metrics=self.metrics(),
@@ -187,10 +187,10 @@ class FleetEngine:
             name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
             self.reuse.setdefault(name, ReuseStats()).add(prompt_tokens, cached_tokens, predicted_tokens)
             if self._monitor is not None:
-                self._monitor.add_computed(prompt_tokens - cached_tokens, reported=True)
+                self._monitor.count_computed_tokens(prompt_tokens - cached_tokens, reported=True)
 
         if self._monitor is not None:
-            self._monitor.add_computed(uncached_tokens, reported=False)
+            self._monitor.count_computed_tokens(uncached_tokens, reported=False)
         is_engine = self.mirror is not None or self._metrics is not None or predicted_tokens is not None
         block_size = self._metrics[1].block_size if self._metrics is not None else None
         return ServingUpstream(

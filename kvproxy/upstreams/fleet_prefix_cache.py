@@ -50,11 +50,11 @@ class MirrorView:
 
     async def chains(self) -> list[ChainRow]:
         rows = await asyncio.to_thread(pool_rows.list_chains, self._snapshots())
-        texts = await asyncio.gather(*(self.text(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
+        texts = await asyncio.gather(*(self.detokenize(chain.first_tokens) for chain in rows[:_MAX_TEXTS]))
         spelled = [replace(chain, first_text=text) for chain, text in zip(rows, texts, strict=False)]
         return spelled + rows[_MAX_TEXTS:]
 
-    async def text(self, tokens: Sequence[int] | None) -> str:
+    async def detokenize(self, tokens: Sequence[int] | None) -> str:
         if not tokens:
             return ""
         try:
@@ -79,11 +79,11 @@ class MirrorView:
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
-            divergence=await decode_divergence(match.divergence(), self.text),
+            divergence=await decode_divergence(match.divergence(), self.detokenize),
             reason=reason if match.hashes_match is False else None,
             engine=self._engine.url,
             rank=rank,
-            complete=self._mirror.complete,
+            complete=self._mirror.is_complete,
         )
 
 
@@ -133,7 +133,7 @@ class FleetPrefixCache(PrefixCache):
         if not found:
             return None
         view, content = found[0]
-        return replace(content, text=await view.text(content.tokens))
+        return replace(content, text=await view.detokenize(content.tokens))
 
     async def stats(self) -> PrefixCacheStats:
         mirrors, slots = [mirror for _, mirror in self._fleet.mirrored_engines()], self._slot_views()
@@ -145,7 +145,7 @@ class FleetPrefixCache(PrefixCache):
             pool = PoolReport(cached=len(cached), evictions=0, distinct=len({row.hash for row in cached}))
         return PrefixCacheStats(
             pool,
-            complete=all(mirror.complete for mirror in mirrors) if mirrors else None,
+            complete=all(mirror.is_complete for mirror in mirrors) if mirrors else None,
             streams=tuple(stream for mirror in mirrors for stream in mirror.streams()),
             engines=tuple(self._fleet.engines),
             reported=metrics,
@@ -167,8 +167,8 @@ class FleetPrefixCache(PrefixCache):
         known = [report for report in reports if report.engine is not None]
         if not known:
             return next((report for report in reports if report.prompt_tokens is not None), next(iter(reports), None))
-        engines = {report.engine: report.reusable for report in known if report.engine is not None}
-        return replace(max(known, key=lambda report: report.reusable), engines=engines)
+        engines = {report.engine: report.reusable_tokens for report in known if report.engine is not None}
+        return replace(max(known, key=lambda report: report.reusable_tokens), engines=engines)
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
@@ -205,7 +205,7 @@ async def reset_engine(engine: FleetEngine) -> EngineResetResult:
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:
-            status, reply = await engine.client.call("POST", path)
+            status, reply = await engine.client.call_json("POST", path)
         except KvproxyError as error:
             return EngineResetResult(engine.url, False, error.message)
         if status in (404, 405):

@@ -52,7 +52,7 @@ class TokenRestorer:
         if request.api.name not in _APIS or request.body.get(_PARAMETERS) or time.monotonic() < self._next_try:
             return request
         try:
-            tokens = await self._restored_tokens(request)
+            tokens = await self._restored_prompt_tokens(request)
         except (KvproxyError, ValueError) as error:
             self._next_try = time.monotonic() + _RETRY_SECONDS
             _log.warning("%s: the tokens of earlier answers are not restored: %s", self._client.url, error)
@@ -62,7 +62,7 @@ class TokenRestorer:
         body: JsonObject = {**request.body, _PARAMETERS: {"prompt_token_ids": list[Json](tokens)}}
         return replace(request, body=body, raw=dumps(body))
 
-    async def _restored_tokens(self, request: ApiRequest) -> list[int] | None:
+    async def _restored_prompt_tokens(self, request: ApiRequest) -> list[int] | None:
         rendered = await self._post(f"{request.api.path}/render", request.body, request)
         tokenized = HashedPrompt(_token_ids(rendered, "token_ids"), salt=cache_salt(request))
         await compute_hashes(tokenized, [self._mirror])
@@ -70,13 +70,13 @@ class TokenRestorer:
         for _ in range(_MAX_RESTORED_ANSWERS):
             await compute_hashes(prompt, [self._mirror])
             cached = self._mirror.chains_after_prefix(prompt)
-            tokens = None if cached is None else await self._restore_answer(prompt.tokens, cached, request)
+            tokens = None if cached is None else await self._restore_next_answer(prompt.tokens, cached, request)
             if tokens is None:
                 break
             prompt = HashedPrompt(tokens, salt=prompt.salt)
         if prompt.tokens == tokenized.tokens:
             return None
-        self._store_prefix(tokenized, prompt.tokens)
+        self._store_restored_prefix(tokenized, prompt.tokens)
         return prompt.tokens
 
     def _restore_known_prefix(self, tokenized: HashedPrompt) -> list[int]:
@@ -88,7 +88,7 @@ class TokenRestorer:
                     return [*known, *tokenized.tokens[(index + 1) * size :]]
         return tokenized.tokens
 
-    def _store_prefix(self, tokenized: HashedPrompt, tokens: list[int]) -> None:
+    def _store_restored_prefix(self, tokenized: HashedPrompt, tokens: list[int]) -> None:
         same = common_prefix_length(tokenized.tokens[::-1], tokens[::-1])
         for size in self._mirror.hash_block_sizes():
             _, numbers = tokenized.block_hashes(self._mirror.hasher, size)
@@ -100,7 +100,9 @@ class TokenRestorer:
         while len(self._prefixes) > _MAX_PREFIXES:
             self._prefixes.popitem(last=False)
 
-    async def _restore_answer(self, tokens: list[int], cached: CachedChains, request: ApiRequest) -> list[int] | None:
+    async def _restore_next_answer(
+        self, tokens: list[int], cached: CachedChains, request: ApiRequest
+    ) -> list[int] | None:
         start, size = cached.prefix_tokens, cached.block_size
         text = await self._detokenize(tokens[start:], request)
         for chain in cached.chains:
@@ -112,12 +114,14 @@ class TokenRestorer:
                 low, high = (middle, high) if is_same else (low, middle - 1)
                 middle = (low + high + 1) // 2
             for length in range(low * size, 0, -size):
-                for rest in await self._rest_candidates(text, await self._detokenize(chain[:length], request), request):
+                for rest in await self._possible_rest_tokens(
+                    text, await self._detokenize(chain[:length], request), request
+                ):
                     if await self._detokenize([*chain[:length], *rest], request) == text:
                         return [*tokens[:start], *chain[:length], *rest]
         return None
 
-    async def _rest_candidates(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
+    async def _possible_rest_tokens(self, text: str, beginning: str, request: ApiRequest) -> list[list[int]]:
         if text.startswith(beginning):
             return [await self._tokenize(text[len(beginning) :], request)]
         # The next bytes of an incomplete character may begin with several tokens.
@@ -136,7 +140,7 @@ class TokenRestorer:
 
     async def _post(self, path: str, body: JsonObject, request: ApiRequest) -> Json:
         headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
-        status, reply = await self._client.call("POST", path, body, headers, seconds=_SECONDS)
+        status, reply = await self._client.call_json("POST", path, body, headers, seconds=_SECONDS)
         if status != 200:
             raise ValueError(f"{path} answered {status}: start vLLM with --enable-scale-out")
         return reply

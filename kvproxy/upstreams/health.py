@@ -57,7 +57,7 @@ class Health:
         """Request `/health`. A status below 500 is a success, because some servers lack the route."""
         try:
             async with asyncio.timeout(self._timeout):
-                reply = await self._client.request("GET", "/health", {})
+                reply = await self._client.send_unqueued("GET", "/health", {})
                 await reply.close()
         except TimeoutError:
             failure: str | None = f"/health did not respond within {self._timeout:g} s"

@@ -66,7 +66,7 @@ class MirrorMonitor:
         self._restarted: float | None = None
         self._known: frozenset[str] = frozenset()
 
-    def add_computed(self, tokens: int, *, reported: bool) -> None:
+    def count_computed_tokens(self, tokens: int, *, reported: bool) -> None:
         """Count prompt tokens that the engine computed: it must publish KV events for them.
 
         Numbers that the engine did not report are estimates, which are ignored after the first event.

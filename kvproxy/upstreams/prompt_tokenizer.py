@@ -50,7 +50,7 @@ async def _post(
     client: UpstreamClient, path: str, body: JsonObject, headers: dict[str, str], seconds: float
 ) -> JsonObject:
     try:
-        status, reply = await client.call("POST", path, body, headers, seconds=seconds)
+        status, reply = await client.call_json("POST", path, body, headers, seconds=seconds)
     except UpstreamError as error:
         failure = error.message
     else:

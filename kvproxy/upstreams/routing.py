@@ -29,7 +29,7 @@ class HashRing:
             for number in range(max(1, round(_POINTS_PER_WEIGHT * weight)))
         )
 
-    def order(self, key: bytes) -> list[str]:
+    def engine_order(self, key: bytes) -> list[str]:
         """Return all engines in the order in which they follow the key on the ring."""
         start = bisect.bisect(self._points, (xxhash.xxh3_64_intdigest(key), ""))
         found: dict[str, None] = {}
@@ -79,9 +79,9 @@ class EngineCandidate:
     weight: float = 1.0
 
 
-def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, order: Sequence[str]) -> list[str]:
-    """Return the names of the engines, the best first. At equal cost, `order` (from `HashRing.order`) decides."""
-    place = {name: index for index, name in enumerate(order)}
+def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, ring_order: Sequence[str]) -> list[str]:
+    """Return the names of the engines, the best first. At equal cost, `ring_order` (from `HashRing.engine_order`) decides."""
+    place = {name: index for index, name in enumerate(ring_order)}
     if any(candidate.matched_tokens for candidate in candidates):
 
         def cost(candidate: EngineCandidate) -> float:

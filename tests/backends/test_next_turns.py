@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.provider_cache_policy import PauseTimes, likely_pause
+from kvproxy.provider_cache_policy import PauseTimes, pause_quantile
 from kvproxy.settings import load_settings
 from tests.polling import until
 from tests.servers import run_proxy
@@ -57,7 +57,7 @@ def test_a_paused_conversation_keeps_its_blocks_under_other_traffic(client: http
     assert reused["plain"] == 0
     # The second turn replaces the pin of the first one.
     (pin,) = client.get("/admin/blocks/pins").json()
-    assert 0 < pin["seconds_left"] <= likely_pause(PauseTimes().survival())
+    assert 0 < pin["seconds_left"] <= pause_quantile(PauseTimes().survival())
 
 
 def test_a_likely_pause_follows_the_pauses_of_returning_sessions() -> None:
@@ -65,9 +65,9 @@ def test_a_likely_pause_follows_the_pauses_of_returning_sessions() -> None:
     for seconds in (10, 20, 400, 3_000, float("inf"), float("inf")):
         times.add(seconds)
     survival = times.survival()
-    assert [likely_pause(survival, share) for share in (0.5, 0.75)] == [290.0, 580.0]
-    assert 3_000 <= likely_pause(survival, 1.0) <= 3_600
-    assert likely_pause(PauseTimes(()).survival()) > 0
+    assert [pause_quantile(survival, share) for share in (0.5, 0.75)] == [290.0, 580.0]
+    assert 3_000 <= pause_quantile(survival, 1.0) <= 3_600
+    assert pause_quantile(PauseTimes(()).survival()) > 0
 
 
 def test_the_next_turn_reuses_the_generated_tokens(client: httpx.Client) -> None:

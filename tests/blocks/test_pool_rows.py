@@ -10,7 +10,7 @@ from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.blocks.pool_rows import TreeNode, list_branches, map_pool, map_rows, tree_nodes_from_pool
+from kvproxy.blocks.pool_rows import TreeNode, list_branches, map_block_rows, map_pool, tree_nodes_from_pool
 from kvproxy.blocks.residency import ResidencyTracker
 from kvproxy.blocks.row_types import BlockRow, Divergence
 from kvproxy.blocks.single_type_manager import GroupSpec
@@ -156,7 +156,7 @@ def test_columns_of_mirrored_blocks() -> None:
     def row(name: str | None) -> BlockRow:
         return BlockRow(hash=name, num_tokens=4)
 
-    shown = map_rows([row("0123456789abcdef" * 4), row("ab"), row(None)])
+    shown = map_block_rows([row("0123456789abcdef" * 4), row("ab"), row(None)])
     assert (shown.names, shown.states) == (["0123456789abcdef", "ab", ""], "ccc")
     assert (shown.refs, shown.used, shown.tenants, shown.tenant, shown.queue) == (None,) * 5
 

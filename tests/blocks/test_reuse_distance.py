@@ -62,7 +62,7 @@ def test_a_live_curve_weighs_each_region(prompts: list[tuple[list[int], int, boo
         parts = [(*prefix, -1, part) for prefix, size in zip(prefixes, sizes, strict=True) for part in range(size)]
         blocks.add([ids.setdefault(part, len(ids)) for part in parts], max(0, len(parts) - 1), ends_partially=False)
     if curve.units:
-        hits = blocks.hits()
+        hits = blocks.hits_by_pool_size()
         for size in (1, 2, 4, 8, 16, 32, 64):
             expected = hits[min(size, len(hits) - 1)] * 1024 / curve.units
             assert curve.hit_rate(16 * size) == pytest.approx(expected)

@@ -288,7 +288,7 @@ def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[floa
         now[0] += seconds
         level = min(per_minute, level + seconds * per_minute / 60)
         assert bucket.available_units == pytest.approx(level, abs=1e-6)
-        wait = bucket.seconds_until(units)
+        wait = bucket.seconds_until_available(units)
         assert (wait == 0) == (level >= units) or wait < 1e-6
         bucket.take(units)
         level = min(per_minute, level - units)

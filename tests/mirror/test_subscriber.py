@@ -79,7 +79,7 @@ async def test_ranks_have_separate_pools() -> None:
             await until_async(lambda: all(held(one) == two.model.held for one, two in pairs))
             assert {key.rank for key in mirror.state().pools} == {0, 1}
             assert mirror.report().cached == 6
-            assert mirror.complete
+            assert mirror.is_complete
 
 
 BAD = {"type": "BlockStored", "block_hashes": 7, "parent_block_hash": None, "token_ids": [1], "block_size": 1}
@@ -175,7 +175,7 @@ async def test_blocks_of_a_disconnected_engine_are_not_shown(replays: bool) -> N
         await until_async(lambda: follows(first, 0))
         first.close()
         await until_async(lambda: not subscriber.is_connected)
-        assert (shown(mirror), mirror.report().cached, mirror.complete) == (set(), 0, False)
+        assert (shown(mirror), mirror.report().cached, mirror.is_complete) == (set(), 0, False)
         seen.clear()
         with closing(restarted(first)) as second:
             await until_async(lambda: follows(second, 1000))
@@ -191,7 +191,7 @@ async def test_a_new_connection_to_the_same_process_needs_one_replay(sockets: So
         assert shown(mirror) == set()
         subscriber._replay_requested.set()
         await until_async(lambda: shown(mirror) == {1, 2})
-        assert (subscriber.status().restarts, subscriber.status().losses, mirror.complete) == (0, 0, True)
+        assert (subscriber.status().restarts, subscriber.status().losses, mirror.is_complete) == (0, 0, True)
 
 
 def test_an_endpoint_expands_to_its_sockets() -> None:

@@ -41,7 +41,7 @@ def test_keep_warm_requests_follow_the_pauses() -> None:
 
 def test_only_small_additions_are_written_for_an_hour() -> None:
     survival = _times(*[10] * 9, 1_000).survival()
-    assert survival.probability_between(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.1)
+    assert survival.pause_probability(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.1)
     assert should_cache_for_an_hour(1_000, 100_000, survival, PRICES)
     assert not should_cache_for_an_hour(100_000, 100_000, survival, PRICES)
     assert not should_cache_for_an_hour(1_000, 100_000, _times(10, 7_200).survival(), PRICES)
@@ -50,12 +50,12 @@ def test_only_small_additions_are_written_for_an_hour() -> None:
 def test_groups_with_few_pauses_follow_all_pauses() -> None:
     times = _times(10, client="a", hour=3)
     times.add(1_000, client="b", hour=4)
-    assert times.survival("b", 4).probability_between(KEEP_WARM_SECONDS, HOUR) < 0.02
+    assert times.survival("b", 4).pause_probability(KEEP_WARM_SECONDS, HOUR) < 0.02
     for _ in range(100_000):
         times.add(1_000, client="b", hour=4)
-    assert times.survival("b", 4).probability_between(KEEP_WARM_SECONDS, HOUR) > 0.9
-    assert times.survival("a", 3).probability_between(KEEP_WARM_SECONDS, HOUR) < 0.5
-    unknown = PauseTimes().survival("unknown").probability_between(KEEP_WARM_SECONDS, HOUR)
+    assert times.survival("b", 4).pause_probability(KEEP_WARM_SECONDS, HOUR) > 0.9
+    assert times.survival("a", 3).pause_probability(KEEP_WARM_SECONDS, HOUR) < 0.5
+    unknown = PauseTimes().survival("unknown").pause_probability(KEEP_WARM_SECONDS, HOUR)
     assert unknown == pytest.approx(0.039, abs=0.001)
 
 

@@ -54,7 +54,7 @@ def test_conversations_with_one_system_prompt_are_distributed_and_sticky() -> No
     begun = {text: affinity_key(request(chat(text))) for text in map(str, range(300))}
     for text, key in begun.items():
         assert affinity_key(request(chat(text, "yes", "and then?", "no", "so?"))) == key
-    owners = Counter(ring.order(key)[0] for key in begun.values())
+    owners = Counter(ring.engine_order(key)[0] for key in begun.values())
     assert min(owners.values()) > 50
     # Responses and Messages have other fields for the system prompt.
     for api, body in (("responses", {"instructions": SYSTEM}), ("messages", {"system": SYSTEM})):

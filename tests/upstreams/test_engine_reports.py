@@ -125,9 +125,9 @@ def test_a_disconnected_event_stream_is_logged_once(caplog: pytest.LogCaptureFix
 def test_missing_events_are_a_problem_after_computed_prompts() -> None:
     engine = Monitored()
     for _ in range(20):
-        engine.monitor.add_computed(60, reported=False)
+        engine.monitor.count_computed_tokens(60, reported=False)
     assert engine.check(GRACE_SECONDS + 1) == []
-    engine.monitor.add_computed(2000, reported=False)
+    engine.monitor.count_computed_tokens(2000, reported=False)
     assert engine.check() == []
     (problem,) = engine.check(GRACE_SECONDS + 1)
     assert "publishes no events: start it with --kv-events-config" in problem
@@ -136,13 +136,13 @@ def test_missing_events_are_a_problem_after_computed_prompts() -> None:
     engine.publish(engine.model.clear())
     assert engine.check() == []
     # After the first event, estimates do not count: a prompt may be cached completely.
-    engine.monitor.add_computed(2000, reported=False)
+    engine.monitor.count_computed_tokens(2000, reported=False)
     assert engine.check(GRACE_SECONDS + 1) == []
-    engine.monitor.add_computed(2000, reported=True)
+    engine.monitor.count_computed_tokens(2000, reported=True)
     engine.check()
     assert len(engine.check(GRACE_SECONDS + 1)) == 1
     wrong = Monitored(kv_topic="kv@")
-    wrong.monitor.add_computed(2000, reported=True)
+    wrong.monitor.count_computed_tokens(2000, reported=True)
     wrong.check()
     assert "begin with 'kv@'" in wrong.check(GRACE_SECONDS + 1)[0]
 
@@ -153,7 +153,7 @@ def test_the_reuse_that_an_engine_reports_is_added_for_each_model() -> None:
     counted: list[tuple[int, bool]] = []
 
     class Monitor:
-        def add_computed(self, tokens: int, *, reported: bool) -> None:
+        def count_computed_tokens(self, tokens: int, *, reported: bool) -> None:
             counted.append((tokens, reported))
 
     engine._monitor = Monitor()  # type: ignore[assignment]

@@ -42,7 +42,7 @@ class Vllm:
         self.failure: Callable[[], tuple[int, Any]] | None = None
         self.tokens = TokenRestorer(self, self.mirror)  # type: ignore[arg-type]
 
-    async def call(self, method: str, path: str, body: Any, headers: Any, seconds: float) -> tuple[int, Any]:
+    async def call_json(self, method: str, path: str, body: Any, headers: Any, seconds: float) -> tuple[int, Any]:
         self.calls.append(path)
         if self.failure is not None:
             return self.failure()

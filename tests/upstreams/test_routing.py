@@ -20,14 +20,14 @@ def test_only_the_keys_of_a_removed_engine_move(names: list[str], keys: list[byt
     before = HashRing(dict.fromkeys(names, 1.0))
     after = HashRing(dict.fromkeys(names[1:], 1.0))
     for key in keys:
-        order = before.order(key)
+        order = before.engine_order(key)
         assert sorted(order) == sorted(names)
-        assert after.order(key) == [name for name in order if name != names[0]]
+        assert after.engine_order(key) == [name for name in order if name != names[0]]
 
 
 def test_keys_are_shared_by_weight() -> None:
     ring = HashRing({"a": 1.0, "b": 1.0, "c": 2.0})
-    owners = Counter(ring.order(str(number).encode())[0] for number in range(8000))
+    owners = Counter(ring.engine_order(str(number).encode())[0] for number in range(8000))
     assert 0.17 < owners["a"] / 8000 < 0.33
     assert 0.40 < owners["c"] / 8000 < 0.60
 

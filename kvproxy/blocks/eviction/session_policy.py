@@ -136,12 +136,12 @@ class SessionPolicy(Generic[Key]):
                 return session
         return None
 
-    def _extend(self, session: _TrackedSession[Key], chain: Sequence[Key], shared: int, use: CacheUse) -> None:
+    def _extend(self, session: _TrackedSession[Key], chain: Sequence[Key], num_common: int, use: CacheUse) -> None:
         session.chain, session.last_use = chain, self._now
         session.pause = ("user" if use.awaits_user else "tool", _pause_bucket(session.last_pause))
         self._sessions[session] = None
         self._sessions.move_to_end(session)
-        for key in chain[shared:]:
+        for key in chain[num_common:]:
             owner = self._keys.get(key, session)
             if owner is not None and owner.pause == _SUPERSEDED:
                 if owner in self._sessions:
@@ -205,7 +205,7 @@ class SessionPolicy(Generic[Key]):
         for pause, queue in self._queues.items():
             if queue:
                 start = queue[next(iter(queue))]
-                rank = (self._rates.index(pause, self._now - start), start)
+                rank = (self._rates.gittins_index(pause, self._now - start), start)
                 if best is None or rank < best:
                     best, self._source = rank, (queue, start)
         if best is None or self._source is None:
@@ -249,28 +249,28 @@ class ReturnRates:
     def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
         """Record the end of a pause: the session returned, or it is no longer observed."""
         for depth in range(len(pause) + 1):
-            (self._returned if returned else self._censored)[pause[:depth]][_bin_of(age)] += 1
+            (self._returned if returned else self._censored)[pause[:depth]][_age_bin(age)] += 1
         self._num_pauses += 1
         if self._num_pauses >= _MAX_PAUSES:
             self._num_pauses //= 2
             for counts in (*self._returned.values(), *self._censored.values()):
                 counts[:] = [count / 2 for count in counts]
 
-    def update(self, current: Iterable[tuple[PauseClass, float]]) -> None:
+    def update(self, current_pauses: Iterable[tuple[PauseClass, float]]) -> None:
         """Update the rates from the recorded pauses and the current ones, given as pairs of class and age in seconds."""
         self._current.clear()
         self._rates.clear()
         self._indexes.clear()
-        for pause, age in current:
+        for pause, age in current_pauses:
             for depth in range(len(pause) + 1):
-                self._current[pause[:depth]][_bin_of(age)] += 1
+                self._current[pause[:depth]][_age_bin(age)] += 1
 
-    def index(self, pause: PauseClass, age: float) -> float:
+    def gittins_index(self, pause: PauseClass, age: float) -> float:
         """Return the Gittins index of a pause of `age` seconds. The lowest index is evicted first."""
         found = self._indexes.get(pause)
         if found is None:
             found = self._indexes[pause] = _gittins_indexes(self._return_rates(pause))
-        return found[_bin_of(age)]
+        return found[_age_bin(age)]
 
     def _return_rates(self, pause: PauseClass) -> list[float]:
         found = self._rates.get(pause)
@@ -295,7 +295,7 @@ def _counts_by_class() -> defaultdict[PauseClass, list[float]]:
     return defaultdict(lambda: [0.0] * _NUM_BINS)
 
 
-def _bin_of(age: float) -> int:
+def _age_bin(age: float) -> int:
     return min(_NUM_BINS - 1, int(age).bit_length())
 
 

@@ -195,7 +195,7 @@ def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> l
     curve = HitCurve()
     for request in requests:
         curve.add(request.blocks, request.reusable, request.partial)
-    hits = curve.hits()
+    hits = curve.hits_by_pool_size()
     return [
         simulate(requests, size, "lru").hits
         if size is not None and size < curve.min_blocks

@@ -124,7 +124,7 @@ def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[T
     turns, generator = itertools.cycle(engines), random.Random(0)
 
     def ring_order(arrival: TraceRequest) -> list[str]:
-        return ring.order(repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
+        return ring.engine_order(repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
 
     def choose_engine(arrival: TraceRequest, *, events: bool) -> SimulatedEngine:
         candidates = [

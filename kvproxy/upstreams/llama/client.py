@@ -48,9 +48,9 @@ class LlamaClient:
     def __init__(self, client: UpstreamClient) -> None:
         self._client = client
 
-    async def info(self) -> ServerInfo | None:
+    async def server_info(self) -> ServerInfo | None:
         """Return the server's properties; None if the server is not llama.cpp."""
-        identity, props = await self.identity()
+        identity, props = await self.identity_and_properties()
         slots = field(props, "total_slots")
         if identity is None or not isinstance(slots, int):
             return None
@@ -60,7 +60,7 @@ class LlamaClient:
         saves_slots = (await self._call("POST", "/slots/0?action=none", {}))[0] == 400
         return ServerInfo(identity, slots, lists_slots, saves_slots, status == 200 and bool(adapters))
 
-    async def identity(self) -> tuple[str | None, Json]:
+    async def identity_and_properties(self) -> tuple[str | None, Json]:
         """Return a digest of the server's model and build (None if it is not llama.cpp), and the response of `/props`."""
         _, props = await self._call("GET", "/props")
         if field(props, "default_generation_settings") is None:
@@ -112,17 +112,17 @@ class LlamaClient:
             field(await self._post("/detokenize", {"tokens": list[Json](unpack_tokens(tokens))}), "content") or ""
         )
 
-    async def save(self, slot: int, name: str) -> tuple[int, int]:
+    async def save_slot(self, slot: int, name: str) -> tuple[int, int]:
         """Write a slot to a file; return the numbers of tokens and bytes."""
         reply = await self._post(f"/slots/{slot}?action=save", {"filename": name}, _FILE_SECONDS)
         return _read_number(reply, "n_saved"), _read_number(reply, "n_written")
 
-    async def restore(self, slot: int, name: str) -> int:
+    async def restore_slot(self, slot: int, name: str) -> int:
         """Read a file into a slot, and return the number of tokens; a failure clears the slot."""
         reply = await self._post(f"/slots/{slot}?action=restore", {"filename": name}, _FILE_SECONDS)
         return _read_number(reply, "n_restored")
 
-    async def erase(self, slot: int) -> None:
+    async def erase_slot(self, slot: int) -> None:
         await self._post(f"/slots/{slot}?action=erase", {}, _FILE_SECONDS)
 
     async def _post(self, path: str, body: JsonMap, seconds: float = _SECONDS) -> JsonObject:
@@ -135,7 +135,7 @@ class LlamaClient:
     async def _call(
         self, method: str, path: str, body: JsonMap | None = None, seconds: float = _SECONDS
     ) -> tuple[int, Json]:
-        return await self._client.call(method, path, body, seconds=seconds, queued=False)
+        return await self._client.call_json(method, path, body, seconds=seconds, queued=False)
 
 
 class LlamaRequestRefused(UpstreamError):

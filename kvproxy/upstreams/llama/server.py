@@ -79,7 +79,7 @@ class LlamaServer:
     async def identify(self) -> None:
         """Detect llama.cpp and its configuration. `is_identified` stays false if the server does not respond."""
         try:
-            info = await self.client.info()
+            info = await self.client.server_info()
             if info is None or info != self._info:
                 await self._configure(info)
             elif self.saver is not None:

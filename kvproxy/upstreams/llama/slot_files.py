@@ -221,7 +221,7 @@ class SlotSaver:
         written = None
         try:
             if await self._is_same_server():
-                written = await self._client.save(slot.id, name)
+                written = await self._client.save_slot(slot.id, name)
         except UpstreamError as error:
             _log.warning("%s: slot %d was not saved: %s", self._url, slot.id, error.message)
         finally:
@@ -244,10 +244,10 @@ class SlotSaver:
             if not await self._is_same_server():
                 return None
             slot.prefix = b""
-            slot.tokens = await self._client.restore(slot.id, file.name)
+            slot.tokens = await self._client.restore_slot(slot.id, file.name)
             if slot.tokens != file.num_tokens:
                 # Another server wrote this file, perhaps with another model.
-                await self._client.erase(slot.id)
+                await self._client.erase_slot(slot.id)
                 raise LlamaRequestRefused(f"{file.name} has {slot.tokens} tokens, not {file.num_tokens}")
         except LlamaRequestRefused as error:
             _log.warning("%s: a saved slot is lost: %s", self._url, error.message)
@@ -280,7 +280,7 @@ class SlotSaver:
         )
 
     async def _is_same_server(self) -> bool:
-        identity, _ = await self._client.identity()
+        identity, _ = await self._client.identity_and_properties()
         return identity == self.identity
 
     async def _shrink_unused_files(self, slot: Slot, name: str) -> None:
@@ -289,16 +289,16 @@ class SlotSaver:
             return
         restored = None
         try:
-            await self._client.erase(slot.id)
+            await self._client.erase_slot(slot.id)
             for file in unused:
                 if self.files.total_bytes > self._max_bytes and self.files.reserve(file.name):
                     num_bytes = None
                     try:
-                        num_bytes = (await self._client.save(slot.id, file.name))[1]
+                        num_bytes = (await self._client.save_slot(slot.id, file.name))[1]
                     finally:
                         self.files.discard(file.name, num_bytes)
             if name in dict(self.saved_prefixes()):
-                restored = await self._client.restore(slot.id, name)
+                restored = await self._client.restore_slot(slot.id, name)
         except UpstreamError as error:
             _log.warning("%s: unused files of slots were not shrunk: %s", self._url, error.message)
         finally:

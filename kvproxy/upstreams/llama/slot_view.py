@@ -67,7 +67,7 @@ class SlotView:
 
     async def chains(self) -> list[ChainRow]:
         found = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
-        texts = await asyncio.gather(*(self._text(first_tokens(each.tokens, _FIRST_TOKENS)) for each in found))
+        texts = await asyncio.gather(*(self._detokenize(first_tokens(each.tokens, _FIRST_TOKENS)) for each in found))
         return [
             ChainRow(
                 leaf=each.digest,
@@ -88,10 +88,10 @@ class SlotView:
         found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
         return [BlockContent(_block_row(each), tuple(unpack_tokens(each.tokens))) for each in found]
 
-    async def text(self, tokens: Sequence[int] | None) -> str:
-        return await self._text(pack_tokens(tokens or ()))
+    async def detokenize(self, tokens: Sequence[int] | None) -> str:
+        return await self._detokenize(pack_tokens(tokens or ()))
 
-    async def _text(self, tokens: Tokens) -> str:
+    async def _detokenize(self, tokens: Tokens) -> str:
         try:
             return await self._server.client.detokenize(tokens) if tokens else ""
         except KvproxyError:
@@ -126,7 +126,9 @@ class SlotView:
             return None
         parts = ((prefix.tokens, position), (prompt, position), (prompt, position - _CONTEXT_TOKENS))
         texts = [
-            await self._text(first_tokens(tokens, start + _CONTEXT_TOKENS)[len(first_tokens(tokens, max(0, start))) :])
+            await self._detokenize(
+                first_tokens(tokens, start + _CONTEXT_TOKENS)[len(first_tokens(tokens, max(0, start))) :]
+            )
             for tokens, start in parts
         ]
         return DivergenceText(position, *texts)
@@ -143,7 +145,7 @@ class SlotView:
             for slot in slots:
                 slot.lock()
                 try:
-                    await server.client.erase(slot.id)
+                    await server.client.erase_slot(slot.id)
                     slot.prefix, slot.tokens = b"", 0
                 finally:
                     server.table.release(slot)

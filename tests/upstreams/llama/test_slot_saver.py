@@ -19,10 +19,10 @@ class FakeClient(LlamaClient):
         self.resume = asyncio.Event()
         self.overwriting = asyncio.Event()
 
-    async def identity(self) -> tuple[str | None, None]:
+    async def identity_and_properties(self) -> tuple[str | None, None]:
         return "one", None
 
-    async def save(self, slot: int, name: str) -> tuple[int, int]:
+    async def save_slot(self, slot: int, name: str) -> tuple[int, int]:
         tokens = self.contents[slot]
         if not tokens:
             self.overwriting.set()
@@ -30,11 +30,11 @@ class FakeClient(LlamaClient):
         self.files[name] = tokens
         return num_tokens(tokens), num_tokens(tokens) * BYTES_PER_TOKEN
 
-    async def restore(self, slot: int, name: str) -> int:
+    async def restore_slot(self, slot: int, name: str) -> int:
         self.contents[slot] = self.files[name]
         return num_tokens(self.files[name])
 
-    async def erase(self, slot: int) -> None:
+    async def erase_slot(self, slot: int) -> None:
         self.contents[slot] = b""
 
 

@@ -15,16 +15,10 @@ CHAT = "/v1/chat/completions"
 
 
 @contextlib.contextmanager
-def proxy_process(upstream: str | None, data: Path, log: Path, *flags: str, **settings: object) -> Iterator[Serving]:
-    """Run a proxy, and require a log without tracebacks.
-
-    Args:
-        upstream: its URL, or None for the embedded engine.
-        settings: named as in the environment, in lower case.
-    """
+def proxy_process(upstream: str, data: Path, log: Path, *flags: str, **settings: object) -> Iterator[Serving]:
+    """Run a proxy, and require a log without tracebacks. `settings` are named as in the environment, in lower case."""
     port = free_port()
-    command = [sys.executable, "-m", "kvproxy", "serve", "--port", str(port)]
-    command += ["--upstream", upstream] if upstream else ["--num-blocks", "256"]
+    command = [sys.executable, "-m", "kvproxy", "serve", "--port", str(port), "--upstream", upstream]
     given = {f"KVPROXY_{name.upper()}": str(value) for name, value in settings.items()}
     with serve([*command, "--data", str(data), *flags], port, log, env=os.environ | given) as serving:
         yield serving

@@ -1,12 +1,13 @@
 """Many requests: misses, hits, streams, disconnects, and bad requests.
 
-Afterwards memory, descriptors, threads, and blocks are as before.
+Afterwards memory, descriptors, threads, tasks, and blocks are as before.
 """
 
 import asyncio
 import contextlib
-import os
 import random
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,10 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import encode_event
-from tests.benchmarks.servers import resident_mib
 from tests.faults.harness import Advance, Finding
-from tests.faults.proxies import CHAT, proxy_process
-from tests.processes import Serving
+from tests.faults.proxies import CHAT
 from tests.servers import run_upstream
 
 _CONNECTIONS = 32
@@ -67,26 +66,28 @@ def run(rounds: int, seed: int, advance: Advance) -> list[Finding]:
     findings = []
     with tempfile.TemporaryDirectory() as folder, upstream() as url:
         few = max(40, rounds // 25, min(rounds * 2 // 5, _ENGINE_REQUESTS))
-        for name, upstream_url, count in (
-            ("in front of an upstream", url, rounds - few),
-            ("embedded engine", None, few),
-        ):
-            data, log = Path(folder) / name, Path(folder) / f"{name}.log"
-            with (
-                Finding(f"soaked: {name}").timed() as finding,
-                proxy_process(upstream_url, data, log, "--no-semantic", cache__max_entries=500) as proxy,
-            ):
-                asyncio.run(_soak(proxy, count, seed, advance, finding, engine=upstream_url is None))
+        for name, where, count in (("in front of an upstream", url, rounds - few), ("embedded engine", "-", few)):
+            with Finding(f"soaked: {name}").timed() as finding, _proxy(where, Path(folder) / name) as proxy:
+                asyncio.run(_soak(proxy, count, seed, advance, finding, engine=where == "-"))
             findings.append(finding)
     return findings
 
 
-async def _soak(proxy: Serving, rounds: int, seed: int, advance: Advance, finding: Finding, *, engine: bool) -> None:
+@contextlib.contextmanager
+def _proxy(where: str, data: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "tests.faults.soaked", where, str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate()
+
+
+async def _soak(proxy: str, rounds: int, seed: int, advance: Advance, finding: Finding, *, engine: bool) -> None:
     generator = random.Random(seed)
     first = rounds * 3 // 5 if engine else rounds // 5
-    await _send(proxy.url, first, generator, advance, finding)
+    await _send(proxy, first, generator, advance, finding)
     before = await _idle(proxy, engine=engine)
-    await _send(proxy.url, rounds - first, generator, advance, finding)
+    await _send(proxy, rounds - first, generator, advance, finding)
     after = await _idle(proxy, engine=engine)
     for name, value in after.items():
         finding.counts[f"{name} before"] = before[name]
@@ -139,25 +140,18 @@ async def _ask(client: aiohttp.ClientSession, proxy: str, kind: str, generator: 
             assert content.endswith(b"data: [DONE]\n\n"), content[-200:]
 
 
-async def _idle(proxy: Serving, *, engine: bool) -> dict[str, int]:
-    """Return the resources of the proxy when they do not change."""
+async def _idle(proxy: str, *, engine: bool) -> dict[str, int]:
+    """Return the resources of the proxy when no request is in flight."""
     last: dict[str, int] = {}
     for _ in range(100):
-        await asyncio.sleep(0.5)
-        now = _resources(proxy.process.pid)
-        if engine:
-            async with httpx.AsyncClient(timeout=60) as client:
-                now["blocks in use"] = (await client.get(f"{proxy.url}/admin/blocks/stats")).json()["used"]
+        await asyncio.sleep(0.2)
+        async with httpx.AsyncClient(timeout=60) as client:
+            now: dict[str, int] = (await client.get(f"{proxy}/resources")).json()
+            if engine:
+                blocks = (await client.get(f"{proxy}/admin/blocks/stats")).json()
+                now["blocks in use"] = blocks["used"]
         calm = {name: value for name, value in now.items() if name != "memory in KiB"}
-        if calm == last:
+        if calm == last and now["flights"] == 0 and now["tasks"] < _CONNECTIONS:
             return now
         last = calm
     return now
-
-
-def _resources(process: int) -> dict[str, int]:
-    return {
-        "memory in KiB": int(resident_mib(process) * 1024),
-        "descriptors": len(os.listdir(f"/proc/{process}/fd")),
-        "threads": len(os.listdir(f"/proc/{process}/task")),
-    }

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvproxy.index.policies.learned.answer_classes import assign_class, comparison_order, text_digest
+from kvproxy.index.policies.learned.answer_classes import assign_class, neighbours_to_compare, text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
@@ -167,7 +167,7 @@ def replay(
             if result.record is not None and isinstance(policy, LearnedPolicy):
                 policy.record_served("", result.record.risk)
         else:
-            joined = _learn(stream, policy, stored, line, places, classes, result, judge)
+            joined = _learn_answer_class(stream, policy, stored, line, places, classes, result, judge)
             stored.add(line, joined)
         if line % 100 == 0:
             progress(line / count)
@@ -182,7 +182,7 @@ def _score(decision: Decision, neighbour: Neighbour, policy: Policy) -> float:
     return max(0.0, neighbour.similarity) if policy.name == "threshold" and decision.guard is None else -1.0
 
 
-def _learn(
+def _learn_answer_class(
     stream: Stream,
     policy: Policy,
     stored: StoredQuestions,
@@ -198,7 +198,7 @@ def _learn(
         return own
     judged = int(stored.lines[places[record.index]])
     question, cached_question = stream.texts[line], stream.texts[judged]
-    order, found = comparison_order(record.index, classes), list[bool]()
+    order, found = neighbours_to_compare(record.index, classes), list[bool]()
     for place in order:
         found.append(compare(int(stored.lines[places[place]]), line))
         if found[-1]:

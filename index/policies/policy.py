@@ -79,9 +79,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LearningRecord:
-    """The decision about the neighbour with an index, from which the policy `learned` learns.
+    """Facts about one neighbour, which become part of an `Observation` if its answer is compared with a fresh answer.
 
     Attributes:
+        index: the neighbour's index in `PolicyResult.decisions`.
         features, error: inputs (see `compute_features`) and result of the error model.
         risk: number that a hit adds to `ServingLevel.risk`.
         checked: the policy `checked` accepted the neighbour.
@@ -101,7 +102,7 @@ class PolicyResult:
     Attributes:
         chosen: index of the accepted neighbour, if any.
         exploration_share: the probability with which the caller forwards the request although a neighbour is accepted.
-        record: None if the policy does not learn from the decision.
+        record: facts for a later `Observation`; None if the policy does not learn from this question.
     """
 
     decisions: list[Decision]

@@ -43,14 +43,14 @@ class RefusalBudget:
         self._key = secrets.token_bytes(16)
 
     def is_spent(self, id: str) -> bool:
-        return id in self._refusals and len(self._recent_digests(id)[0]) >= MAX_REFUSALS * _DIGEST_BYTES
+        return id in self._refusals and len(self._recent_question_digests(id)[0]) >= MAX_REFUSALS * _DIGEST_BYTES
 
     def add(self, question: str, ids: Iterable[str]) -> None:
         """Count a question for which the policy refused these entries. A repeated question counts once."""
         digest = hashlib.blake2b(question.encode(), digest_size=_DIGEST_BYTES, key=self._key).digest()
         with self._lock:
             for id in ids:
-                digests, updated = self._recent_digests(id)
+                digests, updated = self._recent_question_digests(id)
                 places = range(0, len(digests), _DIGEST_BYTES)
                 if all(digests[place : place + _DIGEST_BYTES] != digest for place in places):
                     digests += digest
@@ -59,7 +59,7 @@ class RefusalBudget:
             while len(self._refusals) > _MAX_BUDGETS:
                 self._refusals.popitem(last=False)
 
-    def _recent_digests(self, id: str) -> tuple[bytes, float]:
+    def _recent_question_digests(self, id: str) -> tuple[bytes, float]:
         now = self._clock()
         digests, updated = self._refusals.get(id, (b"", now))
         hours = int((now - updated) / _REFILL_SECONDS)
@@ -170,13 +170,13 @@ class Decider:
             made = decisions[place]
             values = (made.verdict, made.guard, made.score, made.error)
             candidates.append(Candidate(head.id, head.prompt, cosine, head.answer, *values))
-        observation = _observation(result, [candidates[place] for place in eligible])
+        observation = _pending_observation(result, [candidates[place] for place in eligible])
         chosen = None if chosen_place is None else candidates[chosen_place]
         entry = self._store.get(chosen.id) if chosen is not None and not explored else None
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
 
 
-def _observation(result: PolicyResult, near: Sequence[Candidate]) -> PendingObservation | None:
+def _pending_observation(result: PolicyResult, near: Sequence[Candidate]) -> PendingObservation | None:
     record, accepted = result.record, result.chosen is not None
     if record is None:
         scores = {place: made.score for place, made in enumerate(result.decisions) if made.score is not None}

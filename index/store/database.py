@@ -58,7 +58,7 @@ class Database(Protocol):
         A power failure may lose a transaction that is not `durable`.
         """
 
-    def in_list(self, column: str, parameter: str) -> str:
+    def in_list_condition(self, column: str, parameter: str) -> str:
         """Return the SQL condition that a column is in a list parameter, whose value `as_list_parameter` returns."""
 
     def as_list_parameter(self, values: Sequence[str]) -> Any: ...

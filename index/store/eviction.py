@@ -89,7 +89,7 @@ def make_room(run: Transaction, remove: Remove, capacity: Capacity, batch: Seque
         run("update totals set age = :age", {"age": age})
 
 
-def priority(age: float, new: NewEntry) -> float:
+def eviction_priority(age: float, new: NewEntry) -> float:
     entry = new.entry
     return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / new.size
 

@@ -26,11 +26,11 @@ def _entries(lines: bytes) -> Iterator[Entry]:
             try:
                 yield Entry.from_document(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                reason = _reason(error)
+                reason = _error_reason(error)
                 raise ImportFailed(f"line {number} is no exported response ({reason}): nothing was imported") from None
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError):

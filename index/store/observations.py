@@ -115,7 +115,7 @@ class Observations:
         """Return the entries whose last verdict by a person is a rejection."""
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
-            f" where source = 'user' and {self._database.in_list('entry', 'ids')} group by entry)"
+            f" where source = 'user' and {self._database.in_list_condition('entry', 'ids')} group by entry)"
         )
         return {row["entry"] for row in self._database.query(sql, {"ids": self._database.as_list_parameter(ids)})}
 

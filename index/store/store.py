@@ -93,7 +93,7 @@ class Store(StoreWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
-        sql = f"select {QUESTION} from responses r where {self.database.in_list('r.id', 'ids')}"
+        sql = f"select {QUESTION} from responses r where {self.database.in_list_condition('r.id', 'ids')}"
         rows = self.database.query(sql, {"ids": self.database.as_list_parameter(ids)} | self.time_parameters())
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
@@ -137,7 +137,7 @@ class Store(StoreWriter):
         values = {"now": self._clock(), "limit": limit, "offset": offset}
         rows = {row["id"]: row for row in self.database.query(sql, values)}
         return [
-            EvictionCandidate(entry, _reason(row), float(row["priority"]), int(row["bytes"]))
+            EvictionCandidate(entry, _eviction_reason(row), float(row["priority"]), int(row["bytes"]))
             for entry in self._intact_entries(list(rows.values()))
             if (row := rows[entry.id])
         ]
@@ -215,7 +215,9 @@ class Store(StoreWriter):
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, oldest first. They are read in pages of about 1 MiB."""
         self.flush()
-        sql = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} order by created, id"
+        sql = (
+            f"select {COLUMNS} from responses where {self.database.in_list_condition('id', 'ids')} order by created, id"
+        )
         for ids in self._pages():
             yield from self._intact_entries(self.database.query(sql, {"ids": self.database.as_list_parameter(ids)}))
 
@@ -273,7 +275,7 @@ class Store(StoreWriter):
                 )
 
 
-def _reason(row: Row) -> Literal["expired", "low priority", "pinned"]:
+def _eviction_reason(row: Row) -> Literal["expired", "low priority", "pinned"]:
     if not row["servable"]:
         return "expired"
     return "pinned" if row["priority"] >= eviction.PINNED else "low priority"

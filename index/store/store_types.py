@@ -93,7 +93,7 @@ class RemovedEntry:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The result of `Store.put_many`: the serial number of each entry's vector, and the removed entries.
+    """The result of `StoreWriter.put_many`: the serial number of each entry's vector, and the removed entries.
 
     The number is None for an entry without a vector. Numbers ascend, and are never reused.
     """

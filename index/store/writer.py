@@ -81,7 +81,7 @@ class StoreWriter:
             {name: text(value) if isinstance(value, str) else value for name, value in put.entry.row().items()}
             for put in batch
         ]
-        same = [self.database.in_list(name, f"{name}s") for name in ("id", "key")]
+        same = [self.database.in_list_condition(name, f"{name}s") for name in ("id", "key")]
         lists = {f"{name}s": self.database.as_list_parameter([row[name] for row in rows]) for name in ("id", "key")}
         replaced = run(f"select id, key, priority from responses where {' or '.join(same)}", lists)
         remove([old["id"] for old in replaced], "replaced")
@@ -96,7 +96,7 @@ class StoreWriter:
                 numbers.append(None)
                 continue
             is_pinned = row["id"] in pinned or row["key"] in pinned
-            priority = eviction.PINNED if is_pinned else eviction.priority(age, put)
+            priority = eviction.PINNED if is_pinned else eviction.eviction_priority(age, put)
             run(_INSERT, self.codec.encode(row) | {"bytes": put.size, "priority": priority})
             tags += [{"tag": text(tag), "id": row["id"]} for tag in sorted(set(put.entry.tags))]
             numbers.append(
@@ -118,7 +118,9 @@ class StoreWriter:
     def expire_now(self, ids: Sequence[str]) -> int:
         """End the fresh period of entries now, so that their stale periods begin; return the number of changed entries."""
         now, num_expired = self._clock(), 0
-        chosen = f"select {COLUMNS} from responses where {self.database.in_list('id', 'ids')} and expires > :now"
+        chosen = (
+            f"select {COLUMNS} from responses where {self.database.in_list_condition('id', 'ids')} and expires > :now"
+        )
         with self.database.transaction() as run:
             for start in range(0, len(ids), _PAGE):
                 rows = run(chosen, {"ids": self.database.as_list_parameter(ids[start : start + _PAGE]), "now": now})
@@ -136,7 +138,7 @@ class StoreWriter:
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
         """Delete the vectors of entries, so that they have exact hits only; return the entries that had vectors."""
-        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
+        chosen, values = self.database.in_list_condition("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
             rows = run(f"delete from vectors where {chosen} returning id, namespace, number", values)
@@ -153,7 +155,7 @@ class StoreWriter:
 
     def reset_answer_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:
-            chosen = self.database.in_list("entry", "ids")
+            chosen = self.database.in_list_condition("entry", "ids")
             run(f"update answers set name = entry where {chosen}", {"ids": self.database.as_list_parameter(ids)})
 
     def reencrypt(self) -> int:
@@ -180,7 +182,7 @@ class StoreWriter:
     def _remove(self, run: Transaction, ids: Sequence[str], reason: RemovalReason) -> list[RemovedEntry]:
         if not ids:
             return []
-        chosen, values = self.database.in_list("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
+        chosen, values = self.database.in_list_condition("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
         numbers: dict[str, list[int]] = {}
         for row in run(f"delete from vectors where {chosen} returning id, number", values):
             numbers.setdefault(row["id"], []).append(row["number"])
@@ -222,7 +224,7 @@ class StoreWriter:
         """Store the vectors of entries without a vector of this embedder; return the vectors' numbers by entry id."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
         without_vector = (
-            f"select id from responses r where {self.database.in_list('id', 'ids')} and not exists"
+            f"select id from responses r where {self.database.in_list_condition('id', 'ids')} and not exists"
             " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
         )
         with self.database.transaction(durable=False) as run:

@@ -39,7 +39,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
         files = files or default_onnx_files()
         int8 = computes_int8_exactly(files) if int8 is None else int8
         folder = packaged_model()
-        ranges = _load_ranges() if int8 else None
+        ranges = _load_activation_ranges() if int8 else None
         self.name = INT8_NAME if int8 else FLOAT32_NAME
         source_digest = content_digest(ranges or {}, PACKAGED, code_digest())
         self._session = files.open("embedder", source_digest, lambda: embedder_graph(base_weights(folder), ranges))
@@ -63,7 +63,7 @@ class MiniLMEmbedder(ThreadedEmbedder):
         return vector
 
 
-def _load_ranges() -> Weights:
+def _load_activation_ranges() -> Weights:
     try:
         check_packaged_weights(RANGES)
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """Builds MiniLM as an ONNX graph. A run computes one text or one pair, so that its result does not depend on a batch.
 
-The input is the sum of the embeddings of each token, from `weights.embed_tokens`. `ranges` contains the largest activation of
-each input channel of each matrix. With it, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights are
-scaled per output channel, and activations once per run.
+The input is the sum of the embeddings of each token, from `weights.embed_tokens`. `activation_ranges` has the largest
+activation of each input channel of each matrix. With it, the graph computes in int8 with SmoothQuant (arXiv 2211.10438): weights
+are scaled per output channel, and activations once per run.
 
 If you change the rounding, also change `embedder.INT8_NAME`.
 """
@@ -52,25 +52,25 @@ class Graph:
         return onnx_format.model_proto(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
 
 
-def embedder_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
+def embedder_graph(weights: Weights, activation_ranges: Weights | None = None) -> bytes:
     """Build the embedder in ONNX: the input `tokens` comes from `embed_tokens`, and the output is a unit vector `[1, 384]`.
 
-    `ranges` has the largest activation of each input channel; without it, the graph computes in float32.
+    With `activation_ranges` (see the module), the graph computes in int8; without it, in float32.
     """
     graph = Graph()
-    last = _encoder(graph, weights, ranges)
+    last = _encoder(graph, weights, activation_ranges)
     mean = graph.node("ReduceMean", last, graph.constant(np.array([1])), keepdims=0)
     unit = graph.node("Div", mean, graph.node("ReduceL2", mean, graph.constant(np.array([1]))))
     return graph.serialise({"tokens": [1, "length", WIDTH]}, unit, [1, WIDTH])
 
 
-def verifier_graph(weights: Weights, ranges: Weights | None = None) -> bytes:
+def verifier_graph(weights: Weights, activation_ranges: Weights | None = None) -> bytes:
     """Build the verifier (`training.verifier.network.CrossEncoder`), whose output is a logit `[1, 1]`.
 
     Its inputs are `tokens` from `embed_tokens`, and `sides` from `averaging_matrix`.
     """
     graph = Graph()
-    last = _encoder(graph, weights, ranges)
+    last = _encoder(graph, weights, activation_ranges)
     first = graph.node("Gather", last, graph.constant(np.array(0)), axis=1)
     means = graph.node("MatMul", "sides", last)
     one, other = (graph.node("Gather", means, graph.constant(np.array(side)), axis=1) for side in (0, 1))
@@ -86,7 +86,7 @@ def _dense(graph: Graph, x: str, weights: Weights, name: str) -> str:
     return graph.node("Gemm", x, graph.constant(matrix), graph.constant(bias), transB=1)
 
 
-def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
+def _encoder(graph: Graph, weights: Weights, activation_ranges: Weights | None) -> str:
 
     def constant(name: str) -> str:
         return graph.constant(weights[name])
@@ -99,21 +99,25 @@ def _encoder(graph: Graph, weights: Weights, ranges: Weights | None) -> str:
     x = norm("tokens", "embeddings.norm")
     for number in range(sum(name.endswith(".qkv.weight") for name in weights)):
         layer = f"layer.{number}"
-        joined = _multiply(graph, x, weights, f"{layer}.qkv", ranges)
+        joined = _multiply(graph, x, weights, f"{layer}.qkv", activation_ranges)
         heads = graph.multi_output_node("Split", joined, parts=3, axis=2, num_outputs=3)
         seen = graph.node("Attention", *heads, q_num_heads=HEADS, kv_num_heads=HEADS)
-        x = norm(graph.node("Add", x, _multiply(graph, seen, weights, f"{layer}.out", ranges)), f"{layer}.norm1")
-        up = graph.node("Gelu", _multiply(graph, x, weights, f"{layer}.up", ranges))
-        x = norm(graph.node("Add", x, _multiply(graph, up, weights, f"{layer}.down", ranges)), f"{layer}.norm2")
+        x = norm(
+            graph.node("Add", x, _multiply(graph, seen, weights, f"{layer}.out", activation_ranges)), f"{layer}.norm1"
+        )
+        up = graph.node("Gelu", _multiply(graph, x, weights, f"{layer}.up", activation_ranges))
+        x = norm(
+            graph.node("Add", x, _multiply(graph, up, weights, f"{layer}.down", activation_ranges)), f"{layer}.norm2"
+        )
     return x
 
 
-def _multiply(graph: Graph, x: str, weights: Weights, name: str, ranges: Weights | None) -> str:
+def _multiply(graph: Graph, x: str, weights: Weights, name: str, activation_ranges: Weights | None) -> str:
     matrix, bias = weights[f"{name}.weight"], graph.constant(weights[f"{name}.bias"])
-    if ranges is None:
+    if activation_ranges is None:
         return graph.node("Add", graph.node("MatMul", x, graph.constant(matrix.T)), bias)
     share = _SHARES[name.rsplit(".", 1)[-1]]
-    wanted = np.maximum(ranges[name].astype(np.float32), 1e-3) ** share
+    wanted = np.maximum(activation_ranges[name].astype(np.float32), 1e-3) ** share
     channel = wanted / np.maximum(np.abs(matrix).max(axis=0), 1e-4) ** (1 - share)
     integers, scales = _quantize(matrix * channel)
     constants = graph.constant(integers), graph.constant(scales)

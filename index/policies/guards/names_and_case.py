@@ -54,12 +54,12 @@ def possession_differs(question: str, cached_question: str) -> bool:
     """Whether the owners differ: `my brother's friend` and `my friend's brother`."""
     if "of" in (*words(question), *words(cached_question)):
         return False
-    (ours, our_owners), (theirs, their_owners) = _owners(question), _owners(cached_question)
+    (ours, our_owners), (theirs, their_owners) = _words_and_owners(question), _words_and_owners(cached_question)
     return ours == theirs and our_owners != their_owners
 
 
 @cached_by_text
-def _owners(text: str) -> tuple[frozenset[str], Counter[str]]:
+def _words_and_owners(text: str) -> tuple[frozenset[str], Counter[str]]:
     owners = Counter[str]()
     content = set()
     for word in words(text):
@@ -93,7 +93,7 @@ def case_differs(question: str, cached_question: str) -> bool:
     The first word of each sentence is ignored, and so are names if a question has no capital letters.
     """
     ours, theirs = _written_forms(question), _written_forms(cached_question)
-    typed = _is_uniform(question) or _is_uniform(cached_question)
+    typed = _has_uninformative_case(question) or _has_uninformative_case(cached_question)
     shouted = question.isupper() or cached_question.isupper()
     for word in ours.keys() & theirs.keys():
         if ours[word] == theirs[word]:
@@ -128,7 +128,7 @@ def _written_forms(text: str) -> dict[str, frozenset[_WrittenForm]]:
 
 
 @cached_by_text
-def _is_uniform(text: str) -> bool:
+def _has_uninformative_case(text: str) -> bool:
     words = [token for token in _TOKEN.findall(text)[1:] if any(letter.isalpha() for letter in token)]
     if all(word == word.lower() for word in words) or text == text.upper():
         return True

@@ -142,7 +142,11 @@ def _are_exchanged(
     pair: tuple[str, str],
 ) -> bool:
     (a, b), (c, d) = ([_roles_outside_pair(roles[word], pair) for word in pair] for roles in (our_roles, their_roles))
-    kept, forth, back = (_shared_weight(a, c) + _shared_weight(b, d), _shared_weight(a, d), _shared_weight(b, c))
+    kept, forth, back = (
+        _weight_of_common_roles(a, c) + _weight_of_common_roles(b, d),
+        _weight_of_common_roles(a, d),
+        _weight_of_common_roles(b, c),
+    )
     if forth + back - kept < _DECISIVE:
         return False
     between, also_between = _tokens_between(ours, pair), _tokens_between(theirs, pair)
@@ -158,7 +162,7 @@ def _roles_outside_pair(roles: frozenset[Role], pair: tuple[str, str]) -> set[Ro
     return {role for role in roles if role[1] not in pair}
 
 
-def _shared_weight(one: set[Role], other: set[Role]) -> int:
+def _weight_of_common_roles(one: set[Role], other: set[Role]) -> int:
     return sum(_WEIGHTS[side] for side, _ in one & other)
 
 

@@ -27,8 +27,8 @@ class ClassAssignment:
     is_outlier: bool
 
 
-def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
-    """Return the indexes of neighbours to compare with a fresh answer. Comparisons end with the first equal answer.
+def neighbours_to_compare(judged_index: int, classes: Sequence[str]) -> list[int]:
+    """Return the indexes of neighbours whose answers to compare with a fresh answer, until an answer is equal.
 
     First is `judged_index`, about which the policy decided; then another neighbour of its class, and the nearest neighbour of
     each of two other classes. `classes` has the class of each neighbour's answer, nearest neighbour first.
@@ -39,13 +39,16 @@ def comparison_order(judged_index: int, classes: Sequence[str]) -> list[int]:
     return [judged_index, *second, *others]
 
 
-def assign_class(order: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
-    """Assign a fresh answer to the class of the answer that it equals.
+def assign_class(compared: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
+    """Assign a fresh answer to the class of the answer that it equals, if any.
 
-    `are_equal` has the results of the comparisons in `comparison_order`, of which the last ones may not have been made.
+    Args:
+        compared: result of `neighbours_to_compare`.
+        are_equal: results of the comparisons, up to the first equal answer.
+        classes: class of each neighbour's answer.
     """
-    joined = classes[order[len(are_equal) - 1]] if are_equal[-1] else None
-    return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[order[0]])
+    joined = classes[compared[len(are_equal) - 1]] if are_equal[-1] else None
+    return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[compared[0]])
 
 
 def text_digest(text: str) -> str:
@@ -84,7 +87,7 @@ class ClassEvidence:
     def add_comparison(self, answer_class: str, error: float, right: bool) -> None:
         """Update the odds of a change, after an answer of the class was compared with a fresh answer.
 
-        `error` was the estimated probability that the two answers differ.
+        `right`: the answers are equal. `error` was the estimated probability that they differ.
         """
         expected = max(error, _MIN_DIFFERENCE)
         ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
@@ -101,8 +104,8 @@ class ClassEvidence:
         else:
             self.odds[answer_class] = min(odds, _MAX_ODDS)
 
-    def effective_veto(self, answer_class: str, guards: Iterable[str]) -> str | None:
-        """Return the first of the vetoing guards that is not lifted for a class; None if all are lifted."""
+    def first_unlifted_guard(self, answer_class: str, guards: Iterable[str]) -> str | None:
+        """Return the first guard that is not in `lifted_guards` with this class; None if all are."""
         return next((guard for guard in guards if (answer_class, guard) not in self.lifted_guards), None)
 
     def update_guards(self, answer_class: str, guards: Iterable[str], right: bool) -> None:

@@ -66,7 +66,7 @@ class ErrorModel:
     num_random_errors: float = 0.5
     num_predictable: float = 1000.0
 
-    def error(self, features: np.ndarray) -> float:
+    def error_probability(self, features: np.ndarray) -> float:
         return 1 - (1 - self.num_random_errors / self.num_predictable) * _sigmoid(float(features @ self.weights))
 
     def learn(self, features: np.ndarray, right: bool, comparison_probability: float = 1.0) -> None:
@@ -111,7 +111,7 @@ class ErrorModelPrior:
         return ErrorModel(self.shared.weights.copy(), np.array(COVARIANCE))
 
     @property
-    def initial_wrong(self) -> float:
+    def initial_wrong_count(self) -> float:
         return PRIOR_ERRORS * max(1.0, self.seen_wrong / self.seen_expected)
 
     def learn(self, features: np.ndarray, error: float, right: bool, max_tested_error: float) -> None:

@@ -4,7 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.policies.learned.answer_classes import ClassAssignment, assign_class, comparison_order, text_digest
+from kvproxy.index.policies.learned.answer_classes import (
+    ClassAssignment,
+    assign_class,
+    neighbours_to_compare,
+    text_digest,
+)
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary
 from kvproxy.index.search.conversations import last_turn
@@ -88,7 +93,7 @@ class FeedbackRecorder:
 
     async def _compare(self, pending: PendingObservation, compare: Compare) -> ClassAssignment | None:
         classes = [candidate.answer for candidate in pending.candidates]
-        places, results = comparison_order(pending.record.index, classes), list[bool]()
+        places, results = neighbours_to_compare(pending.record.index, classes), list[bool]()
         for place in places:
             result = await compare(pending.candidates[place].id)
             if result is None:

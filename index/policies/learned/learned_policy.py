@@ -95,10 +95,12 @@ class LearnedPolicy:
         error = estimate.error
         if not nearest.similarity >= (limits.min_similarity or 0.0):  # A NaN is refused, too.
             return Decision("low similarity", error=error)
-        if not (error <= learner.level.error_limit and error * max(learner.level.factor, 1.0) <= _max_error(limits)):
+        if not (
+            error <= learner.level.error_limit and error * max(learner.level.error_factor, 1.0) <= _max_error(limits)
+        ):
             return Decision("uncertain", error=error)
         vetoes = self.vetoes(question, nearest.prompt)
-        veto = learner.class_evidence.effective_veto(nearest.answer, vetoes)
+        veto = learner.class_evidence.first_unlifted_guard(nearest.answer, vetoes)
         if veto is not None:
             return Decision("vetoed", veto, error=error)
         if vetoes and error > _LIFTED_ERROR * self.max_error:
@@ -237,7 +239,7 @@ class LearnedPolicy:
             level.risk,
             level.most_wrong,
             self.max_error,
-            level.share_within_error_limit,
+            level.servable_request_share,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
         )
 

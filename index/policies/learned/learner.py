@@ -50,7 +50,10 @@ class ErrorEstimate:
 
 @dataclass(slots=True)
 class Learner:
-    """The state. `num_checked` of the compared answers were accepted by `checked`; the last `Observation` has `last_number`."""
+    """The state of the policy `learned` in one namespace, after the observations up to the number `last_number`.
+
+    `num_checked` is the number of comparisons whose cached answer the policy `checked` accepted.
+    """
 
     error_model: ErrorModel
     level: ServingLevel
@@ -62,8 +65,8 @@ class Learner:
 
     @classmethod
     def new(cls, prior: ErrorModelPrior, max_error: float) -> "Learner":
-        level = ServingLevel(max_error, wrong=prior.initial_wrong, expected=PRIOR_ERRORS)
-        level.update_factor()
+        level = ServingLevel(max_error, wrong=prior.initial_wrong_count, expected=PRIOR_ERRORS)
+        level.update_error_factor()
         return cls(prior.error_model(), level)
 
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
@@ -72,7 +75,7 @@ class Learner:
             return None
         classes = [neighbours[place].answer for place in places]
         features = compute_features([neighbours[place].similarity for place in places], classes)
-        error = self.error_model.error(features)
+        error = self.error_model.error_probability(features)
         error += (1 - error) * self.class_evidence.change_probability(classes[0])
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question probably belongs to the obsolete class, whose new answer is not stored yet.
@@ -124,8 +127,8 @@ class Learner:
         if observation.features is None or observation.error is None:
             return
         features = np.array(observation.features)
-        counted = self.class_evidence.effective_veto(observation.answer, observation.vetoes) is None
-        expected = self.error_model.error(features)
+        counted = self.class_evidence.first_unlifted_guard(observation.answer, observation.vetoes) is None
+        expected = self.error_model.error_probability(features)
         self.num_comparisons += 1
         if observation.repeat:
             self.level.num_repeats += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MIN_SERVED = 500
-"""If fewer answers were served, the bound allows as many wrong answers as if this number had been served."""
+"""The allowed number of wrong answers is `max_error * max(served, MIN_SERVED)`."""
 _LOG_LIMIT = math.log(10)
 # Shape and rate of gamma distributions, for about 5, 20, and 100 allowed events.
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
@@ -95,7 +95,7 @@ class ServingLevel:
             estimated error up to `max_tested_error` count: larger errors say little about served answers.
         num_repeats, num_judged_different: comparisons of answers to equal questions, and how many found different answers; they
             measure how often a comparison errs.
-        factor: the true errors are at most the estimated errors times this factor; see `max_error_factor`.
+        error_factor: the true errors are at most the estimated errors times this factor; see `max_error_factor`.
         error_limit: maximum estimated error of a served answer; 0 serves no answer.
         error_histogram: numbers of requests by estimated error, `[64]`; older requests count less.
     """
@@ -107,7 +107,7 @@ class ServingLevel:
     expected: float = 0.0
     num_repeats: int = 0
     num_judged_different: int = 0
-    factor: float = math.inf
+    error_factor: float = math.inf
     error_limit: float = 0.0
     error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
 
@@ -117,14 +117,14 @@ class ServingLevel:
 
     @property
     def most_wrong(self) -> int:
-        """An upper bound, with 90% probability, of the number of wrong answers among the served answers."""
+        """An upper bound, with 90% probability, of the number of wrong answers among the `served` answers."""
         risk = self.risk / (1 - self.comparison_error_rate)
         return bisect_left(
             range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
         )
 
     @property
-    def share_within_error_limit(self) -> float:
+    def servable_request_share(self) -> float:
         total = float(self.error_histogram.sum())
         return float(self.error_histogram[self.error_limit >= _EDGES].sum()) / total if total else 0.0
 
@@ -154,11 +154,11 @@ class ServingLevel:
         return min(0.5, (_PRIOR_JUDGE_ERRORS + self.num_judged_different) / (_PRIOR_REPEATS + self.num_repeats))
 
     def update(self) -> None:
-        self.update_factor()
+        self.update_error_factor()
         self.update_error_limit()
 
-    def update_factor(self) -> None:
-        self.factor = max_error_factor(self.wrong, self.expected) / (1 - self.comparison_error_rate)
+    def update_error_factor(self) -> None:
+        self.error_factor = max_error_factor(self.wrong, self.expected) / (1 - self.comparison_error_rate)
 
     def planned_risk(self) -> float:
         """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""

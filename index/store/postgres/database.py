@@ -94,7 +94,7 @@ class PostgresDatabase:
         with self.health.watch("read"), self.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values, prepare=prepare))
 
-    def in_list(self, column: str, parameter: str) -> str:
+    def in_list_condition(self, column: str, parameter: str) -> str:
         return f"{column} = any(:{parameter})"
 
     def as_list_parameter(self, values: Sequence[str]) -> list[str]:

@@ -122,7 +122,7 @@ class SqliteDatabase:
         with self.converting_errors("read"), self.reader() as reader:
             return _rows(reader.execute(sql, values))
 
-    def in_list(self, column: str, parameter: str) -> str:
+    def in_list_condition(self, column: str, parameter: str) -> str:
         return f"{column} in (select value from json_each(:{parameter}))"
 
     def as_list_parameter(self, values: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ def taught(level: float, checked: CheckedPolicy | None = None) -> LearnedPolicy:
     policy = LearnedPolicy(MemoryObservations(), checked, 0.1, floor=0.5)
     policy.learner("").level.error_limit = level
     policy.learner("").level.expected = 100.0
-    policy.learner("").level.factor = 1.0
+    policy.learner("").level.error_factor = 1.0
     return policy
 
 

@@ -20,16 +20,16 @@ def test_features_are_finite_and_rise_with_agreement(near: list[tuple[float, str
 
 def test_extreme_odds_do_not_overflow() -> None:
     for weight in (-1e6, -600.0):
-        assert ErrorModel(np.array([weight]), np.zeros((1, 1))).error(np.ones(1)) == pytest.approx(1.0)
+        assert ErrorModel(np.array([weight]), np.zeros((1, 1))).error_probability(np.ones(1)) == pytest.approx(1.0)
 
 
 def test_the_prior_becomes_stricter_with_errors_but_never_more_lenient() -> None:
     prior, features = ErrorModelPrior(), np.ones(len(FEATURES))
-    assert prior.initial_wrong == 2.0
+    assert prior.initial_wrong_count == 2.0
     prior.learn(features, 0.1, False, 0.1)
     prior.learn(features, 0.11, False, 0.1)
     assert (prior.seen_wrong, prior.seen_expected) == (3.0, pytest.approx(2.1))
-    assert prior.initial_wrong == pytest.approx(2.0 * 3 / 2.1)
+    assert prior.initial_wrong_count == pytest.approx(2.0 * 3 / 2.1)
     for _ in range(100):
         prior.learn(features, 0.1, True, 0.1)
-    assert prior.initial_wrong == 2.0
+    assert prior.initial_wrong_count == 2.0

@@ -126,7 +126,7 @@ def test_an_evicted_namespace_returns_with_the_same_state(monkeypatch: pytest.Mo
 def test_across_a_lifted_guard_only_small_errors_are_served(other: float) -> None:
     policy = LearnedPolicy(MemoryObservations(), None, 0.02, 0.5)
     learner, is_small = policy.learner("n"), other < 0.6
-    learner.level.error_limit, learner.level.factor = 0.25, 1.0
+    learner.level.error_limit, learner.level.error_factor = 0.25, 1.0
     near = [Neighbour("port 80", 0.95, "a"), Neighbour("port 81", 0.94, "a")]
     near += [*[Neighbour("port", other, "a" if is_small else "b")] * 3, Neighbour("x", 0.5, "b")]
     estimate = learner.estimate(near)
@@ -164,7 +164,7 @@ def test_in_a_new_namespace_checked_must_agree() -> None:
     near = [Neighbour(f"Is the {thing} in stock?", 0.65, "a") for thing in ("helmet", "saddle", "pedal")]
     near.append(Neighbour("What is the capital of France?", 0.05, "b"))
     learner = policy.learner("n")
-    learner.level.error_limit, learner.level.factor = 0.02, 1.0
+    learner.level.error_limit, learner.level.error_factor = 0.02, 1.0
     estimate = learner.estimate(near)
     assert estimate is not None
     assert estimate.error < 0.002

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.index.policies.learned.answer_classes import ClassEvidence, assign_class, comparison_order, text_digest
+from kvproxy.index.policies.learned.answer_classes import (
+    ClassEvidence,
+    assign_class,
+    neighbours_to_compare,
+    text_digest,
+)
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.store.observations import Observation
@@ -18,7 +23,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("xyz"
 @given(CLASSES, st.integers(0, 11))
 def test_comparisons_start_with_the_judged_answer_then_its_class_then_others(classes: list[str], judged: int) -> None:
     judged %= len(classes)
-    places = comparison_order(judged, classes)
+    places = neighbours_to_compare(judged, classes)
     own = [place for place in places if classes[place] == classes[judged]]
     others = [place for place in places if classes[place] != classes[judged]]
     assert places == own + others
@@ -31,7 +36,7 @@ def test_comparisons_start_with_the_judged_answer_then_its_class_then_others(cla
 
 @given(CLASSES, st.sampled_from("abcde"))
 def test_a_fresh_answer_joins_the_class_of_an_equal_answer(classes: list[str], truth: str) -> None:
-    places = comparison_order(0, classes)
+    places = neighbours_to_compare(0, classes)
     results = [classes[place] == truth for place in places]
     assignment = assign_class(places, results[: results.index(True) + 1] if True in results else results, classes)
     assert assignment.right == (classes[0] == truth)
@@ -76,8 +81,8 @@ def test_the_last_comparison_across_a_guard_decides_about_its_veto(steps: list[t
         last |= {(name, guard): right for guard in guards}
     for name in "ab":
         standing = [guard for guard in "xyz" if not last.get((name, guard), False)]
-        assert errors.effective_veto(name, "xyz") == next(iter(standing), None)
-        assert errors.effective_veto(name, []) is None
+        assert errors.first_unlifted_guard(name, "xyz") == next(iter(standing), None)
+        assert errors.first_unlifted_guard(name, []) is None
 
 
 def observation(right: bool = True, **more: object) -> Observation:
@@ -120,14 +125,17 @@ def test_a_saved_state_keeps_its_level() -> None:
     learn(taught, following)
     learn(learner, following)
     # Each observation moves the level.
-    assert (taught.level.error_limit, taught.level.factor) == (learner.level.error_limit, learner.level.factor)
+    assert (taught.level.error_limit, taught.level.error_factor) == (
+        learner.level.error_limit,
+        learner.level.error_factor,
+    )
     state = learner.to_json()
     again, stricter = Learner.from_json(state, 0.1), Learner.from_json(state, 0.01)
     assert again is not None
     assert stricter is not None
-    assert (again.level.error_limit, again.level.factor, again.last_number) == (
+    assert (again.level.error_limit, again.level.error_factor, again.last_number) == (
         learner.level.error_limit,
-        learner.level.factor,
+        learner.level.error_factor,
         400,
     )
     assert 0 <= stricter.level.error_limit < learner.level.error_limit

@@ -105,7 +105,7 @@ def test_the_bound_holds_at_all_times_even_if_errors_are_underestimated(max_erro
 @pytest.mark.parametrize("max_error", [0.01, 0.05])
 def test_the_plan_rarely_exceeds_the_bound(max_error: float) -> None:
     # The worst case: every answer has the planned risk, and every error its estimated probability.
-    level = ServingLevel(max_error, factor=1.0)
+    level = ServingLevel(max_error, error_factor=1.0)
     risk, spent = 0.0, []
     for served in range(6000):
         level.served, level.risk = served, risk
@@ -124,13 +124,13 @@ def test_the_level_uses_most_of_its_allowance() -> None:
     level = ServingLevel(0.05)
     assert serve(level, 3000, 0)[0] > 1000
     assert 0 < level.most_wrong <= 0.05 * level.served
-    assert 0.3 < level.share_within_error_limit < 0.9
+    assert 0.3 < level.servable_request_share < 0.9
 
 
 def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor() -> None:
     level = ServingLevel(0.02)
     level.update()
-    assert level.factor > 1e3
+    assert level.error_factor > 1e3
     assert level.error_limit == 0.0
     for error, right in ((0.12, False), (0.13, False), (0.1, True)):
         level.add_comparison(error, right)
@@ -139,4 +139,4 @@ def test_wrong_answers_within_reach_and_the_errors_of_the_judge_raise_the_factor
         level.num_repeats, level.num_judged_different = repeats, slips
         level.update()
         assert level.comparison_error_rate == pytest.approx(error_rate)
-        assert level.factor == pytest.approx(max_error_factor(1, level.expected) / (1 - error_rate))
+        assert level.error_factor == pytest.approx(max_error_factor(1, level.expected) / (1 - error_rate))

@@ -62,7 +62,7 @@ def audit(
         auditor = Auditor(url, headers, flush=flush, histories=history)
         pairs = asyncio.run(auditor.run(bodies, path, concurrency, progress))
     proven = [pair for pair in pairs if history or pair.is_reuse_reported]
-    different = [pair for pair in proven if pair.differs_at is not None]
+    different = [pair for pair in proven if pair.first_different_token is not None]
     document, code = _json_document(pairs, proven, different), 1 if different or not proven else 0
     return Output(document, lambda: _print_audit(pairs, proven, different, history=history), code)
 
@@ -93,7 +93,7 @@ def _print_audit(
                 names[1].capitalize(): _text_at_difference(pair.warm.tokens, at),
             }
             for pair in different[:_LISTED_PAIRS]
-            if (at := pair.differs_at) is not None
+            if (at := pair.first_different_token) is not None
         )
     if not proven:
         print_note(
@@ -140,7 +140,7 @@ def _json_document(
         "differ": [
             {
                 "request": pair.number,
-                "token": pair.differs_at,
+                "token": pair.first_different_token,
                 "cold": list(pair.cold.tokens),
                 "warm": list(pair.warm.tokens),
                 "cached_tokens": pair.warm.cached_tokens,

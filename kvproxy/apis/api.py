@@ -47,7 +47,7 @@ class Assembler:
         raise NotImplementedError
 
     def result(self) -> JsonObject | None:
-        """Return the response; None before its end."""
+        """Return the response; None before the end of the stream."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ class Api:
         """Return the text of a response; None if it contains other output, such as a tool call."""
         return None
 
-    def usage(self, response: JsonMap) -> tuple[int, int]:
+    def prompt_and_completion_tokens(self, response: JsonMap) -> tuple[int, int]:
         """Return the numbers of prompt and completion tokens; 0 if they are not reported."""
         return token_counts(response, "prompt_tokens", "completion_tokens")
 

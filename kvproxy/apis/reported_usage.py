@@ -71,10 +71,10 @@ class ReuseReader:
             self._timings |= _without_nulls(field(holder, "timings"))
         response: JsonObject = {"usage": self._usage, "timings": self._timings}
         self.reuse = reported_reuse(response) or self.reuse
-        self.prefill_seconds = reported_prefill(response)
+        self.prefill_seconds = reported_prefill_seconds(response)
 
 
-def reported_prefill(response: JsonMap) -> float | None:
+def reported_prefill_seconds(response: JsonMap) -> float | None:
     """Return the seconds of the prefill, which llama.cpp reports; None from other servers."""
     milliseconds = field(response.get("timings"), "prompt_ms")
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:

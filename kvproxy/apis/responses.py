@@ -96,7 +96,7 @@ class Responses(Api):
         output = [item for item in objects(response.get("output")) if item.get("type") != "reasoning"]
         return text_of(output[0].get("content"), "output_text") if len(output) == 1 else None
 
-    def usage(self, response: JsonMap) -> tuple[int, int]:
+    def prompt_and_completion_tokens(self, response: JsonMap) -> tuple[int, int]:
         return token_counts(response, "input_tokens", "output_tokens")
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
     return [
         ("python", lambda: sys.version.split()[0]),
         ("faiss", _check_faiss),
-        ("data", lambda: _check_data(settings)),
+        ("data", lambda: _check_data_folder(settings)),
         ("store", lambda: _check_store(settings)),
         ("encryption", lambda: check_encryption(settings)),
         ("weights", lambda: check_weights(settings.embedder)),
@@ -78,7 +78,7 @@ def _check_faiss() -> str:
     return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
 
 
-def _check_data(settings: Settings) -> str:
+def _check_data_folder(settings: Settings) -> str:
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with TemporaryFile(dir=settings.data):

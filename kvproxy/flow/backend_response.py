@@ -167,18 +167,18 @@ class _GeneratedReader:
 
     async def events(self, reply: GeneratedResponse) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            if written := self._write(piece):
+            if written := self._encode(piece):
                 yield written
         self._ended = True
         yield b"".join(self._encoder.end())
 
     async def body(self, reply: GeneratedResponse) -> AsyncIterator[bytes]:
         async for piece in reply.pieces:
-            self._write(piece)
+            self._encode(piece)
         self._ended = True
         yield await asyncio.to_thread(lambda: dumps(self._encoder.response()))
 
-    def _write(self, piece: Delta) -> bytes:
+    def _encode(self, piece: Delta) -> bytes:
         if piece.timing is not None and self.prefill_seconds is None:
             self.prefill_seconds = piece.timing.first_token - piece.timing.queue
         return b"".join(self._encoder.write(piece))

@@ -36,27 +36,27 @@ class _BlockPosition:
     is_marked: bool  # The client set a breakpoint on the block.
 
 
-def with_breakpoints(request: ApiRequest, one_hour_end: int = -1) -> ApiRequest:
+def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1) -> ApiRequest:
     """Return the request with the breakpoints that its rule requires.
 
-    With the rule `breakpoints = "auto"`, blocks up to the message with index `one_hour_end` are cached for one hour, and later
-    blocks for five minutes. With -1, all blocks are cached for five minutes.
+    With the rule `breakpoints = "auto"`, blocks up to the message with index `last_one_hour_message` are cached for one hour,
+    and later blocks for five minutes. With -1, all blocks are cached for five minutes.
     """
     lifetime = request.control.rule.breakpoints
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
         return request
     positions = list(_find_positions(request.body))
     minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
-    chosen = _choose_breakpoints(request.body, positions, minimum * BYTES_PER_TOKEN, one_hour_end)
+    chosen = _choose_breakpoints(request.body, positions, minimum * BYTES_PER_TOKEN, last_one_hour_message)
     if lifetime != "auto":
-        one_hour_end = _EVERY_MESSAGE if lifetime == "1h" else -1
-    body = _set_breakpoints(request.body, chosen, one_hour_end)
+        last_one_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
+    body = _set_breakpoints(request.body, chosen, last_one_hour_message)
     if body == request.body:
         return request
     # For listings, the journal, and savings.
     sections = [position.section for position in positions if position in chosen]
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
-    long = sum(_block_lifetime(position.section, position.item, one_hour_end) == "1h" for position in chosen)
+    long = sum(_block_lifetime(position.section, position.item, last_one_hour_message) == "1h" for position in chosen)
     counts += [f"{long} for 1h"] if long else []
     tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
     return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
@@ -86,7 +86,7 @@ def _accepts_breakpoint(block: JsonObject) -> bool:
 
 
 def _choose_breakpoints(
-    body: JsonObject, positions: list[_BlockPosition], minimum: int, one_hour_end: int
+    body: JsonObject, positions: list[_BlockPosition], minimum: int, last_one_hour_message: int
 ) -> set[_BlockPosition]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
     messages, system, tools = (
@@ -94,7 +94,7 @@ def _choose_breakpoints(
     )
     wanted = [
         *messages[-1:],
-        *[position for position in messages if position.item <= one_hour_end][-1:],
+        *[position for position in messages if position.item <= last_one_hour_message][-1:],
         *[position for position in messages if answers and position.item < answers[-1]][-1:],
         *[position for position in reversed(positions) if position.is_marked],
         *system[-1:],
@@ -106,25 +106,27 @@ def _choose_breakpoints(
     return set(list(long_enough)[:most])
 
 
-def _block_lifetime(section: str, item: int, one_hour_end: int) -> Lifetime:
-    return "1h" if one_hour_end >= (item if section == "messages" else 0) else "5m"
+def _block_lifetime(section: str, item: int, last_one_hour_message: int) -> Lifetime:
+    return "1h" if last_one_hour_message >= (item if section == "messages" else 0) else "5m"
 
 
-def _set_breakpoints(body: JsonObject, chosen: set[_BlockPosition], one_hour_end: int) -> JsonObject:
+def _set_breakpoints(body: JsonObject, chosen: set[_BlockPosition], last_one_hour_message: int) -> JsonObject:
     at = {(position.section, position.item, position.part) for position in chosen}
     marked = dict(body)
     if isinstance(body.get(BREAKPOINT_FIELD), dict):
         marked[BREAKPOINT_FIELD] = _breakpoint(
-            body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, one_hour_end)
+            body, _block_lifetime("messages", len(objects(body.get("messages"))) - 1, last_one_hour_message)
         )
     for section in ("tools", "system"):
         if section in body:
             parts = {item for name, item, _ in at if name == section}
-            marked[section] = _set_block_breakpoints(body[section], parts, _block_lifetime(section, 0, one_hour_end))
+            marked[section] = _set_block_breakpoints(
+                body[section], parts, _block_lifetime(section, 0, last_one_hour_message)
+            )
     messages: list[Json] = []
     for item, message in enumerate(objects(body.get("messages"))):
         parts = {part for name, number, part in at if (name, number) == ("messages", item)}
-        lifetime = _block_lifetime("messages", item, one_hour_end)
+        lifetime = _block_lifetime("messages", item, last_one_hour_message)
         messages.append({**message, "content": _set_block_breakpoints(message.get("content"), parts, lifetime)})
     return {**marked, "messages": messages}
 
@@ -148,7 +150,7 @@ def _breakpoint(holder: JsonObject, lifetime: Lifetime) -> Json:
     return {"type": "ephemeral"} if lifetime == "5m" else {"type": "ephemeral", "ttl": lifetime}
 
 
-def find_one_hour_end(body: JsonObject) -> int:
+def find_last_one_hour_message(body: JsonObject) -> int:
     """Return the index of the last message with a breakpoint for one hour, or -1."""
     for item, message in reversed(list(enumerate(objects(body.get("messages"))))):
         markers = [field(block, BREAKPOINT_FIELD) for block in objects(message.get("content"))]

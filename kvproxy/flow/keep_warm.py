@@ -16,7 +16,7 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_l
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
-from kvproxy.flow.breakpoints import find_one_hour_end
+from kvproxy.flow.breakpoints import find_last_one_hour_message
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
 from kvproxy.flow.revalidate import BackgroundRequests
 from kvproxy.flow.single_flight import cancel_tasks
@@ -46,7 +46,7 @@ class _Session:
     used: float  # Time of the last request or keep-warm request, in seconds since the epoch.
     ended: float  # End of the last response to the client.
     tokens: int
-    one_hour_end: int  # Index of the last message that the provider caches for one hour, or -1.
+    last_one_hour_message: int  # Index of the last message that the provider caches for one hour, or -1.
     one_hour_tokens: int  # Tokens up to the end of this message.
     pin: str
     task: "asyncio.Task[None] | None" = None
@@ -103,7 +103,7 @@ class KeepWarm:
         new = tokens - (session.tokens if is_alive else kept)
         if should_cache_for_an_hour(new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), self._prices):
             return len(digests) - 1
-        return session.one_hour_end if kept else -1
+        return session.last_one_hour_message if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
         # Also after a failure, so that no digests remain.
@@ -113,15 +113,15 @@ class KeepWarm:
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return
         before = self._find_session(digests)
-        until = find_one_hour_end(request.body)
+        until = find_last_one_hour_message(request.body)
         if before is not None:
             self._remove(before)
             self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.tenant_and_hour)
             is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
-            if is_rewritten and until != before.one_hour_end and request.model not in self._fixed_models:
+            if is_rewritten and until != before.last_one_hour_message and request.model not in self._fixed_models:
                 self._fixed_models.add(request.model)
                 _log.warning("%s: the provider writes prefixes again if their lifetime changes", request.model)
-        is_same = before is not None and until == before.one_hour_end
+        is_same = before is not None and until == before.last_one_hour_message
         one_hour_tokens = before.one_hour_tokens if before is not None and is_same else prefix.prompt_tokens
         session = _Session(
             replace(request, body={}),

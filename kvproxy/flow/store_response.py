@@ -11,7 +11,7 @@ from uuid import uuid4
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
-from kvproxy.apis.reported_usage import reported_prefill, reported_reuse
+from kvproxy.apis.reported_usage import reported_prefill_seconds, reported_reuse
 from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_cache_control
 from kvproxy.backends.protocol import Headers
 from kvproxy.exchange import Exchange
@@ -158,7 +158,7 @@ class ResponseWriter:
         stale_if_error = first_not_none((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
             return None
-        prompt_tokens, completion_tokens = request.api.usage(body)
+        prompt_tokens, completion_tokens = request.api.prompt_and_completion_tokens(body)
         tags = request.control.tags
         entry = Entry(
             id=uuid4().hex,
@@ -203,7 +203,7 @@ class ResponseRecorder:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None
             if body is not None:
-                response.usage = request.api.usage(body)
+                response.usage = request.api.prompt_and_completion_tokens(body)
                 response.answer_digests = answer_digests(body)
                 if request.control.rule.repair_history:
                     await asyncio.to_thread(self._writer.history.remember, request, body)
@@ -217,7 +217,9 @@ class ResponseRecorder:
             return None
 
     def _record_reuse(self, response: BackendResponse, body: JsonObject | None) -> None:
-        response.prefill_seconds = response.reader.prefill_seconds or (None if body is None else reported_prefill(body))
+        response.prefill_seconds = response.reader.prefill_seconds or (
+            None if body is None else reported_prefill_seconds(body)
+        )
         if response.prefix is None and body is not None:
             response.prefix = reported_reuse(body)
         prefix, model = response.prefix, self._exchange.api_request.model

@@ -43,7 +43,7 @@ _MAX_WAIT = 1.0  # Seconds that a request waits for a long queue.
 _MAX_QUEUED_BYTES = 64 * 2**20
 
 
-class _EventQueue:
+class _JournalEventQueue:
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._exchanges = 0
@@ -149,7 +149,7 @@ class StoredJournal(Journal):
         self._batch_size = _SHARED_BATCH if is_shared else _BATCH
         self._failures = FailureLog()
         self._lost_before = 0
-        self._queue = _EventQueue()
+        self._queue = _JournalEventQueue()
         self._idle_readers: deque[JournalReader] = deque()
         self._batch: list[Event] = []
         self._wake = threading.Event()

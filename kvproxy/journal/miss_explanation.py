@@ -76,7 +76,7 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
     earlier = reader.regions_before(record, _MAX_RECORDS)
-    against = record.against if record.against is not None else _closest_prompt(own, earlier)
+    against = record.against if record.against is not None else _closest_prompt_number(own, earlier)
     if against is None:
         against = _prompt_with_same_question(record.prompt, own, earlier, load_regions)
     differences: tuple[RegionDifference, ...] = ()
@@ -96,7 +96,7 @@ def _cause(record: Record, differences: tuple[RegionDifference, ...]) -> str:
     return record.reason.removeprefix("miss-")
 
 
-def _closest_prompt(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
+def _closest_prompt_number(own: Regions, earlier: list[tuple[int, Regions]]) -> int | None:
     prompt = {digest for _, digest in _prompt_regions(own)}
     counts = [(len(own.differing_regions(regions)), number, regions) for number, regions in earlier]
     alike = [(count, number) for count, number, each in counts if count <= 1 or prompt & set(each.digests)]

@@ -250,7 +250,7 @@ class JournalReader:
             if layer in CACHES or layer in BACKEND:
                 (cached if layer in CACHES else backend)[min(place, spans - 1)].append(milliseconds)
         first_ms = {name: round(median(found), 3) for name, found in times.items()}
-        cached_ms, backend_ms = list(map(_percentiles, cached)), list(map(_percentiles, backend))
+        cached_ms, backend_ms = list(map(_median_and_p95, cached)), list(map(_median_and_p95, backend))
         return TimeSeries(start, step, counts, prompt_tokens, reused_tokens, first_ms, cached_ms, backend_ms)
 
     def first_number_since(self, time: float) -> int:
@@ -349,7 +349,7 @@ class JournalReader:
             raise StoreUnavailable(f"cannot read the journal {self.name}: {error}") from None
 
 
-def _percentiles(values: list[float]) -> tuple[float, float] | None:
+def _median_and_p95(values: list[float]) -> tuple[float, float] | None:
     if not values:
         return None
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)

@@ -130,7 +130,7 @@ def savings(
         first_day: first UTC day to count, such as 2026-11-21; None counts all days.
     """
     found: dict[str, Saving] = {}
-    costs, cached_shares = prefill_costs(reader), _cached_shares(reader)
+    costs, cached_shares = prefill_costs(reader), _provider_cached_share_bounds(reader)
     for row in reader.totals(by, first_day):
         price = price_of(row.model, prices)
         if row.layer == "warming":
@@ -179,7 +179,7 @@ def savings(
     return sorted(order, key=lambda each: (each.money or 0.0, each.seconds, each.prompt_tokens), reverse=True)
 
 
-def _cached_shares(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
+def _provider_cached_share_bounds(reader: JournalReader) -> dict[tuple[str, str, str], tuple[float, float]]:
     # By tenant, model, and layer: bounds of the share of the prompt tokens of hits that the provider's cache would have reused.
     tokens: dict[tuple[str, str], dict[str, int]] = {}
     for tenant, model, result, count in reader.rows(
@@ -193,12 +193,12 @@ def _cached_shares(reader: JournalReader) -> dict[tuple[str, str, str], tuple[fl
     for (tenant, model, layer), total in prompts.items():
         known = tokens.get((tenant, model), {})
         repeated = min(1.0, known.get(REPEATED + layer, 0) / max(1, total))
-        least, most = _reused_shares(known)
+        least, most = _reused_share_bounds(known)
         shares[tenant, model, layer] = repeated * least, repeated * most
     return shares
 
 
-def _reused_shares(tokens: Mapping[str, int]) -> tuple[float, float]:
+def _reused_share_bounds(tokens: Mapping[str, int]) -> tuple[float, float]:
     """Return bounds of the share of repeated prefixes that the backend reused in requests that were no hits."""
     reused, unreported = tokens.get("reused", 0), tokens.get("unreported", 0)
     total = reused + sum(tokens.get(cause, 0) for cause in _LOST_PREFIXES)

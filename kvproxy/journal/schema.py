@@ -91,12 +91,12 @@ class StringIds:
         return Regions(names, parts, question, tuple(array("I", sizes)))
 
 
-def stored_name(field: str) -> str:
+def stored_column(field: str) -> str:
     return {"request_id": "request"}.get(field, f"{field.removesuffix('_ms')}_us" if field.endswith("_ms") else field)
 
 
 def _column_sql(name: str) -> str:
-    source = f"p.{name}" if name in OF_PROMPT else f"r.{stored_name(name)}"
+    source = f"p.{name}" if name in OF_PROMPT else f"r.{stored_column(name)}"
     if name in STRINGS:
         return f"(select name from names where number = {source}) as {name}"
     if name in _DIGESTS:

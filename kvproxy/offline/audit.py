@@ -50,7 +50,7 @@ class AuditedPair:
         return self.cold.cached_tokens == 0 and bool(self.warm.cached_tokens)
 
     @property
-    def differs_at(self) -> int | None:
+    def first_different_token(self) -> int | None:
         """The index of the first different token; None if the responses are equal."""
         cold, warm = self.cold.tokens, self.warm.tokens
         return None if cold == warm else common_prefix_length(cold, warm)

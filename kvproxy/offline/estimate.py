@@ -138,7 +138,7 @@ async def estimate(
         id = logged.get("id") if isinstance(logged, dict) else None
         if each.layer in savings:
             is_replay = id is not None and id in known_ids
-            savings[each.layer].append(_hit_savings(each, tokens, share, price, is_replay=is_replay))
+            savings[each.layer].append(_savings_of_hit(each, tokens, share, price, is_replay=is_replay))
         known_ids.add(id)
     exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
     return Estimate(
@@ -155,7 +155,7 @@ async def estimate(
         untokenized=len(forwarded) - len(readable),
         exact_savings=exact,
         semantic_savings=semantic,
-        reuse_discount=_mean_discount(prices, tokenized),
+        reuse_discount=_mean_reuse_discount(prices, tokenized),
     )
 
 
@@ -177,17 +177,17 @@ def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
     return sum(each.layer == "semantic" for each in replayed)
 
 
-def _hit_savings(
-    each: ReplayedRequest,
+def _savings_of_hit(
+    hit: ReplayedRequest,
     tokens: TokenizedRequest | None,
     reusable_share: float,
     price: PriceSettings | None,
     *,
     is_replay: bool,
 ) -> HitSavings:
-    """Return the savings of one hit. If a cache replayed the logged response (`is_replay`), its reported reuse is ignored."""
-    logged = each.logged.response
-    prompt, response = each.request.api.usage(logged) if isinstance(logged, dict) else (0, 0)
+    """Return the tokens and the money that a hit saved. The reported reuse of a replayed response (`is_replay`) is ignored."""
+    logged = hit.logged.response
+    prompt, response = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (0, 0)
     if not prompt and tokens is not None:
         prompt, response = len(tokens.prompt), len(tokens.response)
     reuse = reported_reuse(logged) if isinstance(logged, dict) and not is_replay else None
@@ -207,7 +207,7 @@ def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
     )
 
 
-def _mean_discount(
+def _mean_reuse_discount(
     prices: Sequence[PriceSettings | None], tokenized: Sequence[TokenizedRequest | None]
 ) -> float | None:
     known = [

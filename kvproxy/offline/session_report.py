@@ -16,7 +16,7 @@ from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE
-from kvproxy.journal.sessions.ledger import EarlierPrefix, lost_tokens
+from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.session_reader import (
     LedgerReport,
     Session,
@@ -97,7 +97,7 @@ def report_sessions(
         if turn.region is not None:
             changed[turn.region].append(turn.lost.get("changed", 0))
     regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
-    shares = [mean(map(_repeated_share, found[1:])) for found in by_session.values() if len(found) > 1]
+    shares = [mean(map(_common_prefix_share, found[1:])) for found in by_session.values() if len(found) > 1]
     return SessionReport(
         sorted(map(summarize_session, by_session.values()), key=lambda each: -(each.cost or 0.0)),
         ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
@@ -136,7 +136,7 @@ def _turns_of_requests(
 def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     response = request.response
     reuse = reported_reuse(response) if isinstance(response, dict) else None
-    prompt, completion = request.api.usage(response) if isinstance(response, dict) else (0, 0)
+    prompt, completion = request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (0, 0)
     if reuse is None and not prompt:
         return None
     tenant = tenant_of(request.headers)
@@ -150,7 +150,7 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     return exchange
 
 
-def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
+def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
     turns: list[Turn] = []
     before: list[object] = []
     ended = None
@@ -163,13 +163,13 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
         model = str(row.get("model", ""))
         is_expired = pause is not None and pause > (price_of(model, prices) or PriceSettings()).ttl
         reused = 0 if is_expired else shared
-        lost = lost_tokens(prompt, reused, EarlierPrefix(tokens=shared, expired=is_expired))
+        lost = lost_tokens(prompt, reused, ExpectedReuse(tokens=shared, expired=is_expired))
         seconds, out = row.get("api_time"), row.get("out")
         duration = float(seconds) if isinstance(seconds, int | float) else 0.0
-        number = first + place
+        number = first_number + place
         turn = Turn(
             number=number,
-            session=first,
+            session=first_number,
             turn=place + 1,
             parent=number - 1 if turns else None,
             name=trace.name,
@@ -195,7 +195,7 @@ def _trace_turns(trace: TraceSession, first: int, prices: Mapping[str, PriceSett
     return turns
 
 
-def _repeated_share(turn: Turn) -> float:
+def _common_prefix_share(turn: Turn) -> float:
     return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
 
 
@@ -220,7 +220,7 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
             continue
         paid = (price.price_of_reuse, price.price_of_5m_write, price.price_of_1h_write)
         relative = CachePrices(*(each / price.input for each in paid))
-        sizes = [(turn.prompt_tokens, _repeated_share(turn), turn.pause) for turn in turns]
+        sizes = [(turn.prompt_tokens, _common_prefix_share(turn), turn.pause) for turn in turns]
         steps = [SessionStep(tokens, round(tokens * share), pause) for tokens, share, pause in sizes]
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():

@@ -11,7 +11,7 @@ TENANT_HEADERS = tuple(
 
 
 class AccessSettings(Section):
-    """Access to the proxy."""
+    """Accepted clients, web origins, and host names, and the headers that identify tenants."""
 
     origins: tuple[str, ...] = Field((), description="Origins of web pages that may call the proxy; * allows all.")
     open: bool = Field(False, description="Accept all clients beyond loopback without API keys.")

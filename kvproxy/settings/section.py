@@ -11,14 +11,14 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 """A size in bytes, or text such as `2GiB`."""
 
 
-def _share_or_bytes(value: Any) -> float:
+def _parse_share_or_bytes(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
         return parse_bytes(value)
 
 
-ShareOrBytes = Annotated[float, BeforeValidator(_share_or_bytes)]
+ShareOrBytes = Annotated[float, BeforeValidator(_parse_share_or_bytes)]
 """A fraction of a total (at most 1), or a size in bytes, as a number or as text such as `2GiB`."""
 
 

@@ -49,7 +49,7 @@ def test_an_assembled_stream_equals_the_whole_response(api: ApiName, texts: list
     pieces = [delta(text, tokens=place) for place, text in enumerate(texts)]
     assembled, whole, _ = streamed(api, USAGE, *pieces, delta(reason=reason, tokens=len(texts)))
     assert assembled == whole
-    assert APIS[api].usage(whole) == (10, len(texts))
+    assert APIS[api].prompt_and_completion_tokens(whole) == (10, len(texts))
     if "".join(texts) or api != "chat":
         assert APIS[api].output_text(whole) == "".join(texts)
 

@@ -165,10 +165,13 @@ def test_display_text_output_text_and_usage() -> None:
     assert chat.output_text({"choices": [answer]}) == "yes"
     assert chat.output_text({"choices": [answer, answer]}) is None
     assert chat.output_text({"choices": []}) is chat.output_text({"choices": "x"}) is None
-    assert chat.usage({"usage": {"prompt_tokens": 3, "completion_tokens": 4}}) == (3, 4)
-    assert chat.usage({"usage": {"prompt_tokens": -1, "completion_tokens": 2**53}}) == (0, 0)
-    assert chat.usage({"usage": {"prompt_tokens": "3", "completion_tokens": 2**53 - 1}}) == (0, 2**53 - 1)
-    assert chat.usage({}) == (0, 0)
+    assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": 3, "completion_tokens": 4}}) == (3, 4)
+    assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": -1, "completion_tokens": 2**53}}) == (0, 0)
+    assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": "3", "completion_tokens": 2**53 - 1}}) == (
+        0,
+        2**53 - 1,
+    )
+    assert chat.prompt_and_completion_tokens({}) == (0, 0)
     assert APIS["completions"].display_text({"prompt": [1, 2]}) == "[1,2]"
     assert APIS["embeddings"].display_text({"input": ["a"]}) == '["a"]'
     assert APIS["messages"].display_text({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"
@@ -184,7 +187,7 @@ def test_display_text_output_text_and_usage() -> None:
     assert APIS["completions"].output_text({"choices": [{"text": "a"}] * 2}) is None
     assert APIS["embeddings"].output_text({"data": [{"embedding": [1]}]}) is None
     told: JsonObject = {"usage": {"input_tokens": 3, "output_tokens": 4, "prompt_tokens": 5}}
-    usages = [APIS[name].usage(told) for name in ("messages", "responses", "embeddings")]
+    usages = [APIS[name].prompt_and_completion_tokens(told) for name in ("messages", "responses", "embeddings")]
     assert usages == [(3, 4), (3, 4), (5, 0)]
 
 

@@ -85,5 +85,5 @@ def test_any_json_response_can_be_read(whole: JsonObject) -> None:
 
 def test_the_prompt_of_a_message_contains_its_cached_tokens() -> None:
     usage = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7, "output_tokens": 3}
-    assert APIS["messages"].usage({"usage": usage}) == (102, 3)
-    assert APIS["messages"].usage({"usage": {"input_tokens": 5, "output_tokens": 3}}) == (5, 3)
+    assert APIS["messages"].prompt_and_completion_tokens({"usage": usage}) == (102, 3)
+    assert APIS["messages"].prompt_and_completion_tokens({"usage": {"input_tokens": 5, "output_tokens": 3}}) == (5, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.checks.all_checks import _check_data
+from kvproxy.checks.all_checks import _check_data_folder
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
@@ -78,4 +78,4 @@ def test_doctor_tells_what_others_can_read(tmp_path: Path) -> None:
     checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--data", data, "--json").stdout)}
     assert "chmod go=" in checks["data"]["detail"]
     data.chmod(0o700)
-    assert _check_data(load_settings(data=data)).endswith(", private")
+    assert _check_data_folder(load_settings(data=data)).endswith(", private")

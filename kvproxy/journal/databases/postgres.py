@@ -17,7 +17,7 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import first_line
 from kvproxy.index.store.postgres.database import TCP_OPTIONS, display_name
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_fields, stored_name
+from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_column, stored_fields
 
 _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
 _DAY = 86_400
@@ -62,9 +62,9 @@ def _column_sql(name: str) -> str:
     if name in OF_PROMPT:
         return "encode(p.key, 'hex') as key" if name == "key" else f"p.{name}"
     return (
-        f"r.{stored_name(name)} / 1000.0::float8 as {name}"
+        f"r.{stored_column(name)} / 1000.0::float8 as {name}"
         if name.endswith("_ms")
-        else f"r.{stored_name(name)} as {name}"
+        else f"r.{stored_column(name)} as {name}"
     )
 
 
@@ -156,7 +156,7 @@ class PostgresJournalDatabase:
             return
         self._flush()
         # A copy takes a fifth of the processor time of inserts.
-        sql = f"copy records ({', '.join(map(stored_name, self.stored))}) from stdin"
+        sql = f"copy records ({', '.join(map(stored_column, self.stored))}) from stdin"
         with self._errors(), self._open().cursor() as cursor, cursor.copy(sql.encode()) as copy:
             for row in rows:
                 copy.write_row([_without_invalid_characters(each) for each in row])

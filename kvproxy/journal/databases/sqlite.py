@@ -10,7 +10,7 @@ from typing import Any
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_fields, stored_name, view_sql
+from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_column, stored_fields, view_sql
 
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
@@ -40,7 +40,7 @@ class SqliteJournalDatabase:
     def insert_records(self, rows: Sequence[Sequence[object]]) -> None:
         if rows:
             # One statement takes the GIL once; with one per row, the event loop and this thread would alternate.
-            names, marks = ", ".join(map(stored_name, self.stored)), f"({', '.join('?' * len(self.stored))})"
+            names, marks = ", ".join(map(stored_column, self.stored)), f"({', '.join('?' * len(self.stored))})"
             values = [value for row in rows for value in row]
             self.execute(f"insert into records ({names}) values {', '.join([marks] * len(rows))}", values)
 

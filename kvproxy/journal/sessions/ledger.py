@@ -25,11 +25,11 @@ _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, 
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierPrefix:
-    """The longest common prefix of a prompt with an earlier prompt, and facts that explain why it was not reused.
+class ExpectedReuse:
+    """The part of a prompt that the backend could reuse, and facts that explain why it was not reused.
 
     Attributes:
-        tokens: length of the prefix, which is measured if `is_exact`, and otherwise estimated.
+        tokens: longest common prefix with an earlier prompt, measured if `is_exact`, and otherwise estimated.
         answer: tokens of the engine's answer that follows the prefix in the new prompt; 0 for a provider.
         answer_changed: the client sent this answer back with changes.
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
@@ -54,40 +54,40 @@ class EarlierPrefix:
     block: int = 0
 
 
-def lost_tokens(prompt_tokens: int, reused_tokens: int | None, earlier: EarlierPrefix) -> dict[str, int]:
+def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: ExpectedReuse) -> dict[str, int]:
     """Return the prompt tokens that were not reused, by cause (see `CAUSES`)."""
-    known = min(earlier.tokens, prompt_tokens)
+    known = min(expected.tokens, prompt_tokens)
     if reused_tokens is None:
-        return _add_changed_and_new({"unreported": known} if known else {}, prompt_tokens - known, earlier.repeated)
+        return _add_changed_and_new({"unreported": known} if known else {}, prompt_tokens - known, expected.repeated)
     reused = min(reused_tokens, prompt_tokens)
     lost: dict[str, int] = {}
     covered = reused
-    tolerance = _reuse_tolerance(reused, known, earlier)
-    end = min(prompt_tokens, known + earlier.answer)
+    tolerance = _reuse_tolerance(reused, known, expected)
+    end = min(prompt_tokens, known + expected.answer)
     if known - reused > tolerance:
-        lost = _lost_prefix(reused, known if earlier.answer_changed else end, tolerance, earlier)
+        lost = _lost_prefix(reused, known if expected.answer_changed else end, tolerance, expected)
         covered = reused + sum(lost.values())
-    if earlier.answer and end - covered > tolerance:
-        cause = "changed" if earlier.answer_changed else "retokenised"
+    if expected.answer and end - covered > tolerance:
+        cause = "changed" if expected.answer_changed else "retokenised"
         lost[cause] = lost.get(cause, 0) + end - covered
         covered = end
-    return _add_changed_and_new(lost, prompt_tokens - covered, earlier.repeated)
+    return _add_changed_and_new(lost, prompt_tokens - covered, expected.repeated)
 
 
-def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, earlier: EarlierPrefix) -> int:
-    if _is_below_minimum(reused_tokens, prefix_tokens, earlier):
+def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> int:
+    if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return 0
-    block = _PROVIDER_BLOCK if earlier.minimum and reused_tokens % _PROVIDER_BLOCK == 0 else max(BLOCK, earlier.block)
-    return block if earlier.is_exact else block + round(_ESTIMATE_ERROR * prefix_tokens)
+    block = _PROVIDER_BLOCK if expected.minimum and reused_tokens % _PROVIDER_BLOCK == 0 else max(BLOCK, expected.block)
+    return block if expected.is_exact else block + round(_ESTIMATE_ERROR * prefix_tokens)
 
 
-def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, earlier: EarlierPrefix) -> dict[str, int]:
-    cause = "expired" if earlier.expired else "moved" if earlier.moved else "evicted"
-    if cause == "evicted" and earlier.diverges and reused_tokens:
+def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, expected: ExpectedReuse) -> dict[str, int]:
+    cause = "expired" if expected.expired else "moved" if expected.moved else "evicted"
+    if cause == "evicted" and expected.diverges and reused_tokens:
         cause = "changed"
-    if _is_below_minimum(reused_tokens, prefix_tokens, earlier):
+    if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return {"minimum": prefix_tokens}
-    stored = prefix_tokens if earlier.stored is None else min(prefix_tokens, max(reused_tokens, earlier.stored))
+    stored = prefix_tokens if expected.stored is None else min(prefix_tokens, max(reused_tokens, expected.stored))
     found = {
         cause: stored - reused_tokens,
         "unmarked": prefix_tokens - stored if prefix_tokens - stored > tolerance else 0,
@@ -95,8 +95,8 @@ def _lost_prefix(reused_tokens: int, prefix_tokens: int, tolerance: int, earlier
     return {name: tokens for name, tokens in found.items() if tokens}
 
 
-def _is_below_minimum(reused_tokens: int, prefix_tokens: int, earlier: EarlierPrefix) -> bool:
-    return prefix_tokens < earlier.minimum and reused_tokens == 0 and not earlier.stored
+def _is_below_minimum(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> bool:
+    return prefix_tokens < expected.minimum and reused_tokens == 0 and not expected.stored
 
 
 def _add_changed_and_new(lost: dict[str, int], tokens: int, repeated: int) -> dict[str, int]:

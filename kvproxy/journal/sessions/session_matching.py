@@ -105,7 +105,7 @@ class KnownTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPrefix:
+class CommonPrefix:
     """The longest common prefix of a prompt with an earlier prompt.
 
     Attributes:
@@ -139,7 +139,7 @@ class SessionIndex:
         self._first_turns: _RecentItems[str, KnownTurn] = _RecentItems()
         self._names: _RecentItems[str, KnownTurn] = _RecentItems()
 
-    def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> KnownPrefix | None:
+    def find_longest_prefix(self, chain: PromptChain, prompt_tokens: int) -> CommonPrefix | None:
         lengths = range(len(chain.prefixes), 0, -1)
         length = next((each for each in lengths if chain.prefixes[each - 1] in self._prefixes), 0)
         if not length:
@@ -147,7 +147,7 @@ class SessionIndex:
         measured = next((each for each in range(length, 0, -1) if chain.prefixes[each - 1] in self._tokens), 0)
         known = (measured, self._tokens[chain.prefixes[measured - 1]]) if measured else (0, 0)
         tokens = min(prompt_tokens, chain.estimate_tokens(length, prompt_tokens, known))
-        return KnownPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
+        return CommonPrefix(length, tokens, measured == length, self._prefixes[chain.prefixes[length - 1]])
 
     def find_parent(self, chain: PromptChain, tenant: str, name: str | None) -> tuple[KnownTurn | None, int | None]:
         """Return the turn that a request continues (None for a first turn), and the number of its session (None for a new one).

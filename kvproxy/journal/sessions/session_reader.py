@@ -43,8 +43,8 @@ class Turn:
         pause: seconds since the end of the parent's response; None without a parent.
         reused_tokens: None if the backend did not report them.
         written_5m, written_1h: tokens written to the provider's cache for five minutes and for one hour.
-        region, place: the first changed region, such as `messages[0] system`, and the index of its first changed character;
-            None if no tokens were lost to `changed`.
+        region, place: the first changed region (see `Regions`), such as `messages[0] system`, and the index of its first changed
+            character; None if no tokens were lost to `changed`.
         lost: prompt tokens that were not reused, by cause (see `CAUSES`).
         cost: price of prompt and response; None if the model has no price.
     """

@@ -20,9 +20,9 @@ from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds
-from kvproxy.journal.sessions.ledger import BLOCK, CAUSES, REPEATED, STORED_TOKEN_HOURS, EarlierPrefix, lost_tokens
+from kvproxy.journal.sessions.ledger import BLOCK, CAUSES, REPEATED, STORED_TOKEN_HOURS, ExpectedReuse, lost_tokens
 from kvproxy.journal.sessions.session_matching import (
-    KnownPrefix,
+    CommonPrefix,
     KnownTurn,
     PromptChain,
     RegionContents,
@@ -119,7 +119,7 @@ class TurnWriter:
         if known is not None and known.regions > (0 if parent is None else chain.first) and _has_text(chain, known):
             closest = known.turn
         change = self._prompt_change(chain, closest, record)
-        earlier, region = self._earlier_prefix(exchange, record, chain, known, price, change.repeated)
+        earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, price, change.repeated)
         if region is not None:
             change = _PromptChange(region, None, change.repeated)
         lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
@@ -186,36 +186,36 @@ class TurnWriter:
             if count or (result == "reused" and count is not None):
                 self._tokens[day, record.tenant, record.model, result] += count
 
-    def _earlier_prefix(
+    def _expected_reuse_and_region(
         self,
         exchange: Exchange,
         record: Record,
         chain: PromptChain,
-        known_prefix: KnownPrefix | None,
+        common_prefix: CommonPrefix | None,
         price: PriceSettings,
         repeated: int,
-    ) -> tuple[EarlierPrefix, str | None]:
+    ) -> tuple[ExpectedReuse, str | None]:
         minimum = 0 if exchange.is_engine else price.least_cached_tokens
-        if known_prefix is None:
-            return EarlierPrefix(minimum=minimum, repeated=repeated), None
-        turn, answer, region = known_prefix.turn, 0, None
-        is_whole_turn = turn.prompt_hash == chain.prefixes[known_prefix.regions - 1]
-        follows = is_whole_turn and known_prefix.regions in chain.assistant_indexes()
+        if common_prefix is None:
+            return ExpectedReuse(minimum=minimum, repeated=repeated), None
+        turn, answer, region = common_prefix.turn, 0, None
+        is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
+        follows = is_whole_turn and common_prefix.regions in chain.assistant_indexes()
         if exchange.is_engine and follows:
             answer = turn.completion_tokens
-            returned = part_digests(self._content(chain.digests[known_prefix.regions]))
+            returned = part_digests(self._content(chain.digests[common_prefix.regions]))
             if turn.answer is not None and returned != turn.answer:
-                region = chain.names[known_prefix.regions]
+                region = chain.names[common_prefix.regions]
                 if {kind for kind, _ in turn.answer} - {kind for kind, _ in returned} == {"reasoning"}:
                     region += " reasoning"
                 assert record.prompt_tokens is not None
-                start = (known_prefix.regions, known_prefix.tokens)
+                start = (common_prefix.regions, common_prefix.tokens)
                 answer = (
-                    chain.estimate_tokens(known_prefix.regions + 1, record.prompt_tokens, start) - known_prefix.tokens
+                    chain.estimate_tokens(common_prefix.regions + 1, record.prompt_tokens, start) - common_prefix.tokens
                 )
-        return EarlierPrefix(
-            tokens=known_prefix.tokens,
-            is_exact=known_prefix.is_exact,
+        return ExpectedReuse(
+            tokens=common_prefix.tokens,
+            is_exact=common_prefix.is_exact,
             answer=answer,
             answer_changed=region is not None,
             stored=None if exchange.is_engine else turn.stored,
@@ -240,12 +240,12 @@ class TurnWriter:
         repeated: float = sum(size for digest, size in later if digest in sent)
         if chain.names[shared] in other.names and chain.digests[shared] not in sent:
             before = other.digests[other.names.index(chain.names[shared])]
-            place, share = self._difference_and_repeated_share(before, chain.digests[shared])
+            place, share = self._difference_and_suffix_share(before, chain.digests[shared])
             repeated += share * chain.sizes[shared] if shared < len(chain.names) - 1 else 0.0
         tokens = round(record.prompt_tokens * repeated / max(1, sum(chain.sizes)))
         return _PromptChange(chain.names[shared], place, tokens)
 
-    def _difference_and_repeated_share(self, before: bytes, after: bytes) -> tuple[int | None, float]:
+    def _difference_and_suffix_share(self, before: bytes, after: bytes) -> tuple[int | None, float]:
         old_content, new_content = self._content(before), self._content(after)
         if old_content is None or new_content is None:
             return None, 0.0
@@ -257,7 +257,7 @@ class TurnWriter:
         content = self.contents.get(digest)
         return None if content is None else loads(content)
 
-    def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, known_prefix: KnownPrefix | None) -> None:
+    def _link_sub_agents(self, chain: PromptChain, turn: KnownTurn, common_prefix: CommonPrefix | None) -> None:
         if turn.parent is None:
             first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):
@@ -265,7 +265,7 @@ class TurnWriter:
                 if len(self._roots) > _MAX_ROOTS:
                     self._roots.popitem(last=False)
             return
-        start = 0 if known_prefix is None else known_prefix.regions
+        start = 0 if common_prefix is None else common_prefix.regions
         for index in chain.assistant_indexes():
             for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
                 root = self._roots.pop(text.strip(), None)
@@ -297,14 +297,16 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
     return reached and record.status == 200 and bool(record.prompt_tokens)
 
 
-def _has_text(chain: PromptChain, prefix: KnownPrefix) -> bool:
+def _has_text(chain: PromptChain, prefix: CommonPrefix) -> bool:
     return chain.names[prefix.regions - 1] != "model"
 
 
-def _prefix_ttl(use: PrefixReuse, known_prefix: KnownPrefix | None, price: PriceSettings) -> float:
+def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, price: PriceSettings) -> float:
     if use.written_1h:
         return _HOUR
-    return known_prefix.turn.ttl if known_prefix is not None and use.cached_tokens and not use.written_5m else price.ttl
+    return (
+        common_prefix.turn.ttl if common_prefix is not None and use.cached_tokens and not use.written_5m else price.ttl
+    )
 
 
 def _message_texts(message: Json) -> Iterator[str]:

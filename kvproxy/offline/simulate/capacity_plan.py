@@ -61,9 +61,9 @@ class CapacityPlan:
             f"{advice} reaches {lru[at] / sweep.unlimited:.1%} of the possible hits: {lru[at]:.1%} of the prompt tokens,"
             f" of at most {sweep.unlimited:.1%}."
         )
-        return f"{first} {self._next_step_sentence(at, lru)} {self._policy_sentence(at, lru)}"
+        return f"{first} {self._more_memory_sentence(at, lru)} {self._policy_sentence(at, lru)}"
 
-    def _next_step_sentence(self, size_index: int, lru: Sequence[float]) -> str:
+    def _more_memory_sentence(self, size_index: int, lru: Sequence[float]) -> str:
         if self.tiers:
             with_tiers, without = self.costs[size_index], self.costs_without_tiers[size_index]
             added = sum(share for name, share in with_tiers.hits.items() if name != "pool")

@@ -48,7 +48,7 @@ class Workload:
 
     @property
     def chains(self) -> list[ChainRequest]:
-        """The prompts in order. `ChainRequest.use` is set if the trace has times."""
+        """The prompts of `arrivals`, with `ChainRequest.use` if the trace has times."""
         if not self.has_times:
             return [arrival.chain for arrival in self.arrivals]
         uses = (CacheUse(each.seconds, each.client, each.awaits_user) for each in self.arrivals)

@@ -12,7 +12,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
-from kvproxy.journal.sessions.ledger import CAUSES, EarlierPrefix, lost_tokens, main_cause
+from kvproxy.journal.sessions.ledger import CAUSES, ExpectedReuse, lost_tokens, main_cause
 from kvproxy.settings.journal import PriceSettings
 from tests.commands.run import kvproxy
 from tests.journal.sessions.injected_losses import Result, run_engine, run_provider
@@ -20,7 +20,7 @@ from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provide
 
 COUNTS, YES_OR_NO = st.integers(0, 20_000), st.booleans()
 EARLIER = st.builds(
-    EarlierPrefix,
+    ExpectedReuse,
     *(COUNTS, YES_OR_NO, COUNTS, YES_OR_NO, st.none() | COUNTS, YES_OR_NO, YES_OR_NO, YES_OR_NO, COUNTS, COUNTS),
 )
 
@@ -32,8 +32,8 @@ def place(tmp_path: Path) -> str:
 
 
 @given(COUNTS, st.none() | COUNTS, EARLIER)
-@example(39, 1, EarlierPrefix(20, is_exact=False, answer=19, answer_changed=True, diverges=True))
-def test_reused_and_lost_tokens_add_up(prompt: int, reused: int | None, earlier: EarlierPrefix) -> None:
+@example(39, 1, ExpectedReuse(20, is_exact=False, answer=19, answer_changed=True, diverges=True))
+def test_reused_and_lost_tokens_add_up(prompt: int, reused: int | None, earlier: ExpectedReuse) -> None:
     lost = lost_tokens(prompt, reused, earlier)
     assert sum(lost.values()) + min(reused or 0, prompt) == prompt
     assert all(tokens > 0 for tokens in lost.values())

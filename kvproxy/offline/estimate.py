@@ -185,7 +185,10 @@ def _savings_of_hit(
     *,
     is_replay: bool,
 ) -> HitSavings:
-    """Return the tokens and the money that a hit saved. The reported reuse of a replayed response (`is_replay`) is ignored."""
+    """Return the tokens and the money that a hit saved; `reusable_share` is the estimated `cached_tokens` per prompt token.
+
+    It replaces the reuse that the logged response reports if a cache replayed that response (`is_replay`).
+    """
     logged = hit.logged.response
     prompt, response = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (0, 0)
     if not prompt and tokens is not None:

@@ -16,7 +16,7 @@ CAUSES = {
 }
 """Causes why prompt tokens were not reused ("lost"), and their meanings."""
 REPEATED = "repeated_"
-"""Start of the names `repeated_LAYER` of ledger rows: prompt tokens of hits that a cache of all prompts would have reused."""
+"""Start of the names `repeated_LAYER` of ledger rows: prompt tokens of hits whose text an earlier prompt began with."""
 STORED_TOKEN_HOURS = "stored"
 """Name of the ledger's row for storage in the provider's cache: reused tokens times hours."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.

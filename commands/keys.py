@@ -88,7 +88,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 @app.command("history")
 @command
 def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Output:
-    """List the last changes of clients, responses, and pins in PostgreSQL.
+    """List the last changes of clients, responses, and pins.
 
     With a store in a file, changes are not recorded. The newest --limit changes are listed.
     """

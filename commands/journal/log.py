@@ -68,9 +68,10 @@ def log(
     source: JournalOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List the last requests that ended, in order of arrival, and how each was answered.
+    """List the last requests, and how each was answered.
 
-    --follow prints each request when it ends. The command reads the journal's file or database, so the proxy need not run.
+    It lists the last requests that ended, in order of arrival. --follow prints each request when it ends. The command reads
+    the journal's file or database, so the proxy need not run.
     --columns accepts each field of a record.
 
     Example: kvproxy log --since 5m --reason miss

@@ -86,13 +86,13 @@ def pause_quantile(survival: SurvivalFunction, share: float = _LIKELY) -> float:
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
 
 
-def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept: float = 0.0) -> int:
+def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept_share: float = 0.0) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
-    `kept` is the fraction of the prefix that the provider keeps for one hour anyway.
+    `kept_share` is the fraction of the prefix that the provider keeps for one hour anyway.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
-    saved = (1.0 - kept) * (prices.write_5m - prices.read)
+    saved = (1.0 - kept_share) * (prices.write_5m - prices.read)
     for count, ends in enumerate(survival.pause_end_probabilities(), 1):
         expected += left * (ends * saved - prices.read)
         left *= 1.0 - ends

@@ -11,7 +11,7 @@ _WINDOW = 4096
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """How long blocks stay cached: medians of the last 4,096 evictions and of the last 4,096 hits; None before the first one."""
+    """Statistics of the last 4,096 evictions and of the last 4,096 hits of blocks; None before the first one."""
 
     evicted: int  # Number of evictions since the start.
     lifetime: float | None  # Median seconds from caching to eviction.

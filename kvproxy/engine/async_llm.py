@@ -40,7 +40,7 @@ class AsyncLLM:
 
     Attributes:
         tokenizer: for the engine's thread only; other callers use `async_tokenizer`.
-        adapters: by the name of each LoRA adapter, its `CacheRequest.lora`: the name and a digest of the weights.
+        adapters: by the name of each LoRA adapter, its name and the digest of its weights (`CacheRequest.lora`).
         on_finished: receives the last delta of each sequence, on the event loop.
     """
 

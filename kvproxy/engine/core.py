@@ -163,7 +163,7 @@ class EngineCore:
         return True
 
     def _execute_one_by_one(self, scheduled: SchedulerOutput) -> list[SequenceLogits]:
-        outputs = (output for part in scheduled.split() for output in self._runner.execute_model(part))
+        outputs = (output for part in scheduled.split_by_sequence() for output in self._runner.execute_model(part))
         # A captured step overwrites the logits of the previous step.
         return [replace(output, logits=output.logits.clone()) for output in outputs]
 

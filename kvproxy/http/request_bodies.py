@@ -30,8 +30,8 @@ class BodyBudget:
         self.items = 0
 
     @contextmanager
-    def reservation(self) -> Iterator["Reservation"]:
-        reservation = Reservation(self)
+    def reservation(self) -> Iterator["BodyReservation"]:
+        reservation = BodyReservation(self)
         try:
             yield reservation
         finally:
@@ -39,7 +39,7 @@ class BodyBudget:
             self.items -= reservation.items
 
 
-class Reservation:
+class BodyReservation:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._size = 0
@@ -52,7 +52,7 @@ class Reservation:
         if more <= 0:
             return
         if self._budget.bytes + more > self._budget.limits.in_flight_bytes:
-            raise _overloaded("in_flight_bytes", "the bodies of the requests in flight hold too many bytes")
+            raise _overloaded_error("in_flight_bytes", "the bodies of the requests in flight hold too many bytes")
         self.bytes += more
         self._budget.bytes += more
 
@@ -68,17 +68,17 @@ class Reservation:
                 limit="items",
             )
         if self._budget.items + items > limits.in_flight_items:
-            raise _overloaded("in_flight_items", "the bodies of the requests in flight hold too many items")
+            raise _overloaded_error("in_flight_items", "the bodies of the requests in flight hold too many items")
         self.items += items
         self._budget.items += items
 
 
-def _overloaded(limit: str, why: str) -> Overloaded:
+def _overloaded_error(limit: str, why: str) -> Overloaded:
     return Overloaded(f"{why}: try again, or raise the setting limits.{limit}", limit=limit, retry_after=1.0)
 
 
 async def read_body(
-    request: Request, max_bytes: int, seconds: float | None = None, reservation: Reservation | None = None
+    request: Request, max_bytes: int, seconds: float | None = None, reservation: BodyReservation | None = None
 ) -> bytes:
     """Read a body of at most `max_bytes`, within `seconds`. `reservation` counts it in the `BodyBudget`.
 

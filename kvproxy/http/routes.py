@@ -20,7 +20,7 @@ from kvproxy.http.error_responses import error_event, error_response, normalize_
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import (
-    Reservation,
+    BodyReservation,
     check_number_of_choices,
     query_of,
     read_api_request,
@@ -57,7 +57,7 @@ class CachedApi:
             await response(scope, receive, send)
 
 
-async def _answer(request: Request, exchange: Exchange, api: Api, reservation: Reservation) -> Response:
+async def _answer(request: Request, exchange: Exchange, api: Api, reservation: BodyReservation) -> Response:
     app = services(request)
     forwarder = app.answerer.backend.forwarder
     limits, deadline = app.settings.limits, Deadline(app.deadlines)

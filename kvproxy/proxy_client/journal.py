@@ -93,7 +93,10 @@ class DirectJournal:
     def groups(
         self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
     ) -> list[RequestGroup]:
-        """Return sums of the requests of each group, by `order`. The name of a group of equal prompts is their question."""
+        """Return the groups with the most requests, or with the most seconds of the backend, as `order` selects.
+
+        The name of a group of equal prompts is their question.
+        """
         rows = self.reader.groups(query, by, order=order, limit=limit)
         if by != "prompt":
             return rows

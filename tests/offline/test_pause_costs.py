@@ -36,7 +36,7 @@ def test_keep_warm_requests_follow_the_pauses() -> None:
     assert keep_warm_requests(_times(10, 1_000, math.inf).survival(), PRICES) == 3
     # One of ten sessions returns: requests for the other sessions cost more than its prefix.
     assert keep_warm_requests(_times(400, *[math.inf] * 11).survival(), PRICES) == 0
-    assert keep_warm_requests(_times(10, 400).survival(), PRICES, kept=0.95) == 0
+    assert keep_warm_requests(_times(10, 400).survival(), PRICES, kept_share=0.95) == 0
 
 
 def test_only_small_additions_are_written_for_an_hour() -> None:

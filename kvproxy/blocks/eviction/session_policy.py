@@ -247,7 +247,7 @@ class ReturnRates:
         self._num_pauses = 0
 
     def record(self, pause: PauseClass, age: float, *, returned: bool) -> None:
-        """Record the end of a pause: the session returned, or it is no longer observed."""
+        """Record the end of a pause after `age` seconds: the session returned, or it is no longer observed."""
         for depth in range(len(pause) + 1):
             (self._returned if returned else self._censored)[pause[:depth]][_age_bin(age)] += 1
         self._num_pauses += 1

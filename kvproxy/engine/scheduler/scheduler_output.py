@@ -41,7 +41,7 @@ class SchedulerOutput:
     def __len__(self) -> int:
         return len(self.prefills) + len(self.decodes)
 
-    def split(self) -> "Iterator[SchedulerOutput]":
+    def split_by_sequence(self) -> "Iterator[SchedulerOutput]":
         """Yield one step per sequence. Prompts come first, because other sequences may read the blocks that they fill."""
         yield from (SchedulerOutput(prefills=[item]) for item in self.prefills)
         yield from (SchedulerOutput(decodes=[item]) for item in self.decodes)

@@ -106,7 +106,7 @@ class CapturedSteps:
         device = pool.data.device
         self._tables = torch.zeros((len(groups), max_rows, max_blocks), dtype=torch.int32, device=device)
         self._rows = {size: to_host_tensor(self._padding_rows(size), device).to(device) for size in self._sizes}
-        self._steps = {size: capture(partial(self._compute, size)) for size in reversed(self._sizes)}
+        self._steps = {size: capture(partial(self._compute_logits, size)) for size in reversed(self._sizes)}
 
     def fits(self, spans: Sequence[TokenSpan]) -> bool:
         return 0 < len(spans) <= self._sizes[-1]
@@ -115,7 +115,7 @@ class CapturedSteps:
         size = next(size for size in self._sizes if size >= len(spans))
         device, block_size = self._pool.data.device, self._pool.block_size
         rows = self._padding_rows(size)
-        rows[:, : len(spans)] = np.array([self._input_row(span, block_size) for span in spans]).T
+        rows[:, : len(spans)] = np.array([self._token_position_length_and_slots(span, block_size) for span in spans]).T
         self._rows[size].copy_(to_host_tensor(rows, device), non_blocking=True)
         width = max(-(-span.end // block_size) for span in spans)
         padding = [()] * (size - len(spans))
@@ -124,7 +124,7 @@ class CapturedSteps:
             target[:size, :width].copy_(to_host_tensor(table, device, np.int32), non_blocking=True)
         return self._steps[size]()[: len(spans)]
 
-    def _input_row(self, span: TokenSpan, block_size: int) -> list[int]:
+    def _token_position_length_and_slots(self, span: TokenSpan, block_size: int) -> list[int]:
         slots = [span.slot_mapping(block_size, group.index)[0] for group in self._groups]
         return [span.tokens[0], span.start, span.end, *slots]
 
@@ -133,7 +133,7 @@ class CapturedSteps:
         rows[2] = 1
         return rows
 
-    def _compute(self, size: int) -> torch.Tensor:
+    def _compute_logits(self, size: int) -> torch.Tensor:
         tokens, positions, lengths, *slot_mappings = self._rows[size]
         metadata = [
             AttentionMetadata(slot_mapping, None, self._decode.prepare(table[:size], lengths, self._pool, group))

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from kvproxy.engine.models import loader
-from kvproxy.engine.models.layer_groups import group_and_slot_by_layer, group_layers, layer_attention_types
+from kvproxy.engine.models.layer_groups import group_layers, group_slot_by_layer, layer_attention_types
 from kvproxy.engine.models.loader import load_model
 from kvproxy.errors import ModelUnsupported
 from tests.engine.models import CPU, load
@@ -96,6 +96,6 @@ def test_layers_share_tables_in_groups_of_a_size(types: str, groups: list[tuple[
     found = group_layers(config(sliding_window=8, layer_types=names))
     assert [group.layers for group in found] == groups
     assert [group.index for group in found] == list(range(len(groups)))
-    placed = group_and_slot_by_layer(found)
+    placed = group_slot_by_layer(found)
     assert sorted(placed) == list(range(len(types)))
     assert all(groups[group][slot] == layer for layer, (group, slot) in placed.items())

@@ -14,7 +14,7 @@ import torch
 
 from kvproxy.engine.attention.interface import AttentionOp, ScoreOptions
 from kvproxy.engine.attention.selector import AttentionBackends
-from kvproxy.engine.models.layer_groups import LayerGroup, group_and_slot_by_layer
+from kvproxy.engine.models.layer_groups import LayerGroup, group_slot_by_layer
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.worker.host_device_copies import upload
 from kvproxy.engine.worker.kv_pool import KVPool
@@ -36,7 +36,7 @@ class InputBatch:
     """The tokens of a step: prefill tokens, then from `decode_start` on one token per decoding sequence."""
 
     pool: KVPool
-    group_and_slot_by_layer: Mapping[int, tuple[int, int]]  # number of the group, and slot in its blocks, by layer
+    group_slot_by_layer: Mapping[int, tuple[int, int]]  # number of the group, and slot in its blocks, by layer
     tokens: torch.Tensor  # [1, tokens]
     positions: torch.Tensor  # [1, tokens]
     decode_start: int
@@ -70,7 +70,7 @@ def build_input_batch(
             decode = backends.decode.prepare(table, lengths, pool, group)
         metadata.append(AttentionMetadata(slot_mapping, prefill, decode))
     decode_start = sum(len(span.tokens) for span in prefills)
-    return InputBatch(pool, group_and_slot_by_layer(groups), row[:1], row[1:2], decode_start, metadata)
+    return InputBatch(pool, group_slot_by_layer(groups), row[:1], row[1:2], decode_start, metadata)
 
 
 def decode_block_table(
@@ -120,7 +120,7 @@ def paged_attention(
     temperature = getattr(module, "query_temperature", None)
     if temperature is not None:
         query = (query * temperature(input_batch.positions[0])[:, None, None]).to(query.dtype)
-    group, slot = input_batch.group_and_slot_by_layer[module.layer_idx]  # type: ignore[index]
+    group, slot = input_batch.group_slot_by_layer[module.layer_idx]  # type: ignore[index]
     metadata, cached = input_batch.metadata[group], input_batch.pool.layers[slot]
     scores = ScoreOptions(scaling, softcap, s_aux)
     for pool, new in zip(cached, (key, value), strict=True):

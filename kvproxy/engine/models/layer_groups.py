@@ -86,5 +86,5 @@ def layer_attention_types(config: Any) -> Sequence[tuple[GroupKind, int]]:
     return [(kind, windows[kind]) if windows[kind] else ("full", 0) for kind in kinds]
 
 
-def group_and_slot_by_layer(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
+def group_slot_by_layer(groups: Sequence[LayerGroup]) -> dict[int, tuple[int, int]]:
     return {layer: (group.index, slot) for group in groups for slot, layer in enumerate(group.layers)}

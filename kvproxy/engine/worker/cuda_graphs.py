@@ -13,7 +13,7 @@ import torch
 
 from kvproxy.engine.attention.interface import DecodeBackend
 from kvproxy.engine.attention.paged_attention import AttentionMetadata, InputBatch, pad_block_tables
-from kvproxy.engine.models.layer_groups import LayerGroup, group_and_slot_by_layer
+from kvproxy.engine.models.layer_groups import LayerGroup, group_slot_by_layer
 from kvproxy.engine.scheduler.scheduler_output import TokenSpan
 from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.worker.host_device_copies import to_host_tensor
@@ -115,7 +115,7 @@ class CapturedSteps:
         size = next(size for size in self._sizes if size >= len(spans))
         device, block_size = self._pool.data.device, self._pool.block_size
         rows = self._padding_rows(size)
-        rows[:, : len(spans)] = np.array([self._token_position_length_and_slots(span, block_size) for span in spans]).T
+        rows[:, : len(spans)] = np.array([self._captured_row_inputs(span, block_size) for span in spans]).T
         self._rows[size].copy_(to_host_tensor(rows, device), non_blocking=True)
         width = max(-(-span.end // block_size) for span in spans)
         padding = [()] * (size - len(spans))
@@ -124,7 +124,7 @@ class CapturedSteps:
             target[:size, :width].copy_(to_host_tensor(table, device, np.int32), non_blocking=True)
         return self._steps[size]()[: len(spans)]
 
-    def _token_position_length_and_slots(self, span: TokenSpan, block_size: int) -> list[int]:
+    def _captured_row_inputs(self, span: TokenSpan, block_size: int) -> list[int]:
         slots = [span.slot_mapping(block_size, group.index)[0] for group in self._groups]
         return [span.tokens[0], span.start, span.end, *slots]
 
@@ -139,5 +139,5 @@ class CapturedSteps:
             AttentionMetadata(slot_mapping, None, self._decode.prepare(table[:size], lengths, self._pool, group))
             for group, slot_mapping, table in zip(self._groups, slot_mappings, self._tables, strict=True)
         ]
-        slots = group_and_slot_by_layer(self._groups)
+        slots = group_slot_by_layer(self._groups)
         return self._forward(InputBatch(self._pool, slots, tokens[None], positions[None], 0, metadata))

@@ -157,6 +157,6 @@ def test_nothing_of_a_stop_string_is_sent(text: str, stop: str) -> None:
     sent = ""
     for byte in text.encode():
         sent += detokenizer.push(byte)
-        if detokenizer.stopped:
+        if detokenizer.stop_string is not None:
             break
     assert sent + detokenizer.finish() == text.split(stop)[0]

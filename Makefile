@@ -31,12 +31,16 @@ CHATS ?= 1000
 SEED ?= 0
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
-.PHONY: run test faults test-engines test-deploy test-wheel lint types build lock sbom docs docs-serve mutants clean
+.PHONY: run test pytest faults test-engines test-deploy test-wheel lint types build lock sbom docs docs-serve mutants clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
 
-test: $(VENV)/.dev lint types
+# The types are checked beside the tests, which wait for processes a part of the time.
+test: lint
+	$(MAKE) --no-print-directory --jobs types pytest
+
+pytest: $(VENV)/.dev
 	KVPROXY_ENGINES= OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # An hour or more; `make test-engines ENGINES=vllm TESTS=recipe` takes minutes.

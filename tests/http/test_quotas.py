@@ -39,8 +39,9 @@ class Upstream:
         self.gate = threading.Event()
 
     async def answer(self, request: Request) -> Response:
-        self.asked += request.method == "POST"
         body = await request.body()
+        # The proxy may begin to forward a body that it then refuses.
+        self.asked += request.method == "POST"
         if b"wait" in body:
             await asyncio.to_thread(self.gate.wait)
         if b"fail" in body:

@@ -35,7 +35,7 @@ class StreamReport:
 
     Attributes:
         level: the best threshold for this stream, which the policy `threshold` uses; None if each has too many wrong answers.
-        most_wrong: `ServingLevel.most_wrong` of `learned` after the stream.
+        most_wrong: upper bound (90% probability) of the wrong answers among those that `learned` served.
         random_orders: the results of `learned` for the questions in random orders.
     """
 

@@ -126,8 +126,8 @@ class Journal:
 class StoredJournal(Journal):
     """A journal in a database. Thread-safe.
 
-    If several proxies write the journal, `proxy` is the name of this one. While their database fails, records stay in memory,
-    as many as the queue holds. With `proxy=None`, these records are lost.
+    `proxy` is the name of this proxy; None for a file, which one proxy writes. While a database of several proxies fails,
+    records stay in memory, as many as the queue holds. Records that a file cannot take are lost.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ class RecordWithQuestions:
 
 
 def entry_ids(records: Sequence[Record], prompt_entries: Mapping[int, str]) -> list[str]:
-    """Return the ids of the stored responses that have the questions of records; see `add_questions`."""
+    """Return the ids of the stored responses that have the questions of records; `prompt_entries` has more, by prompt number."""
     found = {id for record in records for id in (record.entry, record.near) if id is not None}
     return sorted(found | set(prompt_entries.values()))
 

@@ -64,7 +64,7 @@ class StringIds:
         return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
 
     def shape_id(self, regions: Regions) -> int:
-        """Return the id of `Regions.names` and `Regions.question`, which many requests have in common."""
+        """Return the id of the region names and of the question's index, which many requests have in common."""
         return self._id(json.dumps([regions.question, *regions.names]))
 
     def _id(self, text: str) -> int:

@@ -35,9 +35,9 @@ class AuditedResponse:
 
 @dataclass(frozen=True, slots=True)
 class AuditedPair:
-    """The responses to the same request with a cold and with a warm prefix cache. `number` counts the requests from 1.
+    """The responses to a request with a cold and with a warm prefix cache. `number` counts the requests from 1.
 
-    If `Auditor` compares histories, `cold` is the response after the original answer, and `warm` after the changed answer.
+    If `Auditor` compares histories, `cold` follows the engine's own answer, and `warm` the answer without reasoning and spaces.
     """
 
     number: int

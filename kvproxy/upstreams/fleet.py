@@ -110,7 +110,7 @@ class Fleet:
         up = [engine for engine in self.engines.values() if engine.health.available]
         up = up or [engine for engine in self.engines.values() if not engine.health.draining]
         if not up:
-            raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain")
+            raise Overloaded("all upstreams are draining: restore one with kvproxy upstreams undrain", retry_after=1.0)
         return up
 
     def mirrored_engines(self) -> "list[tuple[FleetEngine, Mirror]]":

@@ -60,6 +60,7 @@ def test_a_drained_upstream_receives_no_requests(two: Two) -> None:
     assert "no upstream is available now, so only stored responses are served" in last["notes"][-1]
     assert last["notes"][-1] in kvproxy("upstreams", "drain", 1, url=two.url).stdout
     refused = ask(two.url, "nobody")
+    assert refused.headers["retry-after"] == "1"
     assert (refused.status_code, "draining" in refused.json()["error"]["message"]) == (503, True)
     uncached = httpx.post(f"{two.url}/v1/messages/count_tokens", json={})
     assert (uncached.status_code, uncached.json()["error"]["type"]) == (503, "overloaded_error")

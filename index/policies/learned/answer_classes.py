@@ -85,7 +85,7 @@ class ClassEvidence:
         return self.odds.get(answer_class, 0.0) >= _OBSOLETE_ODDS
 
     def add_comparison(self, answer_class: str, error: float, right: bool) -> None:
-        """Update the odds of a change, after an answer of the class was compared with a fresh answer.
+        """Update the odds that the right answer of the class has changed, after a comparison with a fresh answer.
 
         `right`: the answers are equal. `error` was the estimated probability that they differ.
         """

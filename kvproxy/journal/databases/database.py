@@ -41,7 +41,7 @@ class JournalDatabase(Protocol):
         """Insert rows into `records`, with a value for each field in the attribute `stored`."""
 
     def transaction(self) -> AbstractContextManager[int]:
-        """Open a transaction, which blocks other writers. It yields a number, which changes after prompts were deleted."""
+        """Open a transaction, which blocks other writers. Yield a number; after it changed, cached prompt numbers are invalid."""
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
         """Reserve consecutive numbers for records with these arrival times (seconds since the epoch); return the first."""

@@ -136,7 +136,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """All prompt tokens by result. `storage` is the price of storing reused tokens in the provider's cache."""
+    """Prompt tokens by result. `storage` is the price of storing reused tokens in the provider's cache."""
 
     prompt_tokens: int
     written_5m: int
@@ -212,7 +212,7 @@ class SessionReader:
     def provider_writes(self, by: str, first_day: str | None) -> list[tuple[str, str, int, int, int]]:
         """Return sums of the tokens in a provider's cache, from the UTC day `first_day` on, grouped by an SQL expression.
 
-        An item has the group, the model, tokens written for five minutes and for one hour, and `STORED_TOKEN_HOURS`.
+        An item has the group, the model, tokens written for five minutes and for one hour, and tokens times stored hours.
         """
         results = ("written_5m", "written_1h", STORED_TOKEN_HOURS)
         sums = ", ".join(f"sum(case when result = '{name}' then tokens else 0 end)" for name in results)

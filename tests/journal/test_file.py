@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +270,12 @@ def test_a_condition_can_look_and_nothing_else(journal: StoredJournal) -> None:
         ):
             with pytest.raises(InvalidRequest):
                 reader.records(RecordQuery(where=where))
+
+
+def test_a_reader_can_be_closed_by_another_thread(journal: StoredJournal) -> None:
+    reader = journal.reader()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(reader.close).result()
 
 
 def test_one_odd_request_does_not_harm_the_others(journal: StoredJournal) -> None:

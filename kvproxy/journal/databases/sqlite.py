@@ -131,7 +131,8 @@ def open_to_read(path: Path) -> SqliteJournalDatabase:
     if not path.is_file():
         raise NotFound(f"no journal at {path}: kvproxy serve writes one; --data names its folder")
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0)
+        # The garbage collector may close the connection on another thread.
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0, check_same_thread=False)
         connection.execute("pragma query_only=on")
         connection.execute("select 1 from requests limit 1").fetchone()
         # A condition of a user may read this file, and nothing else.

@@ -25,6 +25,7 @@ _MARKED = ("messages", "system", "tools", "input")
 _EXACT_FLOAT = 2.0**53
 _CALL_REFERENCES = ("tool_call_id", "tool_use_id", "call_id")
 _CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_call", "custom_tool_call")
+_CALL_WORDS = ("call", "tool", "function", "custom")  # Each reference and type contains one of them.
 _MESSAGE_LISTS = ("messages", "input")
 
 
@@ -99,8 +100,7 @@ def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
 def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
-    # An escape sequence could hide a marker.
-    marked = not request.raw or BREAKPOINT_FIELD.encode() in request.raw or b"\\u" in request.raw
+    marked = _may_contain(request.raw, (BREAKPOINT_FIELD,))
     for name, value in (_without_paths(request.body, ignored) if ignored else request.body).items():
         if value is None or name in request.api.ignored_fields:
             continue
@@ -109,7 +109,7 @@ def _relevant_fields(request: ApiRequest) -> JsonObject:
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return number_call_ids(body) if _can_have_call_ids(request.raw) else body
+    return number_call_ids(body) if _may_contain(request.raw, _CALL_WORDS) else body
 
 
 def _add_rule_fields(parts: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
@@ -157,9 +157,9 @@ def _digest(value: JsonObject) -> str:
         raise InvalidRequest("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None
 
 
-def _can_have_call_ids(raw: bytes) -> bool:
-    # An escape sequence could hide a name.
-    return not raw or any(part in raw for part in (b"call", b"tool", b"\\u"))
+def _may_contain(raw: bytes, words: Sequence[str]) -> bool:
+    # An escape sequence could hide a word.
+    return not raw or b"\\u" in raw or any(word.encode() in raw for word in words)
 
 
 def number_call_ids(body: JsonObject) -> JsonObject:

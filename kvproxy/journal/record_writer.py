@@ -178,7 +178,7 @@ class RecordWriter:
         if record.reason == "miss-new":
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         was_sent = prompt is not None or record.layer == "shared"
-        text, whole = _stored_text(exchange, self._settings.text, self._redact)
+        text, whole = _stored_text(exchange, self._settings.text, self._redact, is_new=prompt is None)
         if prompt is not None and text is not None:
             self._history.add_text(prompt.number, text)
         if prompt is None:
@@ -277,10 +277,12 @@ class RecordWriter:
         return count
 
 
-def _stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None) -> tuple[str | None, bytes | None]:
+def _stored_text(
+    exchange: Exchange, default_mode: str, redact: Redactor | None, *, is_new: bool
+) -> tuple[str | None, bytes | None]:
     """Return the beginning of the question, and the compressed JSON of all regions; None if it must not be stored.
 
-    `default_mode` is the setting `journal.text`, which a rule may override.
+    `default_mode` is the setting `journal.text`, which a rule may override. Only a new prompt requires the regions.
     """
     request, key = exchange.request, exchange.key
     if request is None or key is None or (mode := request.control.rule.journal_text or default_mode) == "none":
@@ -290,7 +292,7 @@ def _stored_text(exchange: Exchange, default_mode: str, redact: Redactor | None)
         # The store has the questions of other requests.
         return None, None
     shown = request.api.display_text(request.body)
-    whole = regions_as_json(key.parts) if mode == "all" else None
+    whole = regions_as_json(key.parts) if mode == "all" and is_new else None
     if redact is not None:
         try:
             shown = redact(shown)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
-from kvproxy.errors import Forbidden, KvproxyError, Unauthorized
+from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError
 from kvproxy.http.error_responses import error_response
 from kvproxy.index.pending_writes import PendingWrites
 from kvproxy.settings import Settings
@@ -84,6 +84,12 @@ class AccessRules:
                 "admin routes take no requests of other web pages or by other names: set admin_token to allow them"
             )
         return None
+
+    def visible_error(self, request: Request, error: KvproxyError) -> KvproxyError:
+        """Return the error to send: only the operator sees the address of an upstream."""
+        if not isinstance(error, UpstreamError) or self.check_operator(request) is None:
+            return error
+        return type(error)("the upstream failed: kvproxy upstreams shows the operator why", retry_after=error.retry_after)
 
     def _detect_reverse_proxy(self, request: Request) -> None:
         if not self._behind_proxy and _is_forwarded(request):

@@ -65,7 +65,7 @@ async def _on_known_error(request: Request, error: Exception) -> Response:
         error = StoreUnavailable(str(error)) if isinstance(error, CacheStoreError) else KvproxyError(str(error))
     services: Services = request.app.state.services
     services.metrics.count_error(error)
-    return error_response(error, request.url.path)
+    return error_response(services.access.visible_error(request, error), request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

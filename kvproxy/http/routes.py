@@ -50,7 +50,7 @@ class CachedApi:
             except KvproxyError as error:
                 record_failure(exchange, error)
                 services(request).metrics.count_error(error)
-                response = error_response(error, self._api.path)
+                response = error_response(services(request).access.visible_error(request, error), self._api.path)
             except BaseException as error:
                 record_failure(exchange, asyncio.CancelledError() if isinstance(error, ClientDisconnect) else error)
                 raise
@@ -79,8 +79,12 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
     headers = [*answer.headers, *cache_headers(exchange)]
     if isinstance(answer.body, bytes):
         return WholeResponse(answer.body, answer.status, headers)
-    last_event = partial(error_event, path=api.path)
+    last_event = partial(_last_event, request)
     return RelayResponse(answer.body, answer.status, headers, answer.close, deadline, last_event)
+
+
+def _last_event(request: Request, error: KvproxyError) -> bytes:
+    return error_event(services(request).access.visible_error(request, error), request.url.path)
 
 
 async def models(request: Request) -> Response:
@@ -213,7 +217,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         raise
     if spending is not None:
         reply = spending.charge_response(reply)
-    last_event = partial(error_event, path=request.url.path)
+    last_event = partial(_last_event, request)
     headers = [*reply.headers, BYPASS]
     return RelayResponse(reply.chunks, reply.status, headers, reply.close, deadline, last_event, upload_done)
 

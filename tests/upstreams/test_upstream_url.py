@@ -60,3 +60,14 @@ def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
         assert "(Connection refused)" in down.json()["error"]["message"]
         assert "SECRET" not in down.text
         assert httpx.get(f"{proxy}/health").status_code == 200
+
+
+def test_only_the_operator_sees_the_address_of_an_upstream(tmp_path: Path) -> None:
+    with run_front(tmp_path, "http://127.0.0.1:9", admin_token="TOKEN") as (proxy, _):
+        for path, body in (("/v1/chat/completions", BODY), ("/v1/other", {})):
+            shown = [
+                httpx.post(proxy + path, json=body, headers={"x-kvproxy-admin-token": token}).json()["error"]
+                for token in ("TOKEN", "")
+            ]
+            assert ["127.0.0.1:9" in error["message"] for error in shown] == [True, False]
+            assert [error["code"] for error in shown] == ["upstream_unreachable"] * 2

@@ -89,7 +89,9 @@ class AccessRules:
         """Return the error to send: only the operator sees the address of an upstream."""
         if not isinstance(error, UpstreamError) or self.check_operator(request) is None:
             return error
-        return type(error)("the upstream failed: kvproxy upstreams shows the operator why", retry_after=error.retry_after)
+        return type(error)(
+            "the upstream failed: kvproxy upstreams shows the operator why", retry_after=error.retry_after
+        )
 
     def _detect_reverse_proxy(self, request: Request) -> None:
         if not self._behind_proxy and _is_forwarded(request):

@@ -1,8 +1,7 @@
 """Sends spans and metrics of finished exchanges by OTLP over HTTP."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -15,6 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import (
     NonRecordingSpan,
+    Span,
     SpanContext,
     SpanKind,
     Status,
@@ -31,7 +31,6 @@ from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.trace_context import Trace
 
 _TIMEOUT_SECONDS = 5.0
-_KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 _SECONDS = (0.001, 0.0025, 0.005, *(0.01 * 2**power for power in range(14)))
 _TOKENS = tuple(float(4**power) for power in range(14))
 Value: TypeAlias = str | int | float | bool
@@ -59,27 +58,6 @@ _BACKEND = ("prefix", "forward", "bypass", "shared", "revalidated")
 _BROKEN = ("error-upstream", "error-broken", "disconnected-reading", "disconnected-waiting")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A finished span.
-
-    Attributes:
-        start, end: nanoseconds since the epoch.
-        id: None if the exporter creates the id.
-        attributes: never contain text of prompts or responses.
-        events: times of events by name, in nanoseconds since the epoch.
-    """
-
-    name: str
-    kind: Literal["server", "client", "internal"]
-    start: int
-    end: int
-    id: str | None = None
-    attributes: Mapping[str, Value] = field(default_factory=dict)
-    events: Mapping[str, int] = field(default_factory=dict)
-    error: str | None = None
-
-
 def common_attributes(record: Record) -> dict[str, Value]:
     """Return the attributes of both spans and metrics, by OpenTelemetry's semantic conventions."""
     found: dict[str, Value] = {
@@ -95,42 +73,6 @@ def common_attributes(record: Record) -> dict[str, Value]:
             record.reason if record.layer in ("error", "refused", "disconnected", "warming") else str(record.status)
         )
     return found
-
-
-def spans_of(exchange: Exchange, record: Record, trace: Trace) -> Iterator[Span]:
-    """Yield the span of the exchange, then the spans of its steps, such as the semantic lookup."""
-
-    def nanoseconds(perf_counter: float) -> int:
-        """Convert a value of `time.perf_counter` to nanoseconds since the epoch."""
-        return int((exchange.arrived + perf_counter - exchange.started) * 1e9)
-
-    after, end = nanoseconds(exchange.started), nanoseconds(exchange.ended or exchange.first_byte or exchange.started)
-    attributes = common_attributes(record)
-    error = str(attributes["error.type"]) if "error.type" in attributes else None
-    name = " ".join(filter(None, (str(attributes["gen_ai.operation.name"]), record.model)))
-    events = {"gen_ai.first_token": nanoseconds(exchange.first_byte)} if exchange.first_byte else {}
-    attributes |= _exchange_attributes(exchange, record)
-    yield Span(name, "server", after, end, trace.span, attributes, events, error)
-    if exchange.exact_done:
-        start, after = after, nanoseconds(exchange.exact_done)
-        yield Span("lookup exact", "internal", start, after, attributes={"kvproxy.hit": exchange.layer == "exact"})
-    if exchange.semantic_done:
-        start, after = after, nanoseconds(exchange.semantic_done)
-        judged: dict[str, Value] = {"kvproxy.hit": exchange.layer == "semantic"}
-        yield Span("lookup semantic", "internal", start, after, attributes=judged | _neighbour_attributes(record))
-    if record.layer not in _BACKEND and record.reason not in _BROKEN and not is_warmed_by_backend(exchange):
-        return
-    known: dict[str, Value] = {"gen_ai.request.model": record.model} if record.model else {}
-    opened = {"answer begins": nanoseconds(exchange.backend_started)} if exchange.backend_started else {}
-    error = record.reason if exchange.failure is not None else str(record.status) if record.status >= 400 else None
-    if record.layer == "shared":
-        yield Span("wait for the same request", "internal", after, end, None, known, opened, error)
-    elif exchange.upstream is None and record.layer != "bypass" and record.reason != "error-upstream":
-        yield Span("engine", "internal", after, end, None, known, opened, error)
-    else:
-        if exchange.upstream:
-            known["server.address"] = exchange.upstream
-        yield Span("upstream", "client", after, end, trace.call, known, opened, error)
 
 
 def _exchange_attributes(exchange: Exchange, record: Record) -> dict[str, Value]:
@@ -161,6 +103,12 @@ def _neighbour_attributes(record: Record) -> dict[str, Value]:
         "kvproxy.near": record.near,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _end_span(span: Span, start: int, end: int, error: str | None = None) -> None:
+    if error is not None:
+        span.set_status(Status(StatusCode.ERROR, error))
+    span.end(max(start, end))
 
 
 class _PresetIds(IdGenerator):
@@ -215,31 +163,53 @@ class Exporter:
         self._record_metrics(record)
         trace = exchange.trace or Trace.begin(exchange.traceparent, self._sample_rate)
         if trace.sampled:
-            self._send(spans_of(exchange, record, trace), trace)
+            self._add_spans(exchange, record, trace)
 
-    def _send(self, spans: Iterable[Span], trace: Trace) -> None:
-        outer = None
+    def _add_spans(self, exchange: Exchange, record: Record, trace: Trace) -> None:
+        """Queue the span of the exchange, and the spans of its steps, such as the semantic lookup."""
+
+        def nanoseconds(perf_counter: float) -> int:
+            """Convert a value of `time.perf_counter` to nanoseconds since the epoch."""
+            return int((exchange.arrived + perf_counter - exchange.started) * 1e9)
+
+        start, end = (
+            nanoseconds(exchange.started),
+            nanoseconds(exchange.ended or exchange.first_byte or exchange.started),
+        )
+        attributes = common_attributes(record)
+        error = str(attributes["error.type"]) if "error.type" in attributes else None
+        name = " ".join(filter(None, (str(attributes["gen_ai.operation.name"]), record.model)))
+        context = None
         if trace.parent is not None:
             flags, ids = TraceFlags(TraceFlags.SAMPLED), (int(trace.id, 16), int(trace.parent, 16))
-            outer = set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags)))
-        self._ids.trace = trace.id
-        inner = None
-        for span in spans:
-            self._ids.span = span.id
-            made = self._tracer.start_span(
-                span.name,
-                outer if inner is None else inner,
-                _KINDS[span.kind],
-                dict(span.attributes),
-                start_time=span.start,
-                record_exception=False,
-            )
-            inner = set_span_in_context(made) if inner is None else inner
-            for name, moment in span.events.items():
-                made.add_event(name, timestamp=moment)
-            if span.error is not None:
-                made.set_status(Status(StatusCode.ERROR, span.error))
-            made.end(max(span.start, span.end))
+            context = set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags)))
+        self._ids.trace, self._ids.span = trace.id, trace.span
+        attributes |= _exchange_attributes(exchange, record)
+        whole = self._tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=start)
+        if exchange.first_byte:
+            whole.add_event("gen_ai.first_token", timestamp=nanoseconds(exchange.first_byte))
+        _end_span(whole, start, end, error)
+        self._ids.span, context = None, set_span_in_context(whole)
+        for layer, done in (("exact", exchange.exact_done), ("semantic", exchange.semantic_done)):
+            if done:
+                attributes = {"kvproxy.hit": exchange.layer == layer}
+                attributes |= _neighbour_attributes(record) if layer == "semantic" else {}
+                lookup = self._tracer.start_span(f"lookup {layer}", context, attributes=attributes, start_time=start)
+                _end_span(lookup, start, nanoseconds(done))
+                start = nanoseconds(done)
+        if record.layer not in _BACKEND and record.reason not in _BROKEN and not is_warmed_by_backend(exchange):
+            return
+        name, kind = "wait for the same request" if record.layer == "shared" else "engine", SpanKind.INTERNAL
+        attributes = {"gen_ai.request.model": record.model} if record.model else {}
+        is_bypass = record.layer == "bypass" or record.reason == "error-upstream"
+        if record.layer != "shared" and (exchange.upstream is not None or is_bypass):
+            name, kind, self._ids.span = "upstream", SpanKind.CLIENT, trace.call
+            attributes |= {"server.address": exchange.upstream} if exchange.upstream else {}
+        backend = self._tracer.start_span(name, context, kind, attributes, start_time=start)
+        if exchange.backend_started:
+            backend.add_event("answer begins", timestamp=nanoseconds(exchange.backend_started))
+        error = record.reason if exchange.failure is not None else str(record.status) if record.status >= 400 else None
+        _end_span(backend, start, end, error)
 
     def _record_metrics(self, record: Record) -> None:
         attributes = common_attributes(record)

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.record import record_of
 from kvproxy.settings import load_settings
-from kvproxy.telemetry.otlp_export import spans_of
+from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.telemetry.otlp_export import Exporter
 from kvproxy.trace_context import Trace
 from tests.polling import until
 from tests.requests import api_request
@@ -200,11 +200,14 @@ def test_spans_are_sent_when_the_proxy_stops(
     assert request_span(collected, answer).attributes["gen_ai.usage.output_tokens"] == 3
 
 
-def test_the_embedded_engine_is_a_step() -> None:
+def test_the_embedded_engine_is_a_step(collected: Collected) -> None:
+    exporter = Exporter(TelemetrySettings(endpoint=collected.url))
     request = api_request({"model": "m", "messages": []})
-    exchange = Exchange("chat", "id", request=request, layer="forward", exact_done=1.0, semantic_done=2.0)
-    spans = list(spans_of(exchange, record_of(exchange), Trace.begin(None)))
-    assert [span.name for span in spans] == ["chat m", "lookup exact", "lookup semantic", "engine"]
+    exporter.add(Exchange("chat", "id", request=request, layer="forward", exact_done=1.0, semantic_done=2.0))
+    exporter.close()
+    trace = next(span.trace for span in collected.spans if span.attributes.get("kvproxy.request_id") == "id")
+    names = [span.name for span in collected.spans if span.trace == trace]
+    assert names == ["chat m", "lookup exact", "lookup semantic", "engine"]
 
 
 def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.index.entry import Entry
-from kvproxy.index.search.lookup_result import Lookup
+from kvproxy.index.search.lookup_result import Candidate, Lookup
 from kvproxy.quotas import Account
 from kvproxy.settings.access import ClientSettings
 from kvproxy.trace_context import Trace
@@ -51,21 +51,13 @@ class CacheKey:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchScores:
-    """Scores of a semantic hit: cosine similarity, verifier probability, and estimated probability of a wrong answer."""
-
-    similarity: float
-    score: float | None = None
-    error: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CacheHit:
     """The stored response that was served.
 
     Attributes:
         age: seconds since storage.
         ttl: seconds until expiry; negative after expiry.
+        match: the question of a semantic hit, and its scores.
     """
 
     id: str
@@ -75,7 +67,7 @@ class CacheHit:
     prompt_tokens: int
     completion_tokens: int
     stale: Stale | None = None
-    match: MatchScores | None = None
+    match: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)

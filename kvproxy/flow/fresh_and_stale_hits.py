@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.json import as_object, loads
-from kvproxy.exchange import Answer, CacheHit, Exchange, MatchScores, Stale
+from kvproxy.exchange import Answer, CacheHit, Exchange, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
 from kvproxy.index.response_cache import ResponseCache
-from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Lookup
+from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Candidate
 from kvproxy.settings import CacheSettings
 
 _FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
@@ -120,7 +120,7 @@ class CacheLookup:
                 return None
             if self._semantic.learning is not None and not exchange.is_warming:
                 self._semantic.learning.record_served(lookup)
-            return await self.replay(exchange, entry, _scores(lookup), stale)
+            return await self.replay(exchange, entry, lookup.chosen, stale)
         return None
 
     def _request_accepts(self, entry: Entry, exchange: Exchange) -> bool:
@@ -130,7 +130,7 @@ class CacheLookup:
         return control.max_age is None or self._clock() - entry.created <= control.max_age
 
     async def replay(
-        self, exchange: Exchange, entry: Entry, match: MatchScores | None = None, stale: Stale | None = None
+        self, exchange: Exchange, entry: Entry, match: Candidate | None = None, stale: Stale | None = None
     ) -> Answer:
         request, headers, body = exchange.api_request, [JSON], entry.response
         if request.stream:
@@ -171,9 +171,3 @@ def _logging_failures(exchange: Exchange) -> Iterator[None]:
         elif not isinstance(error, CacheStoreError):
             # An imported response may be invalid, and a user's verifier may fail.
             _log.exception("lookup failed, the request is forwarded")
-
-
-def _scores(lookup: Lookup) -> MatchScores:
-    chosen = lookup.chosen
-    assert chosen is not None
-    return MatchScores(chosen.similarity, None if chosen.score == chosen.similarity else chosen.score, chosen.error)

@@ -3,7 +3,8 @@
 import math
 
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.exchange import CacheHit, Exchange, MatchScores
+from kvproxy.exchange import CacheHit, Exchange
+from kvproxy.index.search.lookup_result import Candidate
 
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
@@ -25,9 +26,9 @@ def _format_hit(hit: CacheHit) -> str:
     return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"; key="{hit.id}"'
 
 
-def _format_scores(match: MatchScores) -> str:
+def _format_scores(match: Candidate) -> str:
     parts = [f"semantic similarity={match.similarity:.3f}"]
-    if match.score is not None:
+    if match.score not in (None, match.similarity):
         parts.append(f"verifier={match.score:.3f}")
     if match.error is not None:
         parts.append(f"error={match.error:.4f}")

@@ -3,28 +3,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.exchange import Exchange
+from kvproxy.exchange import Layer as ExchangeLayer
 from kvproxy.journal.reasons import decisive_neighbour, reason_of
+from kvproxy.settings.access import CLIENT_PREFIX
 
-Layer = Literal[
-    "exact",
-    "semantic",
-    "shared",
-    "prefix",
-    "forward",
-    "bypass",
-    "refused",
-    "disconnected",
-    "error",
-    "revalidated",
-    "warming",
-]
+# Commands and charts list layers in this order.
+Layer = Literal["exact", "semantic", "shared", "prefix", ExchangeLayer, "warming"]
 """Source of a response, as in `exchange.Layer`, or `shared`, `prefix`, or `warming`.
 
 `shared`: an identical request in flight. `prefix`: a backend that reused a part of the prompt. `warming`: any source, for a
 request that warms a cache.
 """
 MAX_REQUEST_ID = 128
-_CLIENT = "client:"
 
 
 @dataclass(slots=True)
@@ -120,7 +110,7 @@ def is_warmed_by_backend(exchange: Exchange) -> bool:
 
 def client_name(tenant: str) -> str | None:
     """Return the client's name in a tenant `client:NAME`; None if the tenant names no client."""
-    return tenant[len(_CLIENT) :].partition("/")[0] if tenant.startswith(_CLIENT) else None
+    return tenant[len(CLIENT_PREFIX) :].partition("/")[0] if tenant.startswith(CLIENT_PREFIX) else None
 
 
 def _layer(exchange: Exchange, reason: str) -> Layer:

@@ -226,6 +226,8 @@ def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:
     hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
     matches = [hit.match for hit in hits if hit.match is not None]
     risks = [match.error for match in matches if match.error is not None]
-    risks += [1.0 - match.score for match in matches if match.error is None and match.score is not None]
+    # The policy `threshold` has no score but the similarity.
+    scores = [match.score for match in matches if match.error is None and match.score != match.similarity]
+    risks += [1.0 - score for score in scores if score is not None]
     compared = [each.is_right for each in replayed if each.is_right is not None]
     return WrongHits(len(compared), compared.count(False), sum(risks) / len(risks) if risks else None)

@@ -6,20 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands import (
-    backup,
-    blocks,
-    cache,
-    config,
-    doctor,
-    explain,
-    keys,
-    serve,
-    top,
-    upstreams,
-    warm,
-)
+from kvproxy.commands import backup, blocks, cache, config, doctor, explain, keys, serve, top, upstreams, warm
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
+from kvproxy.commands.command import CommandFunction, CommandGroup
 from kvproxy.commands.journal import log, savings, sessions
 from kvproxy.commands.output import print_note
 from kvproxy.errors import KvproxyError
@@ -27,35 +16,19 @@ from kvproxy.index.disable_usage_reports import disable_usage_reports
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.optional_packages import missing_extra_error
 
-app = typer.Typer(
-    name="kvproxy",
-    help="A caching reverse proxy for LLMs.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve", rich_help_panel="Run")(serve.serve)
-app.command("init", rich_help_panel="Run")(config.init)
-app.add_typer(config.app, name="config", rich_help_panel="Run")
-app.command("doctor", rich_help_panel="Run")(doctor.doctor)
-app.command("top", rich_help_panel="Inspect")(top.top)
-app.add_typer(log.app, name="log", rich_help_panel="Inspect")
-app.command("explain", rich_help_panel="Inspect")(explain.explain)
-app.add_typer(sessions.app, name="sessions", rich_help_panel="Inspect")
-app.command("savings", rich_help_panel="Inspect")(savings.savings)
-app.add_typer(cache.app, name="cache", rich_help_panel="Inspect")
-app.add_typer(blocks.app, name="blocks", rich_help_panel="Inspect")
-app.command("estimate", rich_help_panel="Analyse")(estimate.estimate)
-app.command("lint", rich_help_panel="Analyse")(lint.lint)
-app.command("audit", rich_help_panel="Analyse")(audit.audit)
-app.command("simulate", rich_help_panel="Analyse")(simulate.simulate)
-app.command("calibrate", rich_help_panel="Analyse")(calibrate.calibrate)
-app.command("warm", rich_help_panel="Operate")(warm.warm)
-app.add_typer(upstreams.app, name="upstreams", rich_help_panel="Operate")
-app.add_typer(keys.app, name="keys", rich_help_panel="Operate")
-app.command("backup", rich_help_panel="Operate")(backup.backup)
-app.command("restore", rich_help_panel="Operate")(backup.restore)
-app.command("reload", rich_help_panel="Operate")(config.reload)
+_PANELS: dict[str, tuple[CommandGroup | CommandFunction, ...]] = {
+    "Run": (serve.serve, config.init, config.app, doctor.doctor),
+    "Inspect": (top.top, log.app, explain.explain, sessions.app, savings.savings, cache.app, blocks.app),
+    "Analyse": (estimate.estimate, lint.lint, audit.audit, simulate.simulate, calibrate.calibrate),
+    "Operate": (warm.warm, upstreams.app, keys.app, backup.backup, backup.restore, config.reload),
+}
+app = CommandGroup("kvproxy", help="A caching reverse proxy for LLMs.")
+for panel, members in _PANELS.items():
+    for member in members:
+        if isinstance(member, CommandGroup):
+            app.add_typer(member, rich_help_panel=panel)
+        else:
+            app.subcommand(member, panel)
 
 
 def _print_version(value: bool) -> None:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import local_time
 from kvproxy.commands.options import Data, Store, load_settings
 from kvproxy.commands.output import Output, print_note, text_output
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 Archive = Annotated[Path, typer.Argument(help="Archive: a .tar, .tar.gz or .tgz file.")]
 
 
-@command
 def backup(
     archive: Archive,
     data: Data = None,
@@ -39,7 +37,6 @@ def backup(
     return _archive_output(found, archive)
 
 
-@command
 def restore(
     archive: Archive,
     data: Data = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.command import command
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.formatting import format_age, json_text, local_time
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option, load_settings
@@ -20,7 +20,7 @@ from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
 if TYPE_CHECKING:
     from kvproxy.proxy_client.cache import FilterValues, Rows
 
-app = typer.Typer(help="List, show, remove and export stored responses.", no_args_is_help=True)
+app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
 Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
 Question = Annotated[str | None, typer.Option(help="Question for which the response was served; the policy learns.")]
@@ -57,8 +57,7 @@ class EntryOptions:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@app.command("ls")
-@command
+@app.subcommand
 def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, responses: StoreOptions) -> Output:
     """List stored responses, newest first.
 
@@ -96,8 +95,7 @@ def _entry_rows(entries: "Rows") -> list[Row]:
     ]
 
 
-@app.command("show")
-@command
+@app.subcommand
 def show(id: Id, responses: StoreOptions) -> Output:
     """Show a stored response with its request."""
     with responses.open() as cache:
@@ -128,8 +126,7 @@ def _format_field_value(name: str, value: Any) -> Any:
     return ", ".join(value) if isinstance(value, list) else value
 
 
-@app.command("rm")
-@command
+@app.subcommand
 def rm(
     *,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their first digits.")] = None,
@@ -179,8 +176,7 @@ def _preview(entries: "Rows", total: int) -> Output:
     return Output({"would_remove": total, "ids": [entry["id"] for entry in entries]}, show)
 
 
-@app.command("stats")
-@command
+@app.subcommand
 def stats(responses: StoreOptions) -> Output:
     """Print statistics of the store.
 
@@ -193,8 +189,7 @@ def stats(responses: StoreOptions) -> Output:
     return Output(found, lambda: print_facts(label_statistics(found, "cache")))
 
 
-@app.command("usage")
-@command
+@app.subcommand
 def usage(
     *,
     by: Annotated[
@@ -220,8 +215,7 @@ def usage(
     return table_output(rows, shown, empty="no stored response has a tag" if by == "tag" else _EMPTY)
 
 
-@app.command("queue")
-@command
+@app.subcommand
 def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Output:
     """List the responses that are evicted next.
 
@@ -249,8 +243,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
     return table_output(entries, rows, empty=_EMPTY, layout=layout)
 
 
-@app.command("pin")
-@command
+@app.subcommand
 def pin(id: Id, responses: StoreOptions) -> Output:
     """Pin a stored response, so that it is evicted last.
 
@@ -259,8 +252,7 @@ def pin(id: Id, responses: StoreOptions) -> Output:
     return _pin(id, responses, pinned=True)
 
 
-@app.command("unpin")
-@command
+@app.subcommand
 def unpin(id: Id, responses: StoreOptions) -> Output:
     """Remove the pin of a stored response."""
     return _pin(id, responses, pinned=False)
@@ -272,8 +264,7 @@ def _pin(id: str, responses: StoreOptions, *, pinned: bool) -> Output:
     return text_output(done, f"{'pinned' if pinned else 'unpinned'} {done['id'][:12]}")
 
 
-@app.command("reject")
-@command
+@app.subcommand
 def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
     """Stop serving a response for similar questions.
 
@@ -282,8 +273,7 @@ def reject(*, id: Id, question: Question = None, responses: StoreOptions) -> Out
     return _send_verdict(id, question, responses, right=False)
 
 
-@app.command("approve")
-@command
+@app.subcommand
 def approve(*, id: Id, question: Question = None, responses: StoreOptions) -> Output:
     """Undo a rejection.
 
@@ -300,8 +290,7 @@ def _send_verdict(id: str, question: str | None, responses: StoreOptions, *, rig
     return text_output(done, f"{'approved' if right else 'rejected'} {done['id'][:12]}")
 
 
-@app.command("export")
-@command
+@app.subcommand
 def export(
     *,
     file: Annotated[Path | None, typer.Argument(help="File to write, by default stdout.")] = None,
@@ -327,8 +316,7 @@ def export(
     return text_output({"exported": count, "file": str(file)}, f"exported {plural(count, 'response')} to {file}")
 
 
-@app.command("import")
-@command
+@app.subcommand
 def import_(
     file: Annotated[Path, typer.Argument(help="File written by export; - is stdin.")], responses: StoreOptions
 ) -> Output:
@@ -339,8 +327,7 @@ def import_(
     return text_output(done, f"imported {plural(done['imported'], 'response')}, skipped {done['skipped']:,}")
 
 
-@app.command("encrypt")
-@command
+@app.subcommand
 def encrypt(store: Store = None, data: Data = None) -> Output:
     """Encrypt stored responses with the current key.
 

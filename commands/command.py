@@ -1,23 +1,45 @@
-"""A decorator for commands: option groups, `--json`, and exit codes."""
+"""Groups of commands: option groups, `--json`, and exit codes."""
 
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
-from typing import Any
+from typing import Any, TypeAlias
 
 import typer
 
 from kvproxy.commands.options import Json
 from kvproxy.commands.output import Output, print_json
 
+CommandFunction: TypeAlias = Callable[..., Output | None]
 
-def command(function: Callable[..., Output | None]) -> Callable[..., None]:
+
+class CommandGroup(typer.Typer):
+    """A group whose functions become commands, see `_command`."""
+
+    def __init__(self, name: str, help: str) -> None:
+        names = {"help_option_names": ["-h", "--help"]}
+        super().__init__(
+            name=name, help=help, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=names
+        )
+
+    def subcommand(self, function: CommandFunction, panel: str | None = None) -> CommandFunction:
+        """Add a command with the name of the function."""
+        name = function.__name__.rstrip("_").replace("_", "-")
+        self.command(name, rich_help_panel=panel)(_command(function))
+        return function
+
+    def default(self, function: CommandFunction) -> CommandFunction:
+        """Call the function if no subcommand is given."""
+        self.callback(invoke_without_command=True, no_args_is_help=False)(_command(function))
+        return function
+
+
+def _command(function: CommandFunction) -> Callable[..., None]:
     """Return a function for Typer that calls `function` and prints its output.
 
     A dataclass parameter becomes one option per field. The option `--json` is added, unless there is a parameter `as_json`.
-    For a group of commands, `function` is called only if no subcommand is given.
     """
     given = inspect.signature(function).parameters
     groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}

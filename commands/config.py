@@ -1,16 +1,13 @@
-import typer
-
-from kvproxy.commands.command import command
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.options import Data, ProxyOptions, load_settings
 from kvproxy.commands.output import Output, text_output
 from kvproxy.errors import InvalidRequest
 from kvproxy.units import plural
 
-app = typer.Typer(help="Check the settings.", no_args_is_help=True)
+app = CommandGroup("config", help="Check the settings.")
 
 
-@app.command("check")
-@command
+@app.subcommand
 def check(data: Data = None) -> Output:
     """Check kvproxy.toml and the environment.
 
@@ -25,7 +22,6 @@ def check(data: Data = None) -> Output:
     return text_output({"rules": rules}, f"the settings are valid; rules: {', '.join(rules) or 'none'}")
 
 
-@command
 def init(data: Data = None) -> Output:
     """Write a commented kvproxy.toml with all settings."""
     from kvproxy.settings.template import template
@@ -42,7 +38,6 @@ def init(data: Data = None) -> Output:
     return text_output({"file": str(file)}, f"wrote {file}")
 
 
-@command
 def reload(proxy: ProxyOptions) -> Output:
     """Reload the rules of a running proxy.
 

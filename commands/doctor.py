@@ -2,12 +2,10 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions, Store, TierOptions, load_settings
 from kvproxy.commands.output import Output, print_text
 
 
-@command
 def doctor(
     *,
     proxy: ProxyOptions,

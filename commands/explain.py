@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.blocks.engine_lines import layer_group_name
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time, one_line
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
@@ -29,7 +28,6 @@ _LIMITS = {
 }
 
 
-@command
 def explain(
     *,
     prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,

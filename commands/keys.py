@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.command import command
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import format_age, local_time, table_time
 from kvproxy.commands.options import Data, LimitOrAll, duration_option, load_settings, size_option
 from kvproxy.commands.output import Output, print_note, text_output
@@ -16,7 +16,7 @@ from kvproxy.units import format_bytes
 if TYPE_CHECKING:
     from kvproxy.settings import Settings
 
-app = typer.Typer(help="Manage clients and their API keys.", no_args_is_help=True)
+app = CommandGroup("keys", help="Manage clients and their API keys.")
 
 Name = Annotated[str, typer.Argument(help="Name of the client.")]
 
@@ -37,8 +37,7 @@ class LimitOptions:
     ] = None
 
 
-@app.command("add")
-@command
+@app.subcommand
 def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     """Create a client and print its API key.
 
@@ -56,8 +55,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
     return text_output({"name": name, "key": key}, key)
 
 
-@app.command("ls")
-@command
+@app.subcommand
 def ls(*, layout: Layout, data: Data = None) -> Output:
     """List clients with their limits and last use.
 
@@ -85,8 +83,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
     return table_output(document, rows, empty=empty, layout=layout)
 
 
-@app.command("history")
-@command
+@app.subcommand
 def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Output:
     """List the last changes of clients, responses, and pins.
 
@@ -117,8 +114,7 @@ def _last_use_by_client(journal_location: str) -> dict[str, float]:
         return {}
 
 
-@app.command("rotate")
-@command
+@app.subcommand
 def rotate(
     name: Name,
     grace: Annotated[
@@ -139,8 +135,7 @@ def rotate(
     return text_output({"name": name, "key": key, "grace": grace}, key)
 
 
-@app.command("rm")
-@command
+@app.subcommand
 def rm(name: Name, data: Data = None) -> Output:
     """Remove a client and revoke its key.
 

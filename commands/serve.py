@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvproxy import __version__
-from kvproxy.commands.command import command
 from kvproxy.commands.options import (
     Data,
     Store,
@@ -60,7 +59,6 @@ class CacheOptions:
     semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None
 
 
-@command
 def serve(
     *,
     host: Annotated[str | None, Flag(help="Address to listen on.", show_default="127.0.0.1")] = None,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import escape_controls, local_time, milliseconds, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
@@ -26,7 +25,6 @@ _BAR_WIDTH = 40
 _PIPE_WIDTH = 1_000
 
 
-@command
 def top(
     *,
     interval: Annotated[float, duration_option(help="Time between updates.", show_default="1s")] = 1.0,

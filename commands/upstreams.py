@@ -2,27 +2,25 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.command import command
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Column, Layout, print_table
 from kvproxy.units import format_bytes
 
-app = typer.Typer(help="List upstreams, and drain one for maintenance.")
+app = CommandGroup("upstreams", help="List upstreams, and drain one for maintenance.")
 
 Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number from 1.")]
 
 
-@app.callback(invoke_without_command=True)
-@command
+@app.default
 def ls(layout: Layout, proxy: ProxyOptions) -> Output:
     """List upstreams with their state, load and cache."""
     return _upstreams_output(proxy.client().get("/admin/upstreams"), layout, numbered=True)
 
 
-@app.command("drain")
-@command
+@app.subcommand
 def drain(name: Name, proxy: ProxyOptions) -> Output:
     """Stop sending new requests to an upstream.
 
@@ -31,8 +29,7 @@ def drain(name: Name, proxy: ProxyOptions) -> Output:
     return _upstreams_output([proxy.client().post("/admin/upstreams/drain", name=name)])
 
 
-@app.command("undrain")
-@command
+@app.subcommand
 def undrain(name: Name, proxy: ProxyOptions) -> Output:
     """Send requests to a drained upstream again."""
     return _upstreams_output([proxy.client().post("/admin/upstreams/undrain", name=name)])

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
@@ -20,7 +19,6 @@ _LISTED_ERRORS = 20
 _LISTED_LINES = 5
 
 
-@command
 def warm(
     *,
     file: Annotated[

@@ -3,7 +3,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ApiKey
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 _LISTED_PAIRS = 20
 
 
-@command
 def audit(
     url: Annotated[str, typer.Argument(help="URL of an OpenAI-compatible engine, or of a proxy.")],
     file: Annotated[

@@ -3,7 +3,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_text, progress_bar
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from kvproxy.index.evaluation.stream_evaluation import StreamReport
 
 
-@command
 def calibrate(
     pairs: Annotated[
         Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz; - is stdin.')

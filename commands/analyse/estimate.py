@@ -14,7 +14,6 @@ from kvproxy.commands.analyse.options import (
     print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from kvproxy.offline.estimate import Estimate, HitSavings
 
 
-@command
 def estimate(
     log: Log,
     tokenizer: Tokenizer = None,

@@ -14,7 +14,6 @@ from kvproxy.commands.analyse.options import (
     print_unread_lines,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data, load_settings
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _HEAD_CHARACTERS = 80
 
 
-@command
 def lint(
     log: Log,
     tokenizer: Tokenizer = None,

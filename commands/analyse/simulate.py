@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import parse_sizes
-from kvproxy.commands.command import command
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
@@ -47,7 +46,6 @@ class FleetOptions:
     event_loss: Annotated[float, typer.Option(help="Share of KV events that routing misses.", min=0, max=1)] = 0.0
 
 
-@command
 def simulate(
     *,
     trace: Annotated[

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
-from kvproxy.commands.command import command
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_rows, print_text
 from kvproxy.commands.statistics_text import label_statistics
@@ -15,7 +14,6 @@ from kvproxy.proxy_client.client import quote_path_segment
 State = Literal["free", "cached", "used", "pinned"]
 
 
-@command
 def ls(
     *,
     proxy: ProxyOptions,
@@ -31,7 +29,6 @@ def ls(
     return _block_table(blocks, limit, "no block" if state is None else f"no block is {state}", layout)
 
 
-@command
 def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
     """List unreferenced blocks in eviction order.
 
@@ -42,7 +39,6 @@ def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Ou
     return _block_table(proxy.client().get("/admin/blocks/queue"), limit, "all blocks are in use", layout)
 
 
-@command
 def show(
     id: Annotated[str, typer.Argument(help="Number of a block, or the first digits of its hash.")], proxy: ProxyOptions
 ) -> Output:
@@ -58,7 +54,6 @@ def show(
     return Output(block, lambda: print_facts(shown))
 
 
-@command
 def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Output:
     """List cached prefixes, most recently used first.
 
@@ -83,7 +78,6 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
     )
 
 
-@command
 def stats(proxy: ProxyOptions) -> Output:
     """Print statistics of the prefix cache.
 

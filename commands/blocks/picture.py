@@ -1,7 +1,6 @@
 from typing import TYPE_CHECKING, Any
 
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines, tier_line
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
@@ -17,7 +16,6 @@ _ROWS = 16
 _MIN_WIDTH, _MAX_WIDTH = 20, 100
 
 
-@command
 def picture(proxy: ProxyOptions) -> Output:
     """Draw the block pool: free, cached and used blocks.
 

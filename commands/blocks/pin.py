@@ -3,7 +3,6 @@ from typing import Annotated
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import read_body
@@ -12,7 +11,6 @@ from kvproxy.proxy_client.client import quote_path_segment
 from kvproxy.units import format_seconds
 
 
-@command
 def pin(
     *,
     name: Annotated[str, typer.Argument(help="Name of the pin.")],
@@ -41,7 +39,6 @@ def pin(
     return text_output(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
 
 
-@command
 def pins(proxy: ProxyOptions) -> Output:
     """List pins.
 
@@ -60,7 +57,6 @@ def pins(proxy: ProxyOptions) -> Output:
     return table_output(found, rows, empty="no pins")
 
 
-@command
 def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: ProxyOptions) -> Output:
     """Remove a pin.
 

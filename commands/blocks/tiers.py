@@ -2,7 +2,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Row, table_output
@@ -13,7 +12,6 @@ _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")
 _ROWS = ("Chunks", "Size", "Limit", *(name.capitalize() for name in _COUNTS), "State")
 
 
-@command
 def tiers(proxy: ProxyOptions) -> Output:
     """List tiers: host memory, disk and Redis.
 
@@ -30,7 +28,6 @@ def tiers(proxy: ProxyOptions) -> Output:
     return table_output(found, rows if found else (), empty=empty)
 
 
-@command
 def clear_tier(
     *,
     name: Annotated[str, typer.Argument(help="The tier: host, disk or redis.")],
@@ -50,7 +47,6 @@ def clear_tier(
     return text_output(done, f"deleted {done['cleared']:,} chunks from {name}")
 
 
-@command
 def reset(proxy: ProxyOptions) -> Output:
     """Empty the prefix cache of all engines.
 

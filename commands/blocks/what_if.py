@@ -2,7 +2,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
 from kvproxy.commands.output import Output, print_note, print_text
@@ -12,7 +11,6 @@ from kvproxy.units import format_bytes, plural
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
 
 
-@command
 def what_if(
     *,
     tier: Annotated[float, size_option(help="Size of a tier in host memory.", show_default="64GiB")] = 64 * 2**30,

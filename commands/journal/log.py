@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from kvproxy.commands.command import command
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
 from kvproxy.commands.options import JournalOptions, Limit, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
@@ -51,11 +51,10 @@ class QueryOptions:
         return journal_query(**asdict(self), limit=limit)
 
 
-app = typer.Typer(help="List requests, and how each was answered.", no_args_is_help=False)
+app = CommandGroup("log", help="List requests, and how each was answered.")
 
 
-@app.callback(invoke_without_command=True)
-@command
+@app.default
 def log(
     *,
     selection: QueryOptions,
@@ -127,8 +126,7 @@ def _plot(journal: "JournalClient", query: "RecordQuery", file: Path) -> None:
     print_charts(charts, always=not is_file)
 
 
-@app.command()
-@command
+@app.subcommand
 def show(
     request: Annotated[str, typer.Argument(help="Id of a request, its first digits, or its number.")],
     source: JournalOptions,
@@ -213,8 +211,7 @@ def _record_fields(record: "Record") -> Row:
     return found
 
 
-@app.command()
-@command
+@app.subcommand
 def top(
     *,
     by: Annotated[TopGroup, typer.Option(help="Group requests by this field.")] = "prompt",

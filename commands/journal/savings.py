@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kvproxy.commands.command import command
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_charts, print_text
@@ -22,7 +21,6 @@ _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 
 
-@command
 def savings(
     *,
     by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = "layer",

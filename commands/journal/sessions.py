@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvproxy.commands.command import command
+from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import money, percent, table_time
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output, print_facts
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from kvproxy.journal.sessions.session_reader import Session, TreeRow
 
 
-app = typer.Typer(help="List sessions and their reused and lost tokens.", no_args_is_help=False)
+app = CommandGroup("sessions", help="List sessions and their reused and lost tokens.")
 
 
-@app.callback(invoke_without_command=True)
-@command
+@app.default
 def sessions(
     *,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
@@ -43,8 +42,7 @@ def sessions(
     )
 
 
-@app.command()
-@command
+@app.subcommand
 def show(
     session: Annotated[str, typer.Argument(help="Id or name of a session, or the id of one of its requests.")],
     layout: Layout,

@@ -13,9 +13,8 @@ from kvproxy.errors import UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
-Tokens: TypeAlias = bytes
-"""Token ids as bytes, four per token, because each request is compared with many slots and files."""
-_WIDTH = array("i").itemsize
+Tokens: TypeAlias = "array[int]"
+"""Token ids as an array, because each request is compared with many slots and files."""
 _SECONDS = 2.0  # Older servers do not respond while they compute a batch.
 _FILE_SECONDS = 60.0  # A slot may have gigabytes.
 
@@ -90,7 +89,7 @@ class LlamaClient:
         """Apply the chat template, and tokenize the prompt. Raises InvalidRequest if the prompt is not text."""
         source = prompt_input(request)
         if isinstance(source, tuple):
-            return pack_tokens(source)
+            return array("i", source)
         if isinstance(source, Conversation):
             # Any field may affect the chat template.
             body = request.body if request.api.name == "chat" else source.chat_fields()
@@ -103,14 +102,12 @@ class LlamaClient:
         reply = await self._post("/tokenize", {"content": text, "add_special": special, "parse_special": True})
         ids = field(reply, "tokens")
         try:
-            return pack_tokens([id for id in ids if isinstance(id, int)] if isinstance(ids, list) else [])
+            return array("i", [id for id in ids if isinstance(id, int)] if isinstance(ids, list) else [])
         except OverflowError:
             raise UpstreamUnreachable(f"the response of {self._client.url}/tokenize is not valid") from None
 
-    async def detokenize(self, tokens: Tokens) -> str:
-        return str(
-            field(await self._post("/detokenize", {"tokens": list[Json](unpack_tokens(tokens))}), "content") or ""
-        )
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        return str(field(await self._post("/detokenize", {"tokens": list[Json](tokens)}), "content") or "")
 
     async def save_slot(self, slot: int, name: str) -> tuple[int, int]:
         """Write a slot to a file; return the numbers of tokens and bytes."""
@@ -147,26 +144,10 @@ def _read_number(reply: JsonMap, name: str) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**53 else 0
 
 
-def pack_tokens(ids: Sequence[int]) -> Tokens:
-    return array("i", ids).tobytes()
-
-
-def unpack_tokens(tokens: Tokens) -> list[int]:
-    return array("i", tokens).tolist()
-
-
-def num_tokens(tokens: Tokens) -> int:
-    return len(tokens) // _WIDTH
-
-
-def first_tokens(tokens: Tokens, count: int) -> Tokens:
-    return tokens[: count * _WIDTH]
-
-
 def common_prefix_length(one: Tokens, other: Tokens) -> int:
     equal, differ = 0, min(len(one), len(other))
     if one[:differ] == other[:differ]:
-        return differ // _WIDTH
+        return differ
     # Invariant: one[:equal] matches, one[:differ] does not.
     while differ - equal > 1:
         middle = (equal + differ) // 2
@@ -174,4 +155,4 @@ def common_prefix_length(one: Tokens, other: Tokens) -> int:
             equal = middle
         else:
             differ = middle
-    return equal // _WIDTH
+    return equal

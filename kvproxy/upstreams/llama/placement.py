@@ -1,6 +1,7 @@
 """Requests in locked slots. A slot is released after the response, when its new tokens are known."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.client import SlotState, Tokens, first_tokens, num_tokens
+from kvproxy.upstreams.llama.client import SlotState, Tokens
 from kvproxy.upstreams.llama.slot_files import SlotFile
 from kvproxy.upstreams.llama.slots import Slot, SlotChoice
 
@@ -66,7 +67,7 @@ class Placement:
     ) -> None:
         self.request = add_slot_id(request, slot.id)
         self.predicted_tokens = choice.reused if choice.restore or slot.has_known_tokens else None
-        self.uncached_tokens = num_tokens(prompt) - choice.reused
+        self.uncached_tokens = len(prompt) - choice.reused
         self.restored: SlotFile | None = None  # The file that was restored into the slot, if any.
         self._server = server
         self._slot = slot
@@ -90,7 +91,7 @@ class Placement:
         """Release the slot of a failed request; the slot's tokens are then unknown."""
         if not self._released:
             self._released = True
-            self._slot.prefix = b""
+            self._slot.prefix = array("i")
             self._server.table.release(self._slot)
 
     async def _finish(self, reply: RelayedResponse) -> None:
@@ -106,7 +107,7 @@ class Placement:
                     self._server.saver.verify_restore(self.restored, self._prompt, response.reuse.cached_tokens)
                 self._slot.update(prefix, state)
         except KvproxyError:
-            self._slot.prefix = b""
+            self._slot.prefix = array("i")
         finally:
             self._released = True
             self._server.release(self._slot)
@@ -120,29 +121,29 @@ class Placement:
             if response.reuse is not None and self._server.unplaced_requests > self._unplaced_before:
                 break
             await asyncio.sleep(_POLL_SECONDS)
-        self._slot.prefix = b""
+        self._slot.prefix = array("i")
         return None
 
     async def _new_prefix(self, response: CapturedResponse, status: int, state: SlotState) -> Tokens:
         slot, prompt = self._slot, self._prompt
         if state.task == slot.task or status != 200:
             # The request did not reach the slot, or was rejected.
-            return slot.prefix if state.tokens == slot.tokens else b""
-        if response.reuse is not None and response.reuse.prompt_tokens != num_tokens(prompt):
-            return b""
+            return slot.prefix if state.tokens == slot.tokens else array("i")
+        if response.reuse is not None and response.reuse.prompt_tokens != len(prompt):
+            return array("i")
         # The server may have chosen this slot for another request.
         is_exclusive = self._server.unplaced_requests == self._unplaced_before
-        if state.tokens < num_tokens(prompt):
+        if state.tokens < len(prompt):
             # The client left before the prompt was computed. After a response, the context was shifted.
-            return first_tokens(prompt, state.tokens) if is_exclusive and response.text is None else b""
+            return prompt[: state.tokens] if is_exclusive and response.text is None else array("i")
         if response.text is None:
-            return prompt if is_exclusive else b""
+            return prompt if is_exclusive else array("i")
         output = await self._server.client.tokenize(response.text)
-        if num_tokens(prompt) + num_tokens(output) >= state.context > 0:
-            return b""
-        if num_tokens(prompt) + num_tokens(output) - state.tokens in (0, 1):
-            return first_tokens(prompt + output, state.tokens)
-        return prompt if is_exclusive else b""
+        if len(prompt) + len(output) >= state.context > 0:
+            return array("i")
+        if len(prompt) + len(output) - state.tokens in (0, 1):
+            return (prompt + output)[: state.tokens]
+        return prompt if is_exclusive else array("i")
 
 
 def add_slot_id(request: ApiRequest, slot: int) -> ApiRequest:

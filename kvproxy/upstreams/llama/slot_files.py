@@ -9,6 +9,7 @@ import logging
 import secrets
 import sqlite3
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,14 +17,7 @@ from pathlib import Path
 
 from kvproxy.encryption import Cipher
 from kvproxy.errors import UpstreamError
-from kvproxy.upstreams.llama.client import (
-    LlamaClient,
-    LlamaRequestRefused,
-    ServerInfo,
-    Tokens,
-    common_prefix_length,
-    num_tokens,
-)
+from kvproxy.upstreams.llama.client import LlamaClient, LlamaRequestRefused, ServerInfo, Tokens, common_prefix_length
 from kvproxy.upstreams.llama.slots import Slot, SlotChoice, reusable_tokens
 
 MAX_FAILURES = 3  # Consecutive restores without reuse, after which no slot is restored until the server restarts.
@@ -41,7 +35,7 @@ _log = logging.getLogger(__name__)
 class SlotFile:
     name: str
     identity: str  # See `ServerInfo`.
-    tokens: Tokens | None  # Known tokens of the slot; None if the file is unused and may be overwritten.
+    tokens: Tokens  # Known tokens of the slot; empty if the file is unused and may be overwritten.
     num_tokens: int  # Number of tokens in the file; `tokens` may have only the first of them.
     num_bytes: int
     used: float  # Time of the last save or restore, in seconds since the epoch.
@@ -66,7 +60,10 @@ class SlotFiles:
             self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
             columns = "name, identity, tokens, held, size, used"
             rows = self._database.execute(f"SELECT {columns} FROM files WHERE url = ?", (url,))
-            self._files = {row[0]: self._decrypt(SlotFile(*row)) for row in rows}
+            self._files = {
+                name: SlotFile(name, identity, self._read_tokens(name, tokens), *rest)
+                for name, identity, tokens, *rest in rows
+            }
         except sqlite3.Error:
             self._database.close()
             raise
@@ -77,7 +74,7 @@ class SlotFiles:
 
     def list_restorable(self, identity: str) -> list[SlotFile]:
         """Return the files that a server with this identity can restore, most recently used first."""
-        found = [file for file in self._files.values() if file.tokens is not None and file.identity == identity]
+        found = [file for file in self._files.values() if file.tokens and file.identity == identity]
         return sorted(found, key=lambda file: -file.used)
 
     def get(self, name: str) -> SlotFile | None:
@@ -93,7 +90,7 @@ class SlotFiles:
         file = next((file for file in self.list_unused() if file.identity == identity), None)
         if file is None:
             # Several proxies may share the folder.
-            file = SlotFile(f"kvproxy-{secrets.token_hex(8)}.bin", identity, None, 0, 0, 0.0)
+            file = SlotFile(f"kvproxy-{secrets.token_hex(8)}.bin", identity, array("i"), 0, 0, 0.0)
             self._store(file)
         self._writing.add(file.name)
         return file.name
@@ -108,7 +105,7 @@ class SlotFiles:
     def commit(self, name: str, identity: str, tokens: Tokens, num_tokens: int, num_bytes: int) -> None:
         """Record a written file, and discard the files of the same server identity whose tokens are a prefix of `tokens`."""
         for file in self.list_restorable(identity):
-            if file.name != name and tokens.startswith(file.tokens or b""):
+            if file.name != name and tokens[: len(file.tokens)] == file.tokens:
                 self.discard(file.name)
         self._writing.discard(name)
         self._store(SlotFile(name, identity, tokens, num_tokens, num_bytes, self._clock()))
@@ -124,17 +121,17 @@ class SlotFiles:
         file = self._files.get(name)
         if file is None:
             return
-        file.tokens = None
+        file.tokens = array("i")
         file.num_bytes = file.num_bytes if num_bytes is None else num_bytes
         self._store(file)
 
     def list_unused(self) -> list[SlotFile]:
-        found = [file for file in self._files.values() if file.tokens is None and file.name not in self._writing]
+        found = [file for file in self._files.values() if not file.tokens and file.name not in self._writing]
         return sorted(found, key=lambda file: -file.num_bytes)
 
     def evict(self, max_bytes: int) -> None:
         """Discard the least recently used files until the other files have at most `max_bytes`."""
-        saved = [file for file in self._files.values() if file.tokens is not None]
+        saved = [file for file in self._files.values() if file.tokens]
         excess = sum(file.num_bytes for file in saved) - max_bytes
         for file in sorted(saved, key=lambda file: file.used):
             if excess <= 0:
@@ -144,19 +141,19 @@ class SlotFiles:
 
     def _store(self, file: SlotFile) -> None:
         self._files[file.name] = file
-        tokens = file.tokens
+        tokens = file.tokens.tobytes() or None
         if tokens is not None and self._cipher is not None:
             tokens = self._cipher.encrypt(tokens, file.name.encode())
         values = (self._url, file.name, file.identity, tokens, file.num_tokens, file.num_bytes, file.used)
         self._write("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
 
-    def _decrypt(self, file: SlotFile) -> SlotFile:
-        if file.tokens is not None and self._cipher is not None:
+    def _read_tokens(self, name: str, stored: bytes | None) -> Tokens:
+        if stored is not None and self._cipher is not None:
             try:
-                file.tokens = self._cipher.decrypt(file.tokens, file.name.encode())
+                stored = self._cipher.decrypt(stored, name.encode())
             except ValueError:
-                file.tokens = None
-        return file
+                stored = None
+        return array("i", stored or b"")
 
     def _write(self, statement: str, *values: object) -> None:
         self._writer.submit(self._execute, statement, values)
@@ -190,9 +187,7 @@ class SlotSaver:
 
     def saved_prefixes(self) -> list[tuple[str, Tokens]]:
         return (
-            [(file.name, file.tokens or b"") for file in self.files.list_restorable(self.identity)]
-            if self.is_enabled
-            else []
+            [(file.name, file.tokens) for file in self.files.list_restorable(self.identity)] if self.is_enabled else []
         )
 
     async def save_and_restore(self, slot: Slot, choice: SlotChoice) -> SlotFile | None:
@@ -200,20 +195,18 @@ class SlotSaver:
         if not self.is_enabled:
             return None
         kept = 0 if choice.restore else choice.kept
-        if num_tokens(slot.prefix) - kept >= self._min_tokens and self.unsaved_tokens(slot) >= self._min_tokens:
+        if len(slot.prefix) - kept >= self._min_tokens and self.unsaved_tokens(slot) >= self._min_tokens:
             await self.save(slot)
         file = self.files.get(choice.restore) if choice.restore else None
         return None if file is None else await self._restore(slot, file)
 
     def unsaved_tokens(self, slot: Slot) -> int:
-        saved = (
-            common_prefix_length(file.tokens or b"", slot.prefix) for file in self.files.list_restorable(self.identity)
-        )
-        return num_tokens(slot.prefix) - max(saved, default=0)
+        saved = (common_prefix_length(file.tokens, slot.prefix) for file in self.files.list_restorable(self.identity))
+        return len(slot.prefix) - max(saved, default=0)
 
     def should_save_idle(self, slot: Slot) -> bool:
         return self.is_enabled and self.unsaved_tokens(slot) >= max(
-            self._min_tokens, int(num_tokens(slot.prefix) * _MIN_UNSAVED_SHARE)
+            self._min_tokens, int(len(slot.prefix) * _MIN_UNSAVED_SHARE)
         )
 
     async def save(self, slot: Slot) -> None:
@@ -243,7 +236,7 @@ class SlotSaver:
         try:
             if not await self._is_same_server():
                 return None
-            slot.prefix = b""
+            slot.prefix = array("i")
             slot.tokens = await self._client.restore_slot(slot.id, file.name)
             if slot.tokens != file.num_tokens:
                 # Another server wrote this file, perhaps with another model.
@@ -257,13 +250,13 @@ class SlotSaver:
         except UpstreamError as error:
             _log.warning("%s: a slot was not restored: %s", self._url, error.message)
             return None
-        slot.prefix = file.tokens or b""
+        slot.prefix = file.tokens
         self.restores += 1
         self.files.touch(file.name)
         return file
 
     def verify_restore(self, file: SlotFile, prompt: Tokens, reused: int) -> None:
-        if reused >= reusable_tokens(common_prefix_length(file.tokens or b"", prompt), prompt) // 2:
+        if reused >= reusable_tokens(common_prefix_length(file.tokens, prompt), prompt) // 2:
             self.confirmed += 1
             self.failures = 0
             return
@@ -303,4 +296,4 @@ class SlotSaver:
             _log.warning("%s: unused files of slots were not shrunk: %s", self._url, error.message)
         finally:
             if restored is None:
-                slot.prefix, slot.tokens = b"", 0
+                slot.prefix, slot.tokens = array("i"), 0

@@ -3,25 +3,20 @@
 import asyncio
 import contextlib
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport
+from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport, decode_divergence
+from kvproxy.blocks.divergence import find_divergence
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, BlockState, ChainRow
 from kvproxy.errors import KvproxyError
-from kvproxy.upstreams.llama.client import (
-    Tokens,
-    common_prefix_length,
-    first_tokens,
-    num_tokens,
-    pack_tokens,
-    unpack_tokens,
-)
+from kvproxy.upstreams.llama.client import Tokens, common_prefix_length
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slots import reusable_tokens
 
-_FIRST_TOKENS, _CONTEXT_TOKENS = 24, 12  # Shown at the beginning of a prefix, and on each side of a difference.
+_FIRST_TOKENS, _SHOWN_TOKENS = 24, 12  # Shown of the beginning of a prefix, and after a difference.
 _DISK = "disk"
 
 
@@ -53,7 +48,7 @@ class SlotView:
             found.append(_CachedPrefix(url, f"slot {slot.id}", slot.prefix, slot.tokens, state, slot.id, slot.used))
         if saver is not None:
             found += [
-                _CachedPrefix(url, _DISK, file.tokens or b"", file.num_tokens, "cached", None, file.used)
+                _CachedPrefix(url, _DISK, file.tokens, file.num_tokens, "cached", None, file.used)
                 for file in saver.files.list_restorable(saver.identity)
             ]
         return found
@@ -67,7 +62,7 @@ class SlotView:
 
     async def chains(self) -> list[ChainRow]:
         found = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
-        texts = await asyncio.gather(*(self._detokenize(first_tokens(each.tokens, _FIRST_TOKENS)) for each in found))
+        texts = await asyncio.gather(*(self.detokenize(each.tokens[:_FIRST_TOKENS]) for each in found))
         return [
             ChainRow(
                 leaf=each.digest,
@@ -75,7 +70,7 @@ class SlotView:
                 num_tokens=each.num_tokens,
                 complete=True,
                 in_use=int(each.state == "used"),
-                first_tokens=tuple(unpack_tokens(first_tokens(each.tokens, _FIRST_TOKENS))),
+                first_tokens=tuple(each.tokens[:_FIRST_TOKENS]),
                 first_text=text,
                 place=BlockLocation(each.url, medium=each.place),
             )
@@ -86,16 +81,13 @@ class SlotView:
         prefixes = await self._list_prefixes()
         found = [each for each in prefixes if each.tokens and each.digest.startswith(name)]
         found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
-        return [BlockContent(_block_row(each), tuple(unpack_tokens(each.tokens))) for each in found]
+        return [BlockContent(_block_row(each), tuple(each.tokens)) for each in found]
 
     async def detokenize(self, tokens: Sequence[int] | None) -> str:
-        return await self._detokenize(pack_tokens(tokens or ()))
-
-    async def _detokenize(self, tokens: Tokens) -> str:
         try:
             return await self._server.client.detokenize(tokens) if tokens else ""
         except KvproxyError:
-            return " ".join(map(str, unpack_tokens(tokens)))
+            return " ".join(map(str, tokens or ()))
 
     async def explain(self, request: ApiRequest) -> PrefixReport:
         server, prefixes = self._server, await self._list_prefixes()
@@ -110,7 +102,7 @@ class SlotView:
         closest = max(prefixes, key=lambda each: common_prefix_length(each.tokens, prompt))
         restored = f", restored from a file with {choice.reused:,} tokens of the prompt" if choice.restore else ""
         return PrefixReport(
-            prompt_tokens=num_tokens(prompt),
+            prompt_tokens=len(prompt),
             matched_tokens=in_slot,
             tiers={_DISK: choice.reused - in_slot} if choice.restore else {},
             divergence=await self._divergence(closest, prompt),
@@ -122,16 +114,10 @@ class SlotView:
 
     async def _divergence(self, prefix: _CachedPrefix, prompt: Tokens) -> DivergenceText | None:
         position = common_prefix_length(prefix.tokens, prompt)
-        if not position or position >= min(num_tokens(prefix.tokens), num_tokens(prompt)):
+        if not position:
             return None
-        parts = ((prefix.tokens, position), (prompt, position), (prompt, position - _CONTEXT_TOKENS))
-        texts = [
-            await self._detokenize(
-                first_tokens(tokens, start + _CONTEXT_TOKENS)[len(first_tokens(tokens, max(0, start))) :]
-            )
-            for tokens, start in parts
-        ]
-        return DivergenceText(position, *texts)
+        cached = prefix.tokens[position : position + _SHOWN_TOKENS]
+        return await decode_divergence(find_divergence(prompt, position, _SHOWN_TOKENS, [cached]), self.detokenize)
 
     async def reset(self) -> EngineResetResult:
         server, slots = self._server, list(self._server.table.slots.values())
@@ -146,7 +132,7 @@ class SlotView:
                 slot.lock()
                 try:
                     await server.client.erase_slot(slot.id)
-                    slot.prefix, slot.tokens = b"", 0
+                    slot.prefix, slot.tokens = array("i"), 0
                 finally:
                     server.table.release(slot)
         except KvproxyError as error:

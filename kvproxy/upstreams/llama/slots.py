@@ -1,10 +1,11 @@
 import asyncio
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens, common_prefix_length, num_tokens
+from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens, common_prefix_length
 
 _REFRESH_INTERVAL_SECONDS = 0.5
 
@@ -14,7 +15,9 @@ class Slot:
     """One slot of llama-server, with the KV cache of one sequence."""
 
     id: int
-    prefix: Tokens = b""  # The known tokens at the beginning of the slot's tokens.
+    prefix: Tokens = field(
+        default_factory=lambda: array("i")
+    )  # The known tokens at the beginning of the slot's tokens.
     tokens: int = 0  # Number of all tokens.
     task: int | None = None  # The server's id of the slot's last request.
     context: int = 0  # Maximum number of tokens.
@@ -30,7 +33,7 @@ class Slot:
 
     @property
     def has_known_tokens(self) -> bool:
-        return num_tokens(self.prefix) == self.tokens
+        return len(self.prefix) == self.tokens
 
     def lock(self, *, saving: bool = False) -> None:
         self.locked, self.saving = True, saving
@@ -61,7 +64,7 @@ def choose_slot(
         return None
     common = {slot.id: common_prefix_length(slot.prefix, prompt) for slot in free_slots}
     oldest = min(free_slots, key=lambda slot: (bool(slot.prefix), slot.used, slot.id))
-    best = min(free_slots, key=lambda slot: (-common[slot.id], num_tokens(slot.prefix), slot.used, slot.id))
+    best = min(free_slots, key=lambda slot: (-common[slot.id], len(slot.prefix), slot.used, slot.id))
     matches = ((name, common_prefix_length(tokens, prompt)) for name, tokens in files)
     name, restored = max(matches, key=lambda match: match[1], default=("", 0))
     if restored >= common[best.id] + min_tokens:
@@ -72,7 +75,7 @@ def choose_slot(
 
 def reusable_tokens(common_tokens: int, prompt: Tokens) -> int:
     """Return how many tokens of a common prefix of slot and prompt are reused: at most all except the prompt's last one."""
-    return max(0, min(common_tokens, num_tokens(prompt) - 1))
+    return max(0, min(common_tokens, len(prompt) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ class SlotTable:
             slot = self.slots.get(state.slot)
             if slot is None:
                 slot = self.slots[state.slot] = Slot(state.slot)
-                slot.update(b"", state)
+                slot.update(array("i"), state)
             elif not slot.locked and slot.version == versions.get(state.slot):
                 restarted |= slot.task is not None and (state.task is None or state.task < slot.task)
                 if (state.task, state.tokens) == (slot.task, slot.tokens):
@@ -164,5 +167,5 @@ class SlotTable:
                     continue
                 # A server with a unified KV buffer clears idle slots.
                 self.clears_idle_slots |= bool(slot.prefix) and state.task == slot.task and state.tokens == 0
-                slot.update(b"", state)
+                slot.update(array("i"), state)
         return restarted

@@ -1,9 +1,11 @@
-"""The choice of a slot, against its definition; and packed tokens."""
+"""The choice of a slot, against its definition."""
+
+from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.upstreams.llama.client import common_prefix_length, first_tokens, num_tokens, pack_tokens, unpack_tokens
+from kvproxy.upstreams.llama.client import common_prefix_length
 from kvproxy.upstreams.llama.slots import Slot, choose_slot
 
 # Few different ids, so that long prefixes are common.
@@ -14,13 +16,10 @@ def common(one: list[int], other: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-@given(IDS, IDS, st.integers(0, 30))
-def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], number: int) -> None:
-    assert unpack_tokens(pack_tokens(one)) == one
-    assert num_tokens(pack_tokens(one)) == len(one)
-    assert unpack_tokens(first_tokens(pack_tokens(one), number)) == one[:number]
-    assert common_prefix_length(pack_tokens(one), pack_tokens(other)) == common(one, other)
-    assert common_prefix_length(pack_tokens(one), pack_tokens(one + other)) == len(one)
+@given(IDS, IDS)
+def test_the_length_of_a_common_prefix(one: list[int], other: list[int]) -> None:
+    assert common_prefix_length(array("i", one), array("i", other)) == common(one, other)
+    assert common_prefix_length(array("i", one), array("i", one + other)) == len(one)
 
 
 @given(
@@ -32,9 +31,9 @@ def test_packed_tokens_behave_like_lists(one: list[int], other: list[int], numbe
 def test_the_choice_reuses_the_longest_prefix(
     prompt: list[int], slots: list[tuple[list[int], int]], files: list[list[int]], min_tokens: int
 ) -> None:
-    free = [Slot(at, pack_tokens(tokens), used=float(used)) for at, (tokens, used) in enumerate(slots)]
-    saved = [(str(at), pack_tokens(tokens)) for at, tokens in enumerate(files)]
-    choice = choose_slot(pack_tokens(prompt), free, saved, min_tokens)
+    free = [Slot(at, array("i", tokens), used=float(used)) for at, (tokens, used) in enumerate(slots)]
+    saved = [(str(at), array("i", tokens)) for at, tokens in enumerate(files)]
+    choice = choose_slot(array("i", prompt), free, saved, min_tokens)
     if not slots:
         assert choice is None
         return

@@ -2,13 +2,13 @@
 
 import itertools
 import tempfile
+from array import array
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.encryption import Cipher
-from kvproxy.upstreams.llama.client import pack_tokens
 from kvproxy.upstreams.llama.slot_files import SlotFiles
 
 URL = "http://127.0.0.1:8080"
@@ -33,10 +33,10 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
         files = SlotFiles(Path(folder) / "slots.db", URL, clock)
         for what, tokens, size, identity in steps:
             key = tuple(tokens)
-            file = next((each for each in files.list_restorable(identity) if each.tokens == pack_tokens(tokens)), None)
+            file = next((each for each in files.list_restorable(identity) if each.tokens == array("i", tokens)), None)
             match what:
                 case "save":
-                    files.commit(files.allocate_name(identity), identity, pack_tokens(tokens), len(tokens), size)
+                    files.commit(files.allocate_name(identity), identity, array("i", tokens), len(tokens), size)
                     gone = [each for each in model if each[0] == identity and key[: len(each[1])] == each[1]]
                     model = [each for each in model if each not in gone] + [(identity, key, size)]
                 case "touch" if file is not None:
@@ -51,13 +51,13 @@ def test_slot_files_behave_like_a_list(steps: list[tuple[str, list[int], int, st
                     files.close()
                     files = SlotFiles(Path(folder) / "slots.db", URL, clock)
             for name in ("one", "two"):
-                expected = [pack_tokens(each[1]) for each in reversed(model) if each[0] == name]
+                expected = [array("i", each[1]) for each in reversed(model) if each[0] == name]
                 assert [each.tokens for each in files.list_restorable(name)] == expected
         files.close()
 
 
 def test_prefixes_are_encrypted_with_a_key(tmp_path: Path) -> None:
-    path, secret = tmp_path / "slots.db", pack_tokens([77_777] * 20)
+    path, secret = tmp_path / "slots.db", array("i", [77_777] * 20)
 
     def opened(*keys: bytes) -> SlotFiles:
         return SlotFiles(path, URL, cipher=Cipher(keys) if keys else None)
@@ -66,7 +66,7 @@ def test_prefixes_are_encrypted_with_a_key(tmp_path: Path) -> None:
     name = files.allocate_name("one")
     files.commit(name, "one", secret, 20, 10)
     files.close()
-    assert secret not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    assert secret.tobytes() not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
     for keys, found in (((b"1" * 32,), [secret]), ((b"2" * 32, b"1" * 32), [secret]), ((b"2" * 32,), [])):
         files = opened(*keys)
         assert [file.tokens for file in files.list_restorable("one")] == found

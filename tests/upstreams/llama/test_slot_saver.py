@@ -1,9 +1,10 @@
 """Saves of several slots at the same time."""
 
 import asyncio
+from array import array
 from pathlib import Path
 
-from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens, num_tokens, pack_tokens
+from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens
 from kvproxy.upstreams.llama.slot_files import SlotFiles, SlotSaver
 from kvproxy.upstreams.llama.slots import Slot
 
@@ -28,32 +29,32 @@ class FakeClient(LlamaClient):
             self.overwriting.set()
             await self.resume.wait()
         self.files[name] = tokens
-        return num_tokens(tokens), num_tokens(tokens) * BYTES_PER_TOKEN
+        return len(tokens), len(tokens) * BYTES_PER_TOKEN
 
     async def restore_slot(self, slot: int, name: str) -> int:
         self.contents[slot] = self.files[name]
-        return num_tokens(self.files[name])
+        return len(self.files[name])
 
     async def erase_slot(self, slot: int) -> None:
-        self.contents[slot] = b""
+        self.contents[slot] = array("i")
 
 
 async def test_a_file_that_is_being_overwritten_is_not_given_to_another_slot(tmp_path: Path) -> None:
-    long, one, two = pack_tokens(range(100, 150)), pack_tokens(range(20)), pack_tokens(range(50, 70))
+    long, one, two = array("i", range(100, 150)), array("i", range(20)), array("i", range(50, 70))
     client, files = FakeClient(one, two), SlotFiles(tmp_path / "slots.db", "http://llama")
-    budget = 2 * num_tokens(one) * BYTES_PER_TOKEN
+    budget = 2 * len(one) * BYTES_PER_TOKEN
     saver = SlotSaver("http://llama", client, ServerInfo("one", 2, True, True, False), files, budget, 1)
     for name in [files.allocate_name("one") for _ in range(2)]:
-        files.commit(name, "one", long, num_tokens(long), num_tokens(long) * BYTES_PER_TOKEN)
+        files.commit(name, "one", long, len(long), len(long) * BYTES_PER_TOKEN)
         files.discard(name)
-    first = asyncio.create_task(saver.save(Slot(0, one, num_tokens(one))))
+    first = asyncio.create_task(saver.save(Slot(0, one, len(one))))
     await client.overwriting.wait()
-    second = asyncio.create_task(saver.save(Slot(1, two, num_tokens(two))))
+    second = asyncio.create_task(saver.save(Slot(1, two, len(two))))
     for _ in range(20):
         await asyncio.sleep(0)
     client.resume.set()
     await asyncio.gather(first, second)
-    assert {file.tokens for file in files.list_restorable("one")} == {one, two}
+    assert sorted(file.tokens for file in files.list_restorable("one")) == [one, two]
     assert all(client.files[file.name] == file.tokens for file in files.list_restorable("one"))
     assert files.total_bytes <= budget
     assert client.contents == {0: one, 1: two}

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.blocks.pool_rows import TreeBranch, TreeNode, list_branches, map_block_rows
@@ -132,14 +132,11 @@ class ResetReport:
     engines: tuple[EngineResetResult, ...] = ()
 
 
-class PrefixCache:
-    """The prefix cache of the embedded engine or of upstreams. Methods raise NoPrefixCache by default."""
+class PrefixCache(Protocol):
+    """The prefix cache of the embedded engine or of upstreams. Methods may raise NoPrefixCache."""
 
-    async def blocks(self) -> list[BlockRow]:
-        raise no_events_error()
-
-    async def eviction_queue(self) -> list[BlockRow]:
-        raise no_events_error()
+    async def blocks(self) -> list[BlockRow]: ...
+    async def eviction_queue(self) -> list[BlockRow]: ...
 
     async def pool_map(self) -> PoolMap:
         return await asyncio.to_thread(map_block_rows, await self.blocks())
@@ -151,24 +148,14 @@ class PrefixCache:
         texts = ["" if content is None else content.text for content in contents]
         return [replace(branch, text=text) for branch, text in zip(found, texts, strict=True)], total
 
-    async def _tree_nodes(self) -> list[TreeNode]:
-        raise no_events_error()
-
-    async def chains(self) -> list[ChainRow]:
-        raise no_events_error()
-
+    async def _tree_nodes(self) -> list[TreeNode]: ...
+    async def chains(self) -> list[ChainRow]: ...
     async def find_block(self, name: str) -> BlockContent | None:
         """Find a block by its number (embedded engine), or by the beginning of its hash (mirror)."""
-        raise no_events_error()
 
-    async def stats(self) -> PrefixCacheStats:
-        raise no_events_error()
-
-    async def reset(self) -> ResetReport:
-        raise no_events_error()
-
-    async def explain(self, request: ApiRequest) -> PrefixReport | None:
-        return None
+    async def stats(self) -> PrefixCacheStats: ...
+    async def reset(self) -> ResetReport: ...
+    async def explain(self, request: ApiRequest) -> PrefixReport | None: ...
 
     async def pins(self) -> list[PinRow]:
         raise _no_blocks_error()

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
 from kvproxy.http import request_heads
-from kvproxy.http.deadlines_and_disconnects import BODILESS, JOINS_BODY
+from kvproxy.http.deadlines_and_disconnects import BODILESS
 from kvproxy.http.error_responses import error_body, error_response
 from kvproxy.settings.limits import LimitSettings
 
@@ -39,19 +39,13 @@ class _LingeringTransport:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._ended = False
-        self._head = b""
         self.linger = False
-        self.joins_next = False
-        """Whether the next `write` is a head, to be sent together with the following `write`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if self.joins_next:
-            self.joins_next, self._head = False, data
-        elif not self._ended:
-            data, self._head = self._head + data, b""
+        if not self._ended:
             self._transport.write(data)
 
     def is_closing(self) -> bool:
@@ -300,7 +294,6 @@ async def _fix_framing(
             unframed = scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers)
             if unframed:
                 cycle.chunked_encoding = False
-            transport.joins_next = message.get(JOINS_BODY, False) and not bodiless
         elif bodiless:
             message = {**message, "body": b""}
             cycle.expected_content_length = 0

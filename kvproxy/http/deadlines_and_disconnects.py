@@ -16,8 +16,6 @@ from kvproxy.errors import DeadlineExceeded, KvproxyError, UpstreamProtocolError
 
 T = TypeVar("T")
 BODILESS = (204, 304)
-JOINS_BODY = "kvproxy.joins_body"
-"""Key in an ASGI message `http.response.start`: if true, head and body are written in one system call."""
 _log = logging.getLogger("kvproxy")
 
 
@@ -178,11 +176,6 @@ class WholeResponse(Response):
         self.raw_headers = _encode_headers(headers)
         if status not in BODILESS and not any(name == "content-length" for name, _ in headers):
             self.raw_headers.append((b"content-length", str(len(body)).encode()))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await send(start | {JOINS_BODY: True})
-        await send({"type": "http.response.body", "body": self.body})
 
 
 def _encode_headers(headers: Headers) -> list[tuple[bytes, bytes]]:

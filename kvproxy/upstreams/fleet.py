@@ -18,7 +18,7 @@ from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
-from kvproxy.upstreams.routing import HashRing, rank_engines
+from kvproxy.upstreams.routing import engine_order, rank_engines
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
-    engines: list[FleetEngine]  # The best first.
-    uncached_tokens: dict[str, int]  # Estimates by URL.
-    predicted_tokens: dict[str, int | None]  # Reused prompt tokens by URL.
+class _Destination:
+    engine: FleetEngine
+    uncached_tokens: int  # An estimate.
+    predicted_tokens: int | None = None  # Reused prompt tokens, if they can be predicted.
 
 
 class Fleet:
@@ -44,7 +44,6 @@ class Fleet:
         self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
         self.forwarder: Forwarder | None = self
         self._settings = settings
-        self._ring = HashRing({engine.url: engine.weight for engine in engines})
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -87,10 +86,10 @@ class Fleet:
 
         Raises Overloaded or UpstreamError.
         """
-        route = await self._route(request)
-        for engine in route.engines[:-1]:
+        *others, last = await self._route(request)
+        for destination in others:
             try:
-                reply = await self._send(engine, request, route)
+                reply = await self._send(destination, request, is_last=False)
             except UpstreamError as error:
                 has_effects = request.api.name == "responses" or bool(request.body.get("store"))
                 if has_effects and not error.unsent:
@@ -100,7 +99,7 @@ class Fleet:
             if reply.status != 503:
                 return reply
             await reply.close()
-        return await self._send(route.engines[-1], request, route)
+        return await self._send(last, request, is_last=True)
 
     def available_engines(self) -> list[FleetEngine]:
         """Return the available engines; without an available engine, return the ejected engines.
@@ -117,23 +116,27 @@ class Fleet:
         engines = sorted(self.engines.values(), key=lambda engine: not engine.health.available)
         return [(engine, engine.mirror) for engine in engines if engine.mirror is not None]
 
-    async def _route(self, request: ApiRequest) -> _Route:
+    async def _route(self, request: ApiRequest) -> list[_Destination]:
+        """Return the available engines, the best first."""
         available = self.available_engines()
         length = len(request.raw) // BYTES_PER_TOKEN
         is_sampled = random() < self._settings.prediction_sample_rate
         must_predict = is_sampled and available[0].mirror is not None and _has_predictable_reuse(request)
         if len(available) == 1 and not must_predict:
-            return _Route(available, {available[0].url: length}, {})
-        order = self._ring.engine_order(affinity_key(request))
-        place = {name: index for index, name in enumerate(order)}
-        prompt = await self._tokenize(request, sorted(available, key=lambda engine: place[engine.url]))
+            return [_Destination(available[0], length)]
+        order = engine_order({engine.url: engine.weight for engine in available}, affinity_key(request))
+        engines = [self.engines[url] for url in order]
+        prompt = await self._tokenize(request, engines)
         length = len(prompt.tokens) if prompt else length
-        candidates = [engine.routing_candidate(prompt) for engine in available]
-        uncached = {candidate.name: length - (candidate.matched_tokens or 0) for candidate in candidates}
-        predicted = {
-            candidate.name: candidate.matched_tokens for candidate in candidates if _has_predictable_reuse(request)
-        }
-        return _Route([self.engines[name] for name in rank_engines(candidates, length, order)], uncached, predicted)
+        is_predictable = _has_predictable_reuse(request)
+        return [
+            _Destination(
+                self.engines[candidate.name],
+                length - (candidate.matched_tokens or 0),
+                candidate.matched_tokens if is_predictable else None,
+            )
+            for candidate in rank_engines([engine.routing_candidate(prompt) for engine in engines], length)
+        ]
 
     async def _tokenize(self, request: ApiRequest, engines: Sequence[FleetEngine]) -> HashedPrompt | None:
         # Ask only mirrored engines: llama.cpp's /tokenize has another format.
@@ -149,8 +152,8 @@ class Fleet:
         await compute_hashes(prompt, [mirror for _, mirror in mirrored])
         return prompt
 
-    async def _send(self, engine: FleetEngine, request: ApiRequest, route: _Route) -> RelayedResponse:
-        uncached = route.uncached_tokens[engine.url]
+    async def _send(self, destination: _Destination, request: ApiRequest, *, is_last: bool) -> RelayedResponse:
+        engine, uncached = destination.engine, destination.uncached_tokens
         load = engine.load.add_request(uncached)
         engine.sent += 1
         try:
@@ -158,7 +161,7 @@ class Fleet:
             reply = await engine.send(sent)
             reply.on_first_chunk.append(load.finish_prefill)
             reply.on_end.append(load.finish)
-            if reply.status == 200 and engine is not route.engines[-1]:
+            if reply.status == 200 and not is_last:
                 # Before the first chunk, another engine can take the request.
                 await reply.wait_for_first_chunk()
         except BaseException as error:
@@ -170,7 +173,7 @@ class Fleet:
             engine.health.record_success()
         if reply.served_by is None:
             restored = sent is not request
-            predicted = None if restored else route.predicted_tokens.get(engine.url)
+            predicted = None if restored else destination.predicted_tokens
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
         return reply
 

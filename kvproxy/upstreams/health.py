@@ -1,3 +1,4 @@
+import asyncio
 import logging
 
 from kvproxy.errors import KvproxyError
@@ -55,11 +56,15 @@ class Health:
     async def probe(self) -> None:
         """Request `/health`. A status below 500 is a success, because some servers lack the route."""
         try:
-            status, _ = await self._client.call_json("GET", "/health", seconds=self._timeout, queued=False)
+            async with asyncio.timeout(self._timeout):
+                reply = await self._client.send_unqueued("GET", "/health", {})
+                await reply.close()
+        except TimeoutError:
+            failure: str | None = f"/health did not respond within {self._timeout:g} s"
         except KvproxyError as error:
-            failure: str | None = error.message
+            failure = error.message
         else:
-            failure = None if status < 500 else f"/health answered {status}"
+            failure = None if reply.status < 500 else f"/health answered {reply.status}"
         if failure is None:
             self.record_success()
             if self._outage_logged:

@@ -3,13 +3,12 @@
 The unit of load and cost is the prefill of one token.
 """
 
-import bisect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
 
-_POINTS_PER_WEIGHT = 160
 DECODE_TOKENS = 128  # Load of the decode phase of one request.
 # Cost of each prompt token that an engine must compute, relative to each token of the engine's load; see docs/routing.md.
 MISS_COST = 8.0
@@ -18,26 +17,17 @@ MISS_COST = 8.0
 LOAD_SLACK = 1.25
 
 
-class HashRing:
-    """Consistent hashing ring of engines. An engine of weight 2 receives twice as many keys."""
+def engine_order(weights: Mapping[str, float], key: bytes) -> list[str]:
+    """Return the engines by rendezvous hashing of a key: without an engine, the order of the others is the same.
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._size = len(weights)
-        self._points = sorted(
-            (xxhash.xxh3_64_intdigest(f"{name}#{number}".encode()), name)
-            for name, weight in weights.items()
-            for number in range(max(1, round(_POINTS_PER_WEIGHT * weight)))
-        )
+    An engine of weight 2 is the first for twice as many keys.
+    """
 
-    def engine_order(self, key: bytes) -> list[str]:
-        """Return all engines in the order in which they follow the key on the ring."""
-        start = bisect.bisect(self._points, (xxhash.xxh3_64_intdigest(key), ""))
-        found: dict[str, None] = {}
-        for step in range(len(self._points)):
-            found[self._points[(start + step) % len(self._points)][1]] = None
-            if len(found) == self._size:
-                break
-        return list(found)
+    def distance(name: str) -> float:
+        digest = xxhash.xxh3_64_intdigest(name.encode() + key)
+        return -math.log((digest + 1) / 2**64) / weights[name]
+
+    return sorted(weights, key=distance)
 
 
 @dataclass(slots=True)
@@ -79,9 +69,8 @@ class EngineCandidate:
     weight: float = 1.0
 
 
-def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, ring_order: Sequence[str]) -> list[str]:
-    """Return the names of the engines, the best first. At equal cost, `ring_order` (from `HashRing.engine_order`) decides."""
-    place = {name: index for index, name in enumerate(ring_order)}
+def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int) -> list[EngineCandidate]:
+    """Return the candidates, the best first. Candidates of equal cost keep their order, which `engine_order` defines."""
     if any(candidate.matched_tokens for candidate in candidates):
 
         def cost(candidate: EngineCandidate) -> float:
@@ -95,4 +84,4 @@ def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int, ring
         def cost(candidate: EngineCandidate) -> float:
             return candidate.load > share * candidate.weight
 
-    return [each.name for each in sorted(candidates, key=lambda each: (cost(each), place[each.name]))]
+    return sorted(candidates, key=cost)

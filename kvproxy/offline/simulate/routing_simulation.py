@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.offline.simulate.pool_simulation import LRU, SimulatedPool, TraceRequest, cached_prefix_length
-from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, HashRing, RequestLoad, rank_engines
+from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, RequestLoad, engine_order, rank_engines
 
 SECONDS_PER_OUTPUT_TOKEN = 0.02
 MAX_ENGINES = 256
@@ -120,23 +120,24 @@ POLICIES = ("round-robin", "random", "consistent hashing", "with bounded loads",
 
 
 def _make_router(policy: str, engines: Sequence[SimulatedEngine]) -> Callable[[TraceRequest], SimulatedEngine]:
-    ring = HashRing({engine.name: 1.0 for engine in engines})
+    weights = {engine.name: 1.0 for engine in engines}
     turns, generator = itertools.cycle(engines), random.Random(0)
 
-    def ring_order(arrival: TraceRequest) -> list[str]:
-        return ring.engine_order(repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
+    def affinity_order(arrival: TraceRequest) -> list[SimulatedEngine]:
+        order = engine_order(weights, repr(arrival.chain.blocks[:_NUM_HASHED_BLOCKS]).encode())
+        return [engines[int(name)] for name in order]
 
     def choose_engine(arrival: TraceRequest, *, events: bool) -> SimulatedEngine:
         candidates = [
             EngineCandidate(engine.name, engine.matched_tokens(arrival) if events else None, engine.load.tokens)
-            for engine in engines
+            for engine in affinity_order(arrival)
         ]
-        return engines[int(rank_engines(candidates, arrival.tokens, ring_order(arrival))[0])]
+        return engines[int(rank_engines(candidates, arrival.tokens)[0].name)]
 
     routes: dict[str, Callable[[TraceRequest], SimulatedEngine]] = {
         "round-robin": lambda arrival: next(turns),
         "random": lambda arrival: generator.choice(engines),
-        "consistent hashing": lambda arrival: engines[int(ring_order(arrival)[0])],
+        "consistent hashing": lambda arrival: affinity_order(arrival)[0],
         "with bounded loads": lambda arrival: choose_engine(arrival, events=False),
         "prefix and load": lambda arrival: choose_engine(arrival, events=True),
     }

@@ -10,7 +10,6 @@ import os
 import pickle
 from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import xxhash
@@ -20,22 +19,20 @@ _CBOR_NULL = b"\xf6"
 
 
 def encode_as_cbor(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    head = _cbor_head(0x80, block_size)
     if len(tokens) > _MIN_VECTOR_TOKENS:
         try:
-            return _encode_with_numpy(array("I", tokens), block_size, head)
+            return _encode_with_numpy(array("I", tokens), block_size)
         except OverflowError:
             pass  # An id exceeds 32 bits.
-    return [
-        head + b"".join(map(_encode_token, tokens[start : start + block_size])) + _CBOR_NULL
-        for start in range(0, len(tokens), block_size)
-    ]
+    starts = range(0, len(tokens), block_size)
+    return [_cbor(tuple(tokens[start : start + block_size])) + _CBOR_NULL for start in starts]
 
 
-def _encode_with_numpy(tokens: "array[int]", block_size: int, head: bytes) -> list[bytes]:
+def _encode_with_numpy(tokens: "array[int]", block_size: int) -> list[bytes]:
     import numpy as np
 
     ids = np.frombuffer(tokens, dtype=np.uint32)
+    head = _cbor((0,) * block_size)[:-block_size]
     blocks, lead = len(ids) // block_size, len(head)
     width = lead + 5 * block_size + 1
     # 0: one byte with the id; 1, 2, 3: a head byte and one, two, or four bytes.
@@ -53,20 +50,6 @@ def _encode_with_numpy(tokens: "array[int]", block_size: int, head: bytes) -> li
     data = buffer.ravel().compress(mask.ravel()).tobytes()
     ends = sizes.cumsum().tolist()
     return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-@lru_cache(maxsize=65_536)
-def _encode_token(token: int) -> bytes:
-    return _cbor_head(0x00, token)
-
-
-def _cbor_head(major: int, value: int) -> bytes:
-    if value < 24:
-        return bytes((major | value,))
-    for code, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
-        if value < 1 << (8 * width):
-            return bytes((major | code,)) + value.to_bytes(width, "big")
-    raise ValueError(f"token {value} exceeds 64 bits")
 
 
 HashAlgorithm = Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"]

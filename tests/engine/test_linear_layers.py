@@ -9,7 +9,6 @@ from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.models.linear_layers import (
     Int8Linear,
     PackedLinear,
-    PackedModule,
     pack_linear_layers,
     quantize_linear_layers,
     supports_packed_linear,
@@ -61,7 +60,7 @@ def test_packed_models_are_told_apart_by_their_weights() -> None:
         with torch.no_grad():
             next(each for each in model.modules() if isinstance(each, torch.nn.Linear)).weight.mul_(scale)
         pack_linear_layers(model)
-        return torch.cat([each.digest for each in model.modules() if isinstance(each, PackedModule)])
+        return torch.cat([each.digest for each in model.modules() if isinstance(each, PackedLinear)])
 
     assert torch.equal(digest(1.0), digest(1.0))
     assert not torch.equal(digest(1.0), digest(1.001))

@@ -31,7 +31,21 @@ class SdpaPrefill:
             calls += _sdpa_calls(span, begin, pool, group)
             begin += len(span.tokens)
         dtype = pool.data.dtype
-        return _SdpaPrefillOp(tuple(calls), dtype == torch.bfloat16 and supports_packed_linear(pool.data.device, dtype))
+        prefer_eager = dtype == torch.bfloat16 and supports_packed_linear(pool.data.device, dtype)
+
+        def attend(query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+            output = torch.empty_like(query)
+            for call in calls:
+                blocks = call.blocks
+                parts = new if blocks is None else [part.index_select(0, blocks).flatten(0, 1) for part in cached]
+                key, value = (part[call.keys] for part in parts)
+                rows = query[call.rows]
+                is_large = prefer_eager and len(rows) * len(key) >= _MIN_EAGER_SCORES
+                compute = _sdpa if scores.has_plain_softmax and not is_large else _eager_causal_attention
+                output[call.rows] = compute(rows, key, value, call.mask, scores)
+            return output
+
+        return attend
 
 
 class SdpaDecode:
@@ -52,7 +66,22 @@ class SdpaDecode:
             table = table.gather(1, blocks.clamp(max=table.shape[1] - 1))
             positions = (blocks[:, :, None] * size + torch.arange(size, device=table.device)).flatten(1)
             visible = (positions < lengths[:, None]) & (positions >= first[:, None])
-        return _SdpaDecodeOp(table, _additive_mask(visible, pool.data.dtype)[:, None, None])
+        blocks, mask = table.flatten(), _additive_mask(visible, pool.data.dtype)[:, None, None]
+
+        def attend(query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+            rows, heads, head_dim = query.shape
+            kv_heads = cached[0].shape[2]
+            key, value = (
+                part.index_select(0, blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2) for part in cached
+            )
+            grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
+            if scores.has_plain_softmax:
+                output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scores.scaling)
+            else:
+                output = _eager_attention(grouped[:, :, :, None], key, value, mask[:, :, None], scores)
+            return output.reshape(rows, heads, head_dim)
+
+        return attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +111,6 @@ def _sdpa_calls(span: TokenSpan, begin: int, pool: KVPool, group: LayerGroup) ->
     return calls
 
 
-@dataclass(frozen=True, slots=True)
-class _SdpaPrefillOp:
-    calls: tuple[_SdpaCall, ...]
-    prefer_eager: bool
-
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        output = torch.empty_like(query)
-        for call in self.calls:
-            blocks = call.blocks
-            parts = new if blocks is None else [part.index_select(0, blocks).flatten(0, 1) for part in cached]
-            key, value = (part[call.keys] for part in parts)
-            rows = query[call.rows]
-            is_large = self.prefer_eager and len(rows) * len(key) >= _MIN_EAGER_SCORES
-            attend = _sdpa if scores.has_plain_softmax and not is_large else _eager_causal_attention
-            output[call.rows] = attend(rows, key, value, call.mask, scores)
-        return output
-
-
 def _sdpa(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: ScoreOptions
 ) -> torch.Tensor:
@@ -119,26 +130,6 @@ def _sdpa(
         enable_gqa=group > 1,
     )
     return output[0].transpose(0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _SdpaDecodeOp:
-    table: torch.Tensor
-    mask: torch.Tensor
-
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        rows, heads, head_dim = query.shape
-        kv_heads = cached[0].shape[2]
-        blocks = self.table.flatten()
-        key, value = (
-            part.index_select(0, blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2) for part in cached
-        )
-        grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim)
-        if scores.has_plain_softmax:
-            output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self.mask, scale=scores.scaling)
-        else:
-            output = _eager_attention(grouped[:, :, :, None], key, value, self.mask[:, :, None], scores)
-        return output.reshape(rows, heads, head_dim)
 
 
 def _additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,6 +1,5 @@
 import math
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -33,15 +32,86 @@ class TritonDecode:
     def prepare(
         self, table: torch.Tensor, lengths: torch.Tensor, pool: KVPool, group: LayerGroup = FULL_ATTENTION
     ) -> AttentionOp:
-        double_buffer = _shared_memory_bytes(table.device) >= _DOUBLE_BUFFER_BYTES
-        return _TritonDecodeOp(table, lengths, group, self, double_buffer)
+        return partial(self._attend, table, lengths, group)
+
+    def _attend(
+        self,
+        table: torch.Tensor,
+        lengths: torch.Tensor,
+        group: LayerGroup,
+        query: torch.Tensor,
+        new: KV,
+        cached: KV,
+        scores: ScoreOptions,
+    ) -> torch.Tensor:
+        from kvproxy.engine.attention.triton_kernels import merge_splits, split_kv_attention
+
+        keys, values = cached
+        query = query if query.stride(-1) == 1 else query.contiguous()
+        rows, heads, head_dim = query.shape
+        block_size, kv_heads = keys.shape[1:3]
+        longest = table.shape[1] * block_size
+        if group.kind != "full":
+            longest = min(longest, group.window)
+        num_splits = min(self.max_splits, -(-longest // self.min_split))
+        split_outputs = torch.empty((rows, heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
+        logsums = torch.empty((rows, heads, num_splits), dtype=torch.float32, device=query.device)
+        output = torch.empty((rows, heads, head_dim), dtype=query.dtype, device=query.device)
+        padded_head_dim = max(16, _power_of_two(head_dim))
+        padded_heads_per_kv_head = max(16, _power_of_two(heads // kv_heads))
+        options = launch_options(padded_heads_per_kv_head, double_buffer=_can_double_buffer(query.device))
+        split_programs = min(num_splits, -(-self.num_programs // (rows * kv_heads)))
+        scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
+        constants = {
+            "MIN_SPLIT": self.min_split,
+            "MAX_SPLITS": self.max_splits,
+            "HEAD_DIM": head_dim,
+            "PADDED_DIM": padded_head_dim,
+            "KIND": group.kind,
+            "WINDOW": group.window,
+        }
+        split_kv_attention[(rows, kv_heads, split_programs)](
+            query,
+            keys,
+            values,
+            table,
+            lengths,
+            split_outputs,
+            logsums,
+            scale / scores.softcap if scores.softcap is not None else scale * math.log2(math.e),
+            scores.softcap * math.log2(math.e) if scores.softcap is not None else 0.0,
+            query.stride(0),
+            query.stride(1),
+            *keys.stride()[:3],
+            table.stride(0),
+            num_splits,
+            GROUP=heads // kv_heads,
+            BLOCK_SIZE=block_size,
+            PADDED_GROUP=padded_heads_per_kv_head,
+            TILE=tile_size(padded_head_dim, query.element_size(), padded_heads_per_kv_head),
+            DOT_TYPE=_dot_input_type(query),
+            HAS_SOFTCAP=scores.softcap is not None,
+            **constants,
+            **options,
+        )
+        merge_splits[(rows, heads)](
+            split_outputs,
+            logsums,
+            lengths,
+            output if scores.sinks is None else scores.sinks,
+            output,
+            num_splits,
+            HAS_SINKS=scores.sinks is not None,
+            **constants,
+        )
+        return output
 
 
 @cache
-def _shared_memory_bytes(device: torch.device) -> int:
+def _can_double_buffer(device: torch.device) -> bool:
     if device.type != "cuda":
-        return 0
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
+        return False
+    return bool(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor >= _DOUBLE_BUFFER_BYTES)
 
 
 def launch_options(padded_heads_per_kv_head: int, *, double_buffer: bool) -> dict[str, int]:
@@ -66,79 +136,6 @@ def unsupported_reason(device: torch.device) -> str | None:
         is_recent = torch.cuda.get_device_capability(device) >= (8, 0)
         return None if is_recent else "it needs a GPU of compute capability 8.0 or newer"
     return "it needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)"
-
-
-@dataclass(frozen=True, slots=True)
-class _TritonDecodeOp:
-    table: torch.Tensor
-    lengths: torch.Tensor
-    group: LayerGroup
-    backend: TritonDecode
-    double_buffer: bool
-
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        from kvproxy.engine.attention.triton_kernels import merge_splits, split_kv_attention
-
-        keys, values = cached
-        query = query if query.stride(-1) == 1 else query.contiguous()
-        rows, heads, head_dim = query.shape
-        block_size, kv_heads = keys.shape[1:3]
-        longest = self.table.shape[1] * block_size
-        if self.group.kind != "full":
-            longest = min(longest, self.group.window)
-        num_splits = min(self.backend.max_splits, -(-longest // self.backend.min_split))
-        partial = torch.empty((rows, heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
-        logsums = torch.empty((rows, heads, num_splits), dtype=torch.float32, device=query.device)
-        output = torch.empty((rows, heads, head_dim), dtype=query.dtype, device=query.device)
-        padded_head_dim = max(16, _power_of_two(head_dim))
-        padded_heads_per_kv_head = max(16, _power_of_two(heads // kv_heads))
-        options = launch_options(padded_heads_per_kv_head, double_buffer=self.double_buffer)
-        split_programs = min(num_splits, -(-self.backend.num_programs // (rows * kv_heads)))
-        scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
-        visibility = {"KIND": self.group.kind, "WINDOW": self.group.window}
-        split_kv_attention[(rows, kv_heads, split_programs)](
-            query,
-            keys,
-            values,
-            self.table,
-            self.lengths,
-            partial,
-            logsums,
-            scale / scores.softcap if scores.softcap is not None else scale * math.log2(math.e),
-            scores.softcap * math.log2(math.e) if scores.softcap is not None else 0.0,
-            query.stride(0),
-            query.stride(1),
-            *keys.stride()[:3],
-            self.table.stride(0),
-            num_splits,
-            MIN_SPLIT=self.backend.min_split,
-            MAX_SPLITS=self.backend.max_splits,
-            GROUP=heads // kv_heads,
-            HEAD_DIM=head_dim,
-            BLOCK_SIZE=block_size,
-            PADDED_GROUP=padded_heads_per_kv_head,
-            PADDED_DIM=padded_head_dim,
-            TILE=tile_size(padded_head_dim, query.element_size(), padded_heads_per_kv_head),
-            DOT_TYPE=_dot_input_type(query),
-            HAS_SOFTCAP=scores.softcap is not None,
-            **visibility,
-            **options,
-        )
-        merge_splits[(rows, heads)](
-            partial,
-            logsums,
-            self.lengths,
-            output if scores.sinks is None else scores.sinks,
-            output,
-            num_splits,
-            MIN_SPLIT=self.backend.min_split,
-            MAX_SPLITS=self.backend.max_splits,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded_head_dim,
-            HAS_SINKS=scores.sinks is not None,
-            **visibility,
-        )
-        return output
 
 
 def tile_size(padded_head_dim: int, element_bytes: int, padded_heads_per_kv_head: int) -> int:

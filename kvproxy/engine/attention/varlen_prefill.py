@@ -56,7 +56,14 @@ class VarlenPrefill:
         )
         has_past = any(queries.first_visible_key < queries.start for _, queries in runs)
         slots = upload(_slots_of_visible_keys(runs, pool.block_size, group.index), device) if has_past else None
-        return _VarlenPrefillOp(layout, slots, self._attend)
+
+        def attend(query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
+            key, value = new
+            if slots is not None:
+                key, value = (part.flatten(0, 1).index_select(0, slots) for part in cached)
+            return self._attend(query, key, value, layout, scores)
+
+        return attend
 
 
 def _slots_of_visible_keys(
@@ -69,19 +76,6 @@ def _slots_of_visible_keys(
         table = np.asarray(span.block_tables[group][begin : -(-end // block_size)])[:, None]
         parts.append((table * block_size + offsets).ravel()[first - begin * block_size : end - begin * block_size])
     return np.concatenate(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _VarlenPrefillOp:
-    layout: PackedLayout
-    slots: torch.Tensor | None
-    attend: PackedAttention
-
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        key, value = new
-        if self.slots is not None:
-            key, value = (part.flatten(0, 1).index_select(0, self.slots) for part in cached)
-        return self.attend(query, key, value, self.layout, scores)
 
 
 def unsupported_reason(

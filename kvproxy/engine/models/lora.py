@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvproxy.engine.models.linear_layers import PackedModule
+from kvproxy.engine.models.linear_layers import PackedLinear
 from kvproxy.errors import ModelUnsupported
 
 _UNSUPPORTED = {
@@ -99,7 +99,7 @@ def _check_matrices(
         module = model.get_submodule(layer)
     except AttributeError:
         module = None
-    if not isinstance(module, torch.nn.Linear | PackedModule):
+    if not isinstance(module, torch.nn.Linear | PackedLinear):
         raise ModelUnsupported(f"adapter {name!r} does not fit this model, which has no linear layer {layer}")
     if module is model.get_output_embeddings():
         raise ModelUnsupported(f"adapter {name!r} cannot be served: it changes {layer}, which computes only some rows")

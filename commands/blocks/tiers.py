@@ -1,4 +1,4 @@
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -31,19 +31,15 @@ def tiers(proxy: ProxyOptions) -> Output:
 def clear_tier(
     *,
     name: Annotated[str, typer.Argument(help="The tier: host, disk or redis.")],
-    models: Annotated[
-        Literal["own", "others", "all"],
-        typer.Option(help="Clear chunks of the running model, of other models, or all."),
-    ] = "own",
     proxy: ProxyOptions,
 ) -> Output:
-    """Delete the chunks of a tier.
+    """Delete all chunks of a tier, of other models too.
 
     The pool keeps its blocks; blocks reset empties the pool.
 
-    Example: kvproxy blocks clear-tier disk --models others
+    Example: kvproxy blocks clear-tier disk
     """
-    done = proxy.client().delete(f"/admin/blocks/tiers/{quote_path_segment(name)}", models=models)
+    done = proxy.client().delete(f"/admin/blocks/tiers/{quote_path_segment(name)}")
     return text_output(done, f"deleted {done['cleared']:,} chunks from {name}")
 
 

@@ -2,7 +2,6 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import cast, get_args
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.codecs import CODECS
@@ -19,7 +18,6 @@ from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PinRow, P
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.text.reasoning import ReasoningParser
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser
-from kvproxy.engine.tier_connector import ModelScope
 from kvproxy.errors import InvalidRequest, ModelNotFound, NotFound
 from kvproxy.generation import Delta, GenerationRequest, Grammar
 from kvproxy.tiers.chunk_store import TierStats
@@ -286,10 +284,8 @@ class EmbeddedPrefixCache(PrefixCache):
     async def tiers(self) -> list[TierStats]:
         return self._worker.tier_stats()
 
-    async def clear_tier(self, name: str, models: str) -> int | None:
-        if models not in get_args(ModelScope):
-            raise InvalidRequest(f"models must be own, others or all, not {models!r}", param="models")
-        return await self._worker.clear_tier(name, cast("ModelScope", models))
+    async def clear_tier(self, name: str) -> int | None:
+        return await self._worker.clear_tier(name)
 
     async def _detokenize(self, tokens: Sequence[int] | None) -> str:
         return await self._worker.async_tokenizer.decode_with_special_tokens(tokens) if tokens else ""

@@ -173,11 +173,8 @@ class PrefixCache(Protocol):
     async def tiers(self) -> list[TierStats]:
         raise _no_blocks_error()
 
-    async def clear_tier(self, name: str, models: str) -> int | None:
-        """Delete chunks in a tier; return their number, or None for an unknown tier.
-
-        `models` is `own` for chunks of the running model, `others`, or `all`.
-        """
+    async def clear_tier(self, name: str) -> int | None:
+        """Delete all chunks in a tier; return their number, or None for an unknown tier."""
         raise _no_blocks_error()
 
 

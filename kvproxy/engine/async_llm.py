@@ -21,7 +21,6 @@ from kvproxy.engine.models.loader import LoadedModel, load_model
 from kvproxy.engine.models.lora import LoraManager
 from kvproxy.engine.step_errors import StepFailed, error_for_client, first_line, is_device_error
 from kvproxy.engine.text.tokenizer import AsyncTokenizer
-from kvproxy.engine.tier_connector import ModelScope
 from kvproxy.errors import KvproxyError, ModelUnsupported, Overloaded, TierUnavailable
 from kvproxy.generation import Delta, GenerationRequest
 from kvproxy.settings import EngineSettings, TierSettings
@@ -174,11 +173,11 @@ class AsyncLLM:
     def tier_stats(self) -> list[TierStats]:
         return self._engine.tiers.chain.stats() if self._engine.tiers else []
 
-    async def clear_tier(self, name: str, models: ModelScope) -> int | None:
+    async def clear_tier(self, name: str) -> int | None:
         if self._engine.tiers is None:
             return None
         try:
-            return await asyncio.to_thread(self._engine.tiers.clear, name, models)
+            return await asyncio.to_thread(self._engine.tiers.chain.clear, name)
         except TierError as error:
             raise TierUnavailable(f"tier {name} was not cleared: {error}; try again") from None
 

@@ -158,7 +158,7 @@ class EngineCore:
             self._abort_step(scheduled, error)
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         if self.tiers is not None:
-            self.tiers.saver.save(sequence for sequence, _ in scheduled.sequences_and_spans)
+            self.tiers.save(sequence for sequence, _ in scheduled.sequences_and_spans)
         self._process_outputs(outputs)
         return True
 
@@ -235,7 +235,7 @@ class EngineCore:
 
     def _finish(self, sequence: SequenceState) -> None:
         if self.tiers is not None:
-            self.tiers.saver.count_dropped_chunks(sequence)
+            self.tiers.count_dropped_chunks(sequence)
         self._scheduler.remove(sequence)
 
     def _abort_step(self, scheduled: SchedulerOutput, error: Exception) -> None:

@@ -1,14 +1,16 @@
-"""Loads chunks from the tiers into the block pool: threads read them, and the engine's thread writes them to the pool."""
+"""Loads chunks from the tiers into the block pool, and saves complete chunks.
+
+Threads read the chunks, and the engine's thread writes them to the pool.
+"""
 
 import hashlib
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import xxhash
@@ -17,20 +19,20 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.encryption import Cipher
-from kvproxy.engine.chunk_saver import ChunkSaver, ChunkTransfer, PinnedBufferPool
+from kvproxy.engine.chunk_transfer import ChunkTransfer, PinnedBufferPool
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
+from kvproxy.engine.step_errors import is_device_error
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings, TierSettings
-from kvproxy.tiers.chunk_format import ChunkName, read_payload
+from kvproxy.tiers.chunk_format import ChunkName, read_payload, write_header
 from kvproxy.tiers.tier_chain import TierChain, build_chain
 
 _ARITHMETIC_VERSION = 4  # increase it with every change of the code that may alter the last bits of keys or values
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 _NUM_READERS = 2
 _log = logging.getLogger("kvproxy")
-ModelScope = Literal["own", "others", "all"]
 
 
 def create_tier_connector(
@@ -93,10 +95,10 @@ class TierConnector:
         timeout: float,
     ) -> None:
         self.chain = chain
-        self.saver = ChunkSaver(chain, transfer, manager, chunked_prefill)
         self._transfer = transfer
         self._chunk_tokens = transfer.chunk_tokens
         self._manager = manager
+        self._chunked_prefill = chunked_prefill
         self._alignment = chunked_prefill.alignment
         self._timeout = timeout
         self._loads: dict[str, TierLoad] = {}
@@ -216,10 +218,54 @@ class TierConnector:
         now = time.monotonic()
         return not any(load.payloads or load.is_done or now > load.deadline for load in self._loads.values())
 
-    def clear(self, tier: str, models: ModelScope) -> int | None:
-        own = self._transfer.key_prefix
-        filters = {"own": lambda key: key.startswith(own), "others": lambda key: not key.startswith(own)}
-        return self.chain.clear(tier, filters.get(models, lambda key: True))
+    def save(self, sequences: Iterable[SequenceState]) -> None:
+        """Save the chunks that the last step completed, until too many writes are pending.
+
+        A sequence's later chunks wait for the next step, because a load ends at the first missing chunk.
+        """
+        for sequence in sequences:
+            for name, blocks in self._unsaved_chunks(sequence):
+                if self.chain.should_save(name.key) and not self._save_chunk(name, blocks):
+                    break
+                sequence.num_saved_chunks += 1
+
+    def count_dropped_chunks(self, sequence: SequenceState) -> None:
+        for name, _ in self._unsaved_chunks(sequence):
+            self.chain.count_dropped(name.key)
+
+    def _unsaved_chunks(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
+        first = sequence.num_saved_chunks
+        request = sequence.cache_request
+        cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, request.num_computed_tokens)
+        num_complete = cacheable // self._chunk_tokens
+        if num_complete <= first:
+            return
+        table = self._manager.get_block_ids(request.id)[0]
+        width = self._chunk_tokens // self._manager.block_size
+        for at, name in enumerate(self._transfer.chunk_names(request, first, num_complete), first):
+            yield name, table[at * width : (at + 1) * width]
+
+    def _save_chunk(self, name: ChunkName, blocks: list[int]) -> bool:
+        if not self.chain.has_room(self._transfer.buffer_bytes(name)):
+            return False
+        try:
+            buffer, wait = self._transfer.copy_from_pool(blocks, name)
+        except (RuntimeError, MemoryError) as error:
+            if is_device_error(error):
+                raise
+            # A lack of host memory does not fail the step's requests.
+            _log.warning("a chunk was not saved: %s", error)
+            return False
+
+        def finish() -> None:
+            wait()
+            write_header(buffer, name)
+
+        accepted = self.chain.save(name.key, buffer, finish)
+        if not accepted:
+            # The buffer may be reused, so the copy must end first.
+            wait()
+        return accepted
 
     def close(self) -> None:
         for load in self._loads.values():

@@ -115,7 +115,6 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/blocks/what-if": {"tier": _TEXT, "bytes_per_token": _NUMBER},
     "get /admin/blocks/tree": {"parent": _TEXT} | _PAGE,
     "post /admin/blocks/pins": _NAME | {"ttl": _TEXT, "leaf": _TEXT, "api": _one_of(*APIS)},
-    "delete /admin/blocks/tiers/{name}": {"models": _one_of("own", "others", "all")},
     "get /admin/cache": _PAGE | _FILTERS,
     "delete /admin/cache": {"all": _YES, "soft": _YES} | _FILTERS,
     "get /admin/cache/queue": _PAGE,

@@ -66,7 +66,7 @@ def check_redis(settings: TierSettings) -> str:
     assert settings.redis is not None
     store = RedisStore(settings.redis, settings.redis_timeout)
     try:
-        info, chunks = store.server_info(), sum(map(len, store.scan_keys()))
+        info, chunks = store.server_info(), sum(map(len, store.scan_names()))
     except TierError as error:
         raise KvproxyError(f"no answer ({error}): start Redis, or remove --tier-redis") from None
     finally:

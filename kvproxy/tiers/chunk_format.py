@@ -35,11 +35,7 @@ class ChunkName:
 
     @property
     def key(self) -> str:
-        return f"{key_prefix(self.fingerprint)}{self.digest.hex()}"
-
-
-def key_prefix(fingerprint: bytes) -> str:
-    return f"{fingerprint.hex()[:16]}-"
+        return f"{self.fingerprint.hex()[:16]}-{self.digest.hex()}"
 
 
 def payload_offset(name: ChunkName) -> int:

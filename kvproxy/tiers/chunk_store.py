@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,7 +50,8 @@ class ChunkStore(Protocol):
 
     def delete(self, key: str) -> None: ...
 
-    def clear(self, matches: Callable[[str], bool]) -> int: ...
+    def clear(self) -> int:
+        """Delete all chunks, and return their number."""
 
     def stats(self) -> TierStats: ...
 

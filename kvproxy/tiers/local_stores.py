@@ -41,9 +41,9 @@ class LocalStore:
     def _remove(self, key: str) -> None:
         raise NotImplementedError
 
-    def clear(self, matches: Callable[[str], bool]) -> int:
+    def clear(self) -> int:
         with self._lock:
-            keys = [key for key in self._sizes if matches(key)]
+            keys = list(self._sizes)
         for key in keys:
             self.delete(key)
         return len(keys)
@@ -104,7 +104,7 @@ class HostStore(LocalStore):
         self._chunks.pop(key, None)
 
     def close(self) -> None:
-        self.clear(lambda key: True)
+        self.clear()
 
 
 class DiskStore(LocalStore):

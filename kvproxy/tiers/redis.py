@@ -77,20 +77,18 @@ class RedisStore:
         self._call(lambda: self._client.delete(_PREFIX + key))
         self._remove_known_key(key)
 
-    def clear(self, matches: Callable[[str], bool]) -> int:
-        num_deleted = 0
-        for keys in self.scan_keys():
-            if found := [key for key in keys if matches(key)]:
-                for key in found:
-                    self._remove_known_key(key)
-                num_deleted += self._call(partial(self._client.unlink, *(_PREFIX + key for key in found)))
+    def clear(self) -> int:
+        num_deleted: int = sum(self._call(partial(self._client.unlink, *names)) for names in self.scan_names() if names)
+        with self._lock:
+            self._known.clear()
         return num_deleted
 
-    def scan_keys(self) -> Iterator[list[str]]:
+    def scan_names(self) -> Iterator[list[bytes]]:
+        """Yield the names of all chunks in Redis, in parts."""
         scan, cursor = partial(self._client.scan, match=f"{_PREFIX}*", count=500), 0
         while True:
             cursor, names = self._call(partial(scan, cursor))
-            yield [name.decode().removeprefix(_PREFIX) for name in names]
+            yield names
             if not cursor:
                 return
 

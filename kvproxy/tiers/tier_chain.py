@@ -121,13 +121,13 @@ class TierChain:
             if store.should_put(key):
                 self._increment(store, "dropped")
 
-    def clear(self, name: str, matches: Callable[[str], bool], timeout: float = 60.0) -> int | None:
-        """Delete the chunks whose key `matches`, after all pending writes; return their number, or None for an unknown tier."""
+    def clear(self, name: str, timeout: float = 60.0) -> int | None:
+        """Delete the chunks of a tier after all pending writes; return their number, or None for an unknown tier."""
         store = next((store for store in self.stores if store.name == name), None)
         if store is None:
             return None
         try:
-            return self._writer.submit(store.clear, matches).result(timeout)
+            return self._writer.submit(store.clear).result(timeout)
         except TimeoutError:
             raise TierError(f"{name} is still busy after {timeout:g} s: try again") from None
 

@@ -114,7 +114,7 @@ class Driven:
 
     def replace_chain(self, chain: TierChain) -> None:
         self.tiers.chain.close()
-        self.tiers.chain = self.tiers.saver._chain = chain
+        self.tiers.chain = chain
 
     def replace_store(self, *stores: ChunkStore) -> None:
         self.replace_chain(TierChain(stores))

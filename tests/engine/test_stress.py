@@ -100,7 +100,7 @@ class Stress:
         if chance.random() < 0.02:
             engine.pins.unpin(chance.choice("xy"))
         if chance.random() < 0.01:
-            self.driven.tiers.clear(chance.choice(("host", "disk")), "all")
+            self.driven.tiers.chain.clear(chance.choice(("host", "disk")))
 
     def run(self, requests: int) -> None:
         left = requests

@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     assert tiers is not None
     gate, store = threading.Event(), DictStore()
     tiers.chain.close()
-    tiers.chain = tiers.saver._chain = TierChain([store])
+    tiers.chain = TierChain([store])
     await worker.start()
     request = GenerationRequest("a", tuple(prompts[0]), SamplingParams(max_tokens=ANSWER, temperature=0.0))
     cold = [token async for delta in worker.generate(request) for token in delta.tokens]

@@ -145,7 +145,7 @@ def test_no_memory_for_a_chunk_costs_the_chunk_and_no_answer(monkeypatch: pytest
     def short(*arguments: object, **more: object) -> None:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr("kvproxy.engine.chunk_saver.ChunkTransfer.copy_from_pool", short)
+    monkeypatch.setattr("kvproxy.engine.chunk_transfer.ChunkTransfer.copy_from_pool", short)
     assert driven.answers(prompts, "cold") == expected
     (row,) = driven.tiers.chain.stats()
     assert (row.chunks, row.dropped > 0) == (0, True)

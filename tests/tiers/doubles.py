@@ -1,7 +1,6 @@
 """A store of chunks that fails on demand."""
 
 from collections import Counter
-from collections.abc import Callable
 
 from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
@@ -43,12 +42,11 @@ class DictStore:
         self._call("delete")
         self.chunks.pop(key, None)
 
-    def clear(self, chosen: Callable[[str], bool]) -> int:
+    def clear(self) -> int:
         self._call("clear")
-        doomed = [key for key in self.chunks if chosen(key)]
-        for key in doomed:
-            del self.chunks[key]
-        return len(doomed)
+        count = len(self.chunks)
+        self.chunks.clear()
+        return count
 
     def stats(self) -> TierStats:
         return TierStats(self.name, len(self.chunks), sum(map(len, self.chunks.values())), None, 0, self.available)

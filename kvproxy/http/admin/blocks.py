@@ -133,15 +133,14 @@ async def tiers(request: Request) -> Response:
 
 
 async def clear_tier(request: Request) -> Response:
-    """Delete the chunks in a tier. `models` is `own` (the running model, default), `others`, or `all`."""
+    """Delete all chunks in a tier."""
     prefix, name = services(request).prefix, request.path_params["name"]
-    models = request.query_params.get("models", "own")
-    cleared = await prefix.clear_tier(name, models)
+    cleared = await prefix.clear_tier(name)
     if cleared is None:
         known = ", ".join(row.name for row in await prefix.tiers())
         there = f"this proxy has {known}" if known else "serve with --tier-host, --tier-disk or --tier-redis"
         raise NotFound(f"no tier {name!r}: {there}")
-    return reply({"tier": name, "models": models, "cleared": cleared})
+    return reply({"tier": name, "cleared": cleared})
 
 
 ROUTES = [

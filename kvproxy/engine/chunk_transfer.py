@@ -1,9 +1,8 @@
-"""Saves complete chunks of keys and values from the block pool to the tiers."""
+"""Copies of chunks of keys and values between the block pool and host buffers."""
 
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,11 @@ import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill
-from kvproxy.engine.scheduler.sequence import SequenceState
-from kvproxy.engine.step_errors import is_device_error
 from kvproxy.engine.worker.kv_pool import KVPool
-from kvproxy.tiers.chunk_format import ChunkName, key_prefix, payload_offset, write_header
+from kvproxy.tiers.chunk_format import ChunkName, payload_offset
 from kvproxy.tiers.chunk_store import ChunkData
-from kvproxy.tiers.tier_chain import TierChain
 
 _MIN_BUFFERS, _MAX_BUFFERS = 4, 16
-_log = logging.getLogger("kvproxy")
 
 
 def allocate_pinned(size: int) -> torch.Tensor:
@@ -84,7 +77,6 @@ class ChunkTransfer:
         buffers: PinnedBufferPool | None = None,
     ) -> None:
         self.chunk_tokens = chunk_tokens
-        self.key_prefix = key_prefix(fingerprint)
         self._pool = pool
         self._hasher = hasher
         self._fingerprint = fingerprint
@@ -118,62 +110,3 @@ class ChunkTransfer:
     def _view_as_blocks(self, flat: torch.Tensor, num_blocks: int) -> torch.Tensor:
         data = self._pool.data
         return flat.view(data.dtype).view(*data.shape[:2], num_blocks, *data.shape[3:])
-
-
-class ChunkSaver:
-    def __init__(
-        self, chain: TierChain, transfer: ChunkTransfer, manager: KVCacheManager, chunked_prefill: ChunkedPrefill
-    ) -> None:
-        self._chain = chain
-        self._transfer = transfer
-        self._manager = manager
-        self._chunked_prefill = chunked_prefill
-
-    def save(self, sequences: Iterable[SequenceState]) -> None:
-        """Save the chunks that the last step completed, until too many writes are pending.
-
-        A sequence's later chunks wait for the next step, because a load ends at the first missing chunk.
-        """
-        for sequence in sequences:
-            for name, blocks in self._unsaved_chunks(sequence):
-                if self._chain.should_save(name.key) and not self._save_chunk(name, blocks):
-                    break
-                sequence.num_saved_chunks += 1
-
-    def count_dropped_chunks(self, sequence: SequenceState) -> None:
-        for name, _ in self._unsaved_chunks(sequence):
-            self._chain.count_dropped(name.key)
-
-    def _unsaved_chunks(self, sequence: SequenceState) -> Iterator[tuple[ChunkName, list[int]]]:
-        first = sequence.num_saved_chunks
-        request = sequence.cache_request
-        cacheable = self._chunked_prefill.num_cacheable_tokens(sequence, request.num_computed_tokens)
-        num_complete = cacheable // self._transfer.chunk_tokens
-        if num_complete <= first:
-            return
-        table = self._manager.get_block_ids(request.id)[0]
-        width = self._transfer.chunk_tokens // self._manager.block_size
-        for at, name in enumerate(self._transfer.chunk_names(request, first, num_complete), first):
-            yield name, table[at * width : (at + 1) * width]
-
-    def _save_chunk(self, name: ChunkName, blocks: list[int]) -> bool:
-        if not self._chain.has_room(self._transfer.buffer_bytes(name)):
-            return False
-        try:
-            buffer, wait = self._transfer.copy_from_pool(blocks, name)
-        except (RuntimeError, MemoryError) as error:
-            if is_device_error(error):
-                raise
-            # A lack of host memory does not fail the step's requests.
-            _log.warning("a chunk was not saved: %s", error)
-            return False
-
-        def finish() -> None:
-            wait()
-            write_header(buffer, name)
-
-        accepted = self._chain.save(name.key, buffer, finish)
-        if not accepted:
-            # The buffer may be reused, so the copy must end first.
-            wait()
-        return accepted

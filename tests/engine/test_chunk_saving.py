@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.engine.chunk_saver import PinnedBufferPool
+from kvproxy.engine.chunk_transfer import PinnedBufferPool
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.tier_chain import TierChain, build_chain
 from tests.engine.driven import Driven

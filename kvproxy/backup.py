@@ -140,11 +140,10 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
             yield tar
     except FileNotFoundError:
         raise NotFound(f"there is no file {archive}") from None
-    except tarfile.ReadError:
-        # The original message has several lines.
-        raise InvalidRequest(f"{archive} is no archive: give a file of kvproxy backup") from None
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise InvalidRequest(f"cannot restore {archive} ({error}): is it a file of kvproxy backup?") from None
+        # The message of tarfile.ReadError has several lines.
+        reason = str(error).partition("\n")[0]
+        raise InvalidRequest(f"cannot restore {archive} ({reason}): give a file of kvproxy backup") from None
 
 
 def _read_manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, Any]:

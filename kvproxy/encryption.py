@@ -88,15 +88,13 @@ def _read_keys(settings: EncryptionSettings) -> tuple[str, list[str]]:
             )
         return f"the environment variable {name}", os.environ[name].split()
     try:
-        lines = settings.key_file.read_text("ascii").splitlines()
+        lines = settings.key_file.read_bytes().decode("ascii", "replace").splitlines()
     except OSError as error:
         raise SettingsError(
             f"setting encryption.key_file: cannot read {settings.key_file} ({error.strerror}): create it with"
             f" `openssl rand -base64 32 > {settings.key_file}`, or restore it",
             param="encryption.key_file",
         ) from None
-    except UnicodeDecodeError:
-        lines = ["no key"]
     kept = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     return str(settings.key_file), kept
 

@@ -116,7 +116,6 @@ class Quota:
 
     Args:
         on_spent: called with the client's name and the tokens of each response that a backend computes.
-        charge_cached: whether cached responses cost tokens, too.
         shared: shares the usage with other proxies; None for a single proxy.
     """
 
@@ -124,12 +123,9 @@ class Quota:
         self,
         client: ClientSettings,
         on_spent: Callable[[str, int], None],
-        *,
-        charge_cached: bool,
         shared: SharedState | None = None,
     ) -> None:
         self.client = client
-        self.charge_cached = charge_cached
         self.on_spent = on_spent
         self._shared = shared
         self._requests = self._make_bucket("requests", client.requests_per_minute)
@@ -181,7 +177,15 @@ class Account:
 
         Raises TooManyRequests if the quota is used up, or RequestExceedsQuota if one minute's quota is less than the tokens.
         """
-        await self._charge(tokens)
+        bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
+        if bucket is not None and per_minute is not None:
+            if tokens > per_minute:
+                raise RequestExceedsQuota(
+                    f"the request has some {tokens:,} tokens, and {per_minute:,} a minute are allowed",
+                    limit="tokens_per_minute",
+                )
+            if (wait := await bucket.take(tokens)) > 0:
+                raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int) -> None:
@@ -191,28 +195,10 @@ class Account:
                 self._quota.tokens.charge(tokens - self._reserved)
         self._reserved = None
 
-    async def charge_cached_response(self, tokens: int) -> None:
-        if self._quota.charge_cached:
-            await self._charge(tokens)
-
-    async def _charge(self, tokens: int) -> None:
-        bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
-        if bucket is None or per_minute is None:
-            return
-        if tokens > per_minute:
-            raise RequestExceedsQuota(
-                f"the request has some {tokens:,} tokens, and {per_minute:,} a minute are allowed",
-                limit="tokens_per_minute",
-            )
-        if (wait := await bucket.take(tokens)) > 0:
-            raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
-
 
 class Quotas:
-    def __init__(
-        self, on_spent: Callable[[str, int], None], *, charge_cached: bool, shared: SharedState | None = None
-    ) -> None:
-        self._make = partial(Quota, on_spent=on_spent, charge_cached=charge_cached, shared=shared)
+    def __init__(self, on_spent: Callable[[str, int], None], shared: SharedState | None = None) -> None:
+        self._make = partial(Quota, on_spent=on_spent, shared=shared)
         self._quotas: dict[str, Quota] = {}
 
     def get(self, client: ClientSettings) -> Quota:

@@ -1,11 +1,11 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvproxy.apis.api import Api
-from kvproxy.apis.json import JsonMap, JsonObject, field, loads
+from kvproxy.apis.json import JsonMap, JsonObject, dumps, field, loads
 from kvproxy.apis.request_directives import NO_DIRECTIVES, RequestDirectives
 from kvproxy.errors import InvalidRequest
 
@@ -54,6 +54,11 @@ class ApiRequest:
     @property
     def stream(self) -> bool:
         return bool(self.body.get("stream"))
+
+    def with_body(self, body: JsonObject, *tags: str) -> "ApiRequest":
+        """Return the request with another body and more tags."""
+        control = replace(self.control, tags=(*self.control.tags, *tags))
+        return replace(self, body=body, raw=dumps(body), control=control)
 
 
 def requests_sampling(body: JsonMap) -> bool:

@@ -105,8 +105,6 @@ class Answerer:
         if answer is None:
             work = self._answer_after_exact(exchange)
             answer = await (work if watch is None else watch(work))
-        if exchange.account is not None and exchange.hit is not None:
-            await exchange.account.charge_cached_response(exchange.hit.prompt_tokens + exchange.hit.completion_tokens)
         self._revalidator.begin(exchange)
         return answer
 

@@ -6,7 +6,7 @@ prefix at most 20 blocks before a breakpoint, so the last block of the previous 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -58,8 +58,7 @@ def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1) -> Ap
     counts = [f"{sections.count(name)} {name}" for name in _SECTIONS if name in sections]
     long = sum(_block_lifetime(position.section, position.item, last_one_hour_message) == "1h" for position in chosen)
     counts += [f"{long} for 1h"] if long else []
-    tags = (*request.control.tags, f"breakpoints:{' + '.join(counts) or 'none'}")
-    return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+    return request.with_body(body, f"breakpoints:{' + '.join(counts) or 'none'}")
 
 
 def _is_well_formed(body: JsonObject) -> bool:

@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
-from itertools import zip_longest
 from typing import Any
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import Json, as_object, dumps, loads
+from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.answer import Answerer
@@ -22,7 +20,7 @@ from kvproxy.index.search.lookup_result import FRESH, Candidate
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import RegionLoader
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.request_regions import region_items
+from kvproxy.journal.request_regions import region_items, regions_of
 from kvproxy.settings.cache import LEAST_SIMILARITY
 from kvproxy.settings.rules import NO_RULE
 
@@ -38,17 +36,18 @@ def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
         if contents is not None or store is None or id is None:
             return contents
         entry = store.get(id)
-        return None if entry is None else _regions_of_entry(entry)
+        parts = None if entry is None else _key_parts(entry)
+        return None if parts is None else dict(region_items(parts))
 
     return load
 
 
-def _regions_of_entry(entry: Entry) -> Mapping[str, Json] | None:
+def _key_parts(entry: Entry) -> JsonObject | None:
     api = APIS.get(entry.endpoint)
     if api is None:
         return None
     request = ApiRequest(api, as_object(loads(entry.request)), entry.request, {}, entry.tenant, entry.request_id)
-    return dict(region_items(cache_key(request, entry.backend).parts))
+    return cache_key(request, entry.backend).parts
 
 
 async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:
@@ -93,29 +92,18 @@ async def _find_same_prompts(answerer: Answerer, request: ApiRequest, key: Cache
 
 
 def _closest_entry(request: ApiRequest, key: CacheKey, same_prompts: Sequence[Entry]) -> dict[str, object] | None:
-    own, best = dict(region_items(key.parts)), None
+    own, fewest = regions_of(key.parts), None
+    closest: dict[str, object] | None = None
     for entry in same_prompts:
-        stored = _regions_of_entry(entry) if entry.tenant == request.tenant else None
-        if stored is None:
-            continue
-        changes = _differences(own, stored)
-        if changes and (best is None or len(changes) < len(best[1])):
-            best = entry, changes
-    return None if best is None else {"id": best[0].id, "differs": best[1]}
-
-
-def _differences(own: Mapping[str, Json], stored: Mapping[str, Json]) -> list[dict[str, Json]]:
-    names = [name for name in dict.fromkeys([*own, *stored]) if "[" not in name and own.get(name) != stored.get(name)]
-    changes: list[dict[str, Json]] = [
-        {"part": name, "stored": stored.get(name), "request": own.get(name)} for name in names
-    ]
-    asked, known = ([item for item in each.items() if "[" in item[0]] for each in (own, stored))
-    before, after = ([dumps(text) for _, text in each] for each in (known, asked))
-    for kind, start, end, own_start, own_end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        pairs = zip_longest(known[start:end], asked[own_start:own_end], fillvalue=("", None))
-        if kind != "equal":
-            changes += [{"part": name or old, "stored": text, "request": now} for (old, text), (name, now) in pairs]
-    return changes
+        parts = _key_parts(entry) if entry.tenant == request.tenant else None
+        changes = [] if parts is None else own.changes_since(regions_of(parts))
+        if parts is not None and changes and (fewest is None or len(changes) < fewest):
+            fewest, sent, stored = len(changes), dict(region_items(key.parts)), dict(region_items(parts))
+            differs = [
+                {"part": new or old, "stored": stored.get(old), "request": sent.get(new)} for old, new in changes
+            ]
+            closest = {"id": entry.id, "differs": differs}
+    return closest
 
 
 async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, same_prompts: Sequence[Entry]) -> bool:

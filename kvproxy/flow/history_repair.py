@@ -5,7 +5,6 @@ An answer with any other change, or after a changed message, is not restored.
 """
 
 from collections import OrderedDict
-from dataclasses import replace
 from threading import Lock
 
 from kvproxy.apis.api_request import ApiRequest
@@ -66,8 +65,7 @@ class HistoryRepair:
         if not repairs:
             return request
         body = {**body, name: body[name] if isinstance(sent, str) else restored}
-        tags = (*request.control.tags, *(f"repaired:{kind}" for kind in dict.fromkeys(repairs)))
-        return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+        return request.with_body(body, *(f"repaired:{kind}" for kind in dict.fromkeys(repairs)))
 
     def _restore_tool_order(self, request: ApiRequest, repairs: list[str]) -> JsonObject:
         tools = objects(request.body.get("tools"))

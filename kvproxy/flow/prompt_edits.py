@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
@@ -29,8 +28,7 @@ def apply_edits(request: ApiRequest, edits: Sequence[EditSettings]) -> ApiReques
     if not names:
         return request
     # For listings, the journal, and savings.
-    tags = (*request.control.tags, *(f"edit:{name}" for name in names))
-    return replace(request, body=body, raw=dumps(body), control=replace(request.control, tags=tags))
+    return request.with_body(body, *(f"edit:{name}" for name in names))
 
 
 def matched_spans(request: ApiRequest, edit: EditSettings) -> list[str]:

@@ -70,7 +70,7 @@ class Services:
         self.shared = shared
         reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.on_finish, log_access
         self.finish = partial(finish, reports)
-        self.quotas = Quotas(metrics.count_client_tokens, charge_cached=settings.limits.cached_tokens, shared=shared)
+        self.quotas = Quotas(metrics.count_client_tokens, shared)
         self.bodies = BodyBudget(settings.limits)
         self.rules = Rules(settings)
         self.access = AccessRules(settings)

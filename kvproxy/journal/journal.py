@@ -116,10 +116,6 @@ class Journal:
         """Return the estimated prefix reuse by pool size, for each upstream's URL; the embedded engine's key is empty."""
         return {}
 
-    def recent_question(self, record_number: int) -> str | None:
-        """Return the question of a record, given its number; None if it is not in memory."""
-        return None
-
     def close(self) -> None: ...
 
 
@@ -199,9 +195,6 @@ class StoredJournal(Journal):
 
     def reuse_curves(self) -> dict[str, LiveHitCurve]:
         return dict(self._writer.reuse_curves)
-
-    def recent_question(self, record_number: int) -> str | None:
-        return self._writer.questions.get(record_number)
 
     def flush(self, pause: float = 0.0) -> None:
         """Write the queued events in transactions, with `pause` seconds between them."""

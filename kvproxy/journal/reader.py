@@ -1,7 +1,7 @@
 """Reads the journal, whether a proxy runs or not."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
-from kvproxy.journal.record import Record
+from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds
 
@@ -179,10 +179,8 @@ class JournalReader:
         spent = f"sum(case when {backend} then total_ms else 0 end)"
         computed = "coalesce(prompt_tokens, 0) - coalesce(reused_tokens, 0)"
         source = self._database.tag_rows_sql() if by == "tag" else "requests"
-        name = {"prompt": "coalesce(max(text), 'prompt ' || prompt || ' (no text recorded)')", "tag": "value"}.get(
-            by, by
-        )
-        group = {"prompt": "prompt", "tag": "value"}.get(by, by)
+        group = "value" if by == "tag" else by
+        name = "coalesce(max(text), 'prompt ' || prompt || ' (no text recorded)')" if by == "prompt" else group
         # The entry of a record may belong to another prompt (semantic hits), or be replaced.
         entry = "(select p.entry from prompts p where p.number = prompt)" if by == "prompt" else "null"
         condition = _without_warming(condition, query)
@@ -321,14 +319,25 @@ class JournalReader:
         rows = self.rows("select entry from prompts where number = ?", [prompt_number])
         return rows[0][0] if rows else None
 
-    def prompt_entries(self, records: Sequence[Record]) -> dict[int, str]:
-        """Return the ids of the last stored responses to the prompts of records without a text, by the number of the prompt."""
+    def with_questions(
+        self, records: Sequence[Record], stored_questions: Callable[[list[str]], Mapping[str, str]]
+    ) -> list[RecordWithQuestions]:
+        """Add questions to records; `stored_questions` returns the questions of stored responses, given their ids."""
+        entries: dict[int, str] = {}
         prompts = sorted({each.prompt for each in records if each.prompt is not None and each.text is None})
-        found: dict[int, str] = {}
         for start in range(0, len(prompts), _MAX_SAMPLED):
             part = prompts[start : start + _MAX_SAMPLED]
             sql = f"select number, entry from prompts where entry is not null and number in ({', '.join('?' * len(part))})"
-            found |= dict(self.rows(sql, part))
+            entries |= dict(self.rows(sql, part))
+        ids = {id for each in records for id in (each.entry, each.near) if id is not None}
+        questions = stored_questions(sorted(ids.union(entries.values())))
+        found = []
+        for record in records:
+            # The entry of a semantic hit has another question. The entry of another record may have been replaced.
+            own = None if record.layer == "semantic" else questions.get(record.entry or "")
+            question = record.text or own or questions.get(entries.get(record.prompt or 0, ""))
+            near = record.near or (record.entry if record.layer == "semantic" else None)
+            found.append(RecordWithQuestions(record, question, questions.get(near or "")))
         return found
 
     def contents(self, prompt_number: int) -> JsonObject | None:

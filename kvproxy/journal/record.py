@@ -1,4 +1,3 @@
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,12 +117,9 @@ def _layer(exchange: Exchange, reason: str) -> Layer:
         return "revalidated"
     if exchange.is_warming:
         return "warming"
-    if reason.startswith("disconnected"):
-        return "disconnected"
-    if exchange.failure is not None:
-        return "error" if reason.startswith("error") else "refused"
-    if exchange.layer == "refused" and reason.startswith("error"):
-        return "error"
+    if exchange.failure is not None or exchange.client_disconnected or exchange.layer == "refused":
+        failed: dict[str, Layer] = {"disconnected": "disconnected", "error": "error"}
+        return failed.get(reason.partition("-")[0], "refused")
     if exchange.layer == "forward":
         if exchange.was_collapsed and exchange.status < 400:
             return "shared"
@@ -143,37 +139,3 @@ class RecordWithQuestions:
     record: Record
     question: str | None
     stored_question: str | None
-
-
-def entry_ids(records: Sequence[Record], prompt_entries: Mapping[int, str]) -> list[str]:
-    """Return the ids of the stored responses that have the questions of records; `prompt_entries` has more, by prompt number."""
-    found = {id for record in records for id in (record.entry, record.near) if id is not None}
-    return sorted(found | set(prompt_entries.values()))
-
-
-def add_questions(
-    records: Sequence[Record],
-    questions: Mapping[str, str],
-    prompt_entries: Mapping[int, str],
-    recent_text: Callable[[int], str | None] = lambda number: None,
-) -> list[RecordWithQuestions]:
-    """Add questions to records.
-
-    Args:
-        questions: questions of stored responses, by id.
-        prompt_entries: ids of the last stored responses, by the number of the prompt; a record's own entry may be replaced.
-        recent_text: returns the question of a record, given its number.
-    """
-
-    def join(record: Record) -> RecordWithQuestions:
-        is_semantic = record.layer == "semantic"
-        question = record.text or recent_text(record.number)
-        if question is None and not is_semantic:
-            # The entry of a semantic hit has another question.
-            question = questions.get(record.entry or "")
-        if question is None and record.prompt is not None:
-            question = questions.get(prompt_entries.get(record.prompt, ""))
-        near = record.near or (record.entry if is_semantic else None)
-        return RecordWithQuestions(record, question, questions.get(near or ""))
-
-    return [join(record) for record in records]

@@ -21,8 +21,6 @@ _MAX_CACHED_PROMPTS = 20_000
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _MAX_BEGINNING = 200
-_MAX_QUESTIONS = 1_000
-_MAX_QUESTION = 2_000
 _ADD_TO_TOTALS = (
     "insert into totals (day, tenant, model, layer, tag, requests, prompt_tokens, completion_tokens, reused_tokens,"
     " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set "
@@ -41,26 +39,6 @@ class _StoredResponse:
     earlier_removal: tuple[str, float | None] | None
 
 
-class _RecentQuestions:
-    def __init__(self, redact: Redactor | None) -> None:
-        self._redact = redact
-        self._texts: OrderedDict[int, str] = OrderedDict()
-
-    def add(self, exchange: Exchange, record: Record) -> None:
-        if record.near is None or exchange.request is None:
-            return
-        text = exchange.request.api.display_text(exchange.request.body)
-        try:
-            self._texts[record.number] = (text if self._redact is None else self._redact(text))[:_MAX_QUESTION]
-        except RedactionFailed:
-            return
-        if len(self._texts) > _MAX_QUESTIONS:
-            self._texts.popitem(last=False)
-
-    def get(self, record_number: int) -> str | None:
-        return self._texts.get(record_number)
-
-
 class RecordWriter:
     """Writes records. If a method raises JournalFailed, its transaction is rolled back."""
 
@@ -73,7 +51,6 @@ class RecordWriter:
         proxy: str | None = None,
     ) -> None:
         self._redact = redact
-        self.questions = _RecentQuestions(redact)
         self._database = database
         self._proxy = proxy
         self._version: int | None = None
@@ -131,7 +108,6 @@ class RecordWriter:
                 if event.key is not None:
                     self._add_prompt(event, record, event.key)
                 self._add_to_totals(totals, event, record)
-                self.questions.add(event, record)
                 number += 1
             else:
                 self._write_change(event, records)

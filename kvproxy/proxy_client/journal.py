@@ -20,7 +20,7 @@ from kvproxy.journal.reader import (
     SavingsGroup,
 )
 from kvproxy.journal.reasons import check_reason_prefix
-from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
+from kvproxy.journal.record import Layer, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of
 from kvproxy.journal.savings import Saving, SavingsReport, WrongHitInterval, first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import (
@@ -72,8 +72,7 @@ class DirectJournal:
         return self._with_questions(self.reader.records(query))
 
     def _with_questions(self, records: Sequence[Record]) -> list[RecordWithQuestions]:
-        prompt_entries = self.reader.prompt_entries(records)
-        return add_questions(records, self._stored_questions(entry_ids(records, prompt_entries)), prompt_entries)
+        return self.reader.with_questions(records, self._stored_questions)
 
     def record(self, request: str) -> RecordWithQuestions:
         (found,) = self._with_questions([self.reader.find(request)])

@@ -130,7 +130,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with_client = settings(tmp_path / "d")
     add_client(with_client, "alice")
     (tmp_path / "x.tar").write_bytes(b"no archive")
-    with pytest.raises(InvalidRequest, match="is no archive: give a file of kvproxy backup"):
+    with pytest.raises(InvalidRequest, match=r"cannot restore .*: give a file of kvproxy backup"):
         restore_backup(settings(tmp_path / "b"), tmp_path / "x.tar")
     with pytest.raises(NotFound, match="there is no file"):
         restore_backup(settings(tmp_path / "b"), tmp_path / "y.tar")

@@ -167,12 +167,6 @@ def test_a_client_without_tokens_gets_cached_answers_and_no_others(proxy: Proxy)
     assert proxy.ask(other, "x" * 4000).status_code == 200
 
 
-def test_cached_answers_cost_tokens_where_the_settings_say_so(tmp_path: Path) -> None:
-    with run(tmp_path, cached_tokens=True) as proxy:
-        key = proxy.client("one", tokens_per_minute=110)
-        assert [proxy.ask(key).status_code for _ in range(3)] == [200, 200, 429]
-
-
 def test_a_client_stores_so_much_and_no_more(proxy: Proxy) -> None:
     key, other = proxy.client("small", stored_bytes=2500), proxy.client("large")
     for number in range(20):
@@ -261,7 +255,7 @@ def test_nothing_under_the_proxys_own_paths_is_forwarded(proxy: Proxy) -> None:
 
 async def test_other_limits_hold_from_the_next_request_on() -> None:
     """They are read from the file without a restart; what was used stays used."""
-    quotas = Quotas(Metrics().count_client_tokens, charge_cached=False)
+    quotas = Quotas(Metrics().count_client_tokens)
     client = ClientSettings(name="one", key_sha256="0" * 64, tokens_per_minute=100, requests_per_minute=5)
     await Account(quotas.get(client)).reserve(60)
     more = client.model_copy(update={"requests_per_minute": 6})

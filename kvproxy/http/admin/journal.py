@@ -21,7 +21,7 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.miss_explanation import explain_in_sentences, explain_miss
 from kvproxy.journal.reader import JournalReader, RecordQuery, SavingsGroup
 from kvproxy.journal.reasons import REASONS, check_reason_prefix, meaning_of_reason
-from kvproxy.journal.record import Layer, Record, RecordWithQuestions, add_questions, entry_ids
+from kvproxy.journal.record import Layer, Record, RecordWithQuestions
 from kvproxy.journal.savings import first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
 
@@ -64,12 +64,13 @@ async def _read_journal(app: Services, work: Callable[[JournalReader], T]) -> T:
 
 
 def _add_questions(app: Services, reader: JournalReader, records: list[Record]) -> list[RecordWithQuestions]:
-    prompt_entries = reader.prompt_entries(records)
-    ids, prompts = entry_ids(records, prompt_entries), {}
-    # Records are useful even if the store is unavailable.
-    with contextlib.suppress(CacheStoreError):
-        prompts = {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
-    return add_questions(records, prompts, prompt_entries, app.answerer.journal.recent_question)
+    def stored_questions(ids: list[str]) -> dict[str, str]:
+        # Records are useful even if the store is unavailable.
+        with contextlib.suppress(CacheStoreError):
+            return {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
+        return {}
+
+    return reader.with_questions(records, stored_questions)
 
 
 def _row_fields(row: RecordWithQuestions) -> dict[str, object]:

@@ -64,6 +64,7 @@ _CODE = re.compile(
 )
 _OPERATOR = re.compile(r"[=!<>+*&|^%~]+")
 _SIGNS = ("Sm", "So")
+_MINUS = re.compile(r"(?<=\s)-(?=\s)|-(?=\d)")
 
 
 def quotes_differ(question: str, cached_question: str) -> bool:
@@ -96,7 +97,7 @@ def _code_tokens(text: str) -> set[str]:
 
 
 def signs_differ(question: str, cached_question: str) -> bool:
-    """Whether emojis, operators, or accents differ: `👍` and `👎`, `a*b` and `a**b`, `schön` and `schon`."""
+    """Whether emojis, operators, or accents differ: `👍` and `👎`, `x + 6` and `x - 6`, `a*b` and `a**b`, `schön` and `schon`."""
     ours, theirs = _signs(question), _signs(cached_question)
     if ours - theirs and theirs - ours:
         return True
@@ -108,10 +109,9 @@ def signs_differ(question: str, cached_question: str) -> bool:
 
 
 @cached_by_text
-def _signs(text: str) -> set[str]:
-    return {
-        sign for sign in unicodedata.normalize("NFC", text) if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS
-    }
+def _signs(text: str) -> Counter[str]:
+    signs = unicodedata.normalize("NFC", _MINUS.sub("\N{MINUS SIGN}", text))
+    return Counter(sign for sign in signs if sign in "&*|^~" or unicodedata.category(sign) in _SIGNS)
 
 
 def _strip_accents(word: str) -> str:

@@ -5,12 +5,15 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.search.vector_index import FLAT_LIMIT, VectorIndex
-from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, StoredQuestion, WriteResult
+from kvproxy.index.store import NewEntry, RemovedEntry, Store, StoredQuestion, WriteResult
+from kvproxy.index.store.database import Row
+from kvproxy.index.store.rows import QUESTION, read_questions
 
 MIN_INDEXED = 256  # A scan of fewer vectors is faster than embedding a question.
 _BATCH = 2_000
@@ -42,7 +45,7 @@ class VectorSearch:
 
 
 def open_vector_search(store: Store, embedder: str, dim: int) -> VectorSearch:
-    if isinstance(store, SqliteStore):
+    if not store.remote:
         return FaissSearch(store, embedder, dim)
     from kvproxy.index.store.postgres.vector_search import PostgresSearch
 
@@ -54,7 +57,7 @@ class FaissSearch(VectorSearch):
 
     def __init__(
         self,
-        store: SqliteStore,
+        store: Store,
         embedder: str,
         dim: int,
         *,
@@ -73,22 +76,42 @@ class FaissSearch(VectorSearch):
         self._closing = threading.Event()
 
     def load(self) -> None:
-        for namespace in self._store.namespaces(self._embedder, self._min_indexed):
-            self._open_index(namespace)
+        sql = "select namespace from vectors where embedder = :embedder group by namespace having count(*) >= :least"
+        for row in self._query(sql, least=self._min_indexed):
+            self._open_index(row["namespace"])
 
     def _open_index(self, namespace: str) -> None:
         index, after = VectorIndex(self._dim, self._flat_limit), 0
-        while len((part := self._stored_vectors(namespace, after))[0]):
+        while len((part := self.stored_vectors(namespace, after, _BATCH))[0]):
             index.add(*part)
             after = int(part[0][-1])
         self.indexes[namespace] = index
         self._schedule(namespace)
 
-    def _stored_vectors(self, namespace: str, after: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._store.vectors(namespace, self._embedder, after_number=after, limit=_BATCH)
+    def _query(self, sql: str, **values: Any) -> list[Row]:
+        return self._store.database.query(sql, values | {"embedder": self._embedder})
+
+    def stored_vectors(self, namespace: str, after_number: int = 0, limit: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers and the vectors of a namespace, in ascending order: `[n]` int64, and `[n, dim]` float32.
+
+        Args:
+            after_number: only vectors with higher numbers are returned.
+            limit: maximum number of vectors; -1 is unlimited.
+        """
+        sql = (
+            "select number, vector from vectors where embedder = :embedder and namespace = :namespace"
+            " and number > :after order by number limit :limit"
+        )
+        rows = self._query(sql, namespace=namespace, after=after_number, limit=limit)
+        numbers = np.fromiter((row["number"] for row in rows), np.int64, len(rows))
+        return numbers, np.frombuffer(b"".join(row["vector"] for row in rows), np.float32).reshape(-1, self._dim)
+
+    def _has_at_least(self, namespace: str, count: int) -> bool:
+        sql = "select 1 from vectors where embedder = :embedder and namespace = :namespace limit :count"
+        return len(self._query(sql, namespace=namespace, count=count)) == count
 
     def has_vectors(self, namespace: str) -> bool:
-        return namespace in self.indexes or self._store.vector_count(namespace, self._embedder, 1) > 0
+        return namespace in self.indexes or self._has_at_least(namespace, 1)
 
     def search(
         self, namespace: str, vector: np.ndarray, limit: int, floor: float = -1.0
@@ -97,15 +120,21 @@ class FaissSearch(VectorSearch):
         if index is not None:
             cosines = dict(index.search(vector, limit))
         else:
-            stored, vectors = self._store.vectors(namespace, self._embedder)
-            nearest = np.argsort(-(vectors @ vector))[:limit].tolist() if len(stored) else []
+            stored, vectors = self.stored_vectors(namespace)
+            nearest = np.argsort(-(vectors @ vector))[:limit].tolist()
             cosines = {int(stored[place]): float(vectors[place] @ vector) for place in nearest}
         best = max(cosines, key=cosines.__getitem__, default=None)
         if best is not None and cosines[best] < floor:
             # Most new questions have no similar question, and reading an entry takes a third of the time of an embedding.
             cosines = {best: cosines[best]}
-        near = self._store.questions_by_number(namespace, self._embedder, list(cosines))
-        return sorted(((head, cosines[number]) for number, head in near.items()), key=lambda hit: -hit[1])
+        chosen, values = self._store.database.in_list("v.number", list(cosines))
+        sql = (
+            f"select v.number, {QUESTION} from vectors v join responses r on r.id = v.id where {chosen}"
+            " and v.namespace = :namespace and v.embedder = :embedder order by v.number"
+        )
+        rows = self._query(sql, namespace=namespace, **values, **self._store.time_parameters())
+        near = [(question, cosines[row["number"]]) for row, question in read_questions(rows, self._store.codec)]
+        return sorted(near, key=lambda hit: -hit[1])
 
     def index_entries(self, entries: Sequence[NewEntry], result: WriteResult) -> None:
         added: dict[str, list[tuple[int, np.ndarray]]] = {}
@@ -118,7 +147,7 @@ class FaissSearch(VectorSearch):
                 if index is not None:
                     index.add(np.array([number for number, _ in members]), np.stack([vector for _, vector in members]))
                     self._schedule(namespace)
-                elif self._store.vector_count(namespace, self._embedder, self._min_indexed) >= self._min_indexed:
+                elif self._has_at_least(namespace, self._min_indexed):
                     self._open_index(namespace)
             self.remove(result.removed)
 
@@ -149,7 +178,7 @@ class FaissSearch(VectorSearch):
         faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # Applies to this thread only.
         try:
             while (index := self.indexes.get(namespace)) is not None and index.needs_rebuild():
-                if not index.rebuild(lambda after: self._stored_vectors(namespace, after), self._closing.is_set):
+                if not index.rebuild(lambda after: self.stored_vectors(namespace, after, _BATCH), self._closing.is_set):
                     return
         except CacheStoreError:
             pass

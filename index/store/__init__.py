@@ -8,7 +8,6 @@ from kvproxy.index.store.database import Database
 from kvproxy.index.store.observations import Observations
 from kvproxy.index.store.rows import EntryCipher
 from kvproxy.index.store.sqlite.database import SqliteDatabase
-from kvproxy.index.store.sqlite.store import SqliteStore
 from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import (
     ALL_ENTRIES,
@@ -32,7 +31,6 @@ __all__ = [
     "NewEntry",
     "RemovalReason",
     "RemovedEntry",
-    "SqliteStore",
     "StorageUsage",
     "Store",
     "StoredQuestion",
@@ -63,13 +61,15 @@ def open_store(
         location: a path, or `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`.
         cipher: encrypts texts; None disables encryption.
     """
-    if is_url(str(location)):
-        return Store(open_postgres(str(location)), clock=clock, capacity=capacity, cipher=cipher)
-    return SqliteStore(Path(location), clock=clock, capacity=capacity, cipher=cipher)
+    return Store(_open_database(location), clock=clock, capacity=capacity, cipher=cipher)
 
 
 def open_observations(location: str | Path) -> Observations:
-    return Observations(open_postgres(str(location)) if is_url(str(location)) else SqliteDatabase(Path(location)))
+    return Observations(_open_database(location))
+
+
+def _open_database(location: str | Path) -> Database:
+    return open_postgres(str(location)) if is_url(str(location)) else SqliteDatabase(Path(location))
 
 
 def open_postgres(url: str) -> Database:

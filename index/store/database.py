@@ -19,6 +19,11 @@ class Transaction(Protocol):
     def executemany(self, sql: str, values: Sequence[Mapping[str, Any]]) -> None: ...
 
 
+def list_parameter(column: str) -> str:
+    """Return the name of the parameter of `Database.in_list`."""
+    return f"{column.rpartition('.')[2]}_list"
+
+
 class StoreHealth:
     def __init__(self, name: str) -> None:
         self._name = name
@@ -58,16 +63,20 @@ class Database(Protocol):
         A power failure may lose a transaction that is not `durable`.
         """
 
-    def in_list_condition(self, column: str, parameter: str) -> str:
-        """Return the SQL condition that a column is in a list parameter, whose value `as_list_parameter` returns."""
-
-    def as_list_parameter(self, values: Sequence[str]) -> Any: ...
+    def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
+        """Return the SQL condition that a column has one of the values, and its parameters."""
 
     def storable_text(self, text: str) -> str: ...
 
     def as_vector_parameter(self, vector: np.ndarray) -> Any: ...
 
     def disk_bytes(self) -> int: ...
+
+    def failure(self) -> str | None:
+        """Return the error of the last write or the last read; None if both succeeded."""
+
+    def vacuum(self) -> None:
+        """Overwrite the content of deleted and changed rows, if the database does not do so itself."""
 
     def count_intact_responses(self) -> int:
         """Check the whole database, and return the number of responses. Raises StoreDamaged."""

@@ -10,8 +10,7 @@ with every eviction, so old entries without hits have lower priorities than new 
 The tenants `CLIENT` and `CLIENT/USER` share the limit of the client.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvproxy.index.store.database import Row, Transaction
@@ -29,58 +28,30 @@ PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIOR
 PIN = "update responses set priority = :pinned where id = :id"
 UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priority >= :pinned"
 _CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit :limit"
-_MIN_CANDIDATES = 16
+_MAX_CANDIDATES = 16
 _MAX_EXPIRED = 2_000  # Expired entries per transaction.
 Remove = Callable[[Sequence[str], RemovalReason], None]
 
 
-def fits(capacity: Capacity, tenant: str, entry_bytes: int) -> bool:
-    limit = _tenant_limit(capacity, tenant)
-    return not _is_over_capacity(capacity, 1, entry_bytes) and (limit is None or entry_bytes <= limit)
+def fits(capacity: Capacity, new: NewEntry) -> bool:
+    """Return whether an entry would fit into the empty store."""
+    limit = _tenant_limit(capacity, new)
+    return not _is_over_capacity(capacity, 1, new.size) and (limit is None or new.size <= limit)
 
 
-def split_into_batches(capacity: Capacity, entries: Iterable[NewEntry]) -> Iterator[list[NewEntry]]:
-    """Split entries into batches, each of which fits the capacity, and in which no two entries have the same id or key."""
-    batch: list[NewEntry] = []
-    names: set[str] = set()
-    sizes: Counter[str] = Counter()
-    for new in entries:
-        client = _client_of(new.entry.tenant)
-        limit = _tenant_limit(capacity, client)
-        sizes[client] += new.size
-        is_full = _is_over_capacity(capacity, len(batch) + 1, sizes.total()) or (
-            limit is not None and sizes[client] > limit
-        )
-        if batch and (is_full or new.entry.id in names or new.entry.key in names):
-            yield batch
-            batch, names, sizes = [], set(), Counter({client: new.size})
-        batch.append(new)
-        names |= {new.entry.id, new.entry.key}
-    if batch:
-        yield batch
-
-
-def make_room(run: Transaction, remove: Remove, capacity: Capacity, batch: Sequence[NewEntry], now: float) -> float:
-    """Evict entries with `remove` until a batch (see `split_into_batches`) fits; return the store's `age` (see the module)."""
-    sizes: Counter[str] = Counter()
-    for new in batch:
-        sizes[_client_of(new.entry.tenant)] += new.size
-    for client, size in sizes.items():
-        if (limit := _tenant_limit(capacity, client)) is not None:
-            _evict_from_tenant(run, remove, client, limit, size)
+def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntry, now: float) -> float:
+    """Evict entries with `remove` until a new entry fits; return the store's `age` (see the module)."""
+    if (limit := _tenant_limit(capacity, new)) is not None:
+        _evict_from_tenant(run, remove, _client_of(new), limit, new.size)
     while True:
         totals = run("select entries, bytes, age from totals")[0]
-        entries, total, age = (
-            int(totals["entries"]) + len(batch),
-            int(totals["bytes"]) + sizes.total(),
-            float(totals["age"]),
-        )
-        if not batch or not _is_over_capacity(capacity, entries, total):
+        entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + new.size, float(totals["age"])
+        if not _is_over_capacity(capacity, entries, total):
             return age
         if expired := expired_ids(run, now):
             remove(expired, "expired")
             continue
-        candidates = run(_CANDIDATES.format(""), {"limit": 2 * len(batch) + _MIN_CANDIDATES})
+        candidates = run(_CANDIDATES.format(""), {"limit": _MAX_CANDIDATES})
         victims = _choose_victims(candidates, capacity, entries, total)
         if not victims:
             return age  # The totals in the database are damaged.
@@ -109,7 +80,7 @@ def _evict_from_tenant(run: Transaction, remove: Remove, client: str, limit: int
         # With names in the statement, the database reads candidates in the order of the index.
         names: dict[str, Any] = {f"tenant{place}": row["tenant"] for place, row in enumerate(tenants)}
         where = f" where tenant in ({', '.join(f':{name}' for name in names)})"
-        candidates = run(_CANDIDATES.format(where), names | {"limit": _MIN_CANDIDATES})
+        candidates = run(_CANDIDATES.format(where), names | {"limit": _MAX_CANDIDATES})
         victims = _choose_victims(candidates, Capacity(bytes=limit), 0, total)
         remove([row["id"] for row in victims], "evicted")
 
@@ -129,9 +100,9 @@ def _is_over_capacity(capacity: Capacity, num_entries: int, total_bytes: int) ->
     return too_many or (capacity.bytes is not None and total_bytes > capacity.bytes)
 
 
-def _tenant_limit(capacity: Capacity, tenant: str) -> int | None:
-    return None if capacity.tenant_limit is None else capacity.tenant_limit(_client_of(tenant))
+def _tenant_limit(capacity: Capacity, new: NewEntry) -> int | None:
+    return None if capacity.tenant_limit is None else capacity.tenant_limit(_client_of(new))
 
 
-def _client_of(tenant: str) -> str:
-    return tenant.partition("/")[0]
+def _client_of(new: NewEntry) -> str:
+    return new.entry.tenant.partition("/")[0]

@@ -113,11 +113,12 @@ class Observations:
 
     def rejected_entries(self, ids: Sequence[str]) -> set[str]:
         """Return the entries whose last verdict by a person is a rejection."""
+        chosen, values = self._database.in_list("entry", ids)
         sql = (
             'select entry from observations where not "right" and number in (select max(number) from observations'
-            f" where source = 'user' and {self._database.in_list_condition('entry', 'ids')} group by entry)"
+            f" where source = 'user' and {chosen} group by entry)"
         )
-        return {row["entry"] for row in self._database.query(sql, {"ids": self._database.as_list_parameter(ids)})}
+        return {row["entry"] for row in self._database.query(sql, values)}
 
     def snapshot(self, namespace: str) -> str | None:
         rows = self._database.query("select state from learned where namespace = :namespace", {"namespace": namespace})

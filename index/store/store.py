@@ -1,19 +1,16 @@
 import itertools
 import logging
-import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.errors import CacheStoreError, StoreDamaged
+from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store import eviction
-from kvproxy.index.store.database import Database, Row
-from kvproxy.index.store.rows import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, EntryCipher, read_questions
+from kvproxy.index.store.database import Row
+from kvproxy.index.store.rows import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
 from kvproxy.index.store.store_types import (
     ALL_ENTRIES,
-    Capacity,
     EntryFilter,
     EvictionCandidate,
     NewEntry,
@@ -26,7 +23,6 @@ from kvproxy.index.store.writer import COLUMNS, StoreWriter
 _PAGE = 500
 _PAGE_BYTES = 2**20
 _UNLIMITED = 2**62  # SQLite requires a limit before an offset.
-_KEY_NAME = re.compile("[0-9a-f]{8}")
 _CONDITIONS = {
     "namespace": "substr(namespace, 1, length(:namespace)) = :namespace",
     "key": "substr(key, 1, length(:key)) = :key",
@@ -43,27 +39,8 @@ _log = logging.getLogger("kvproxy")
 class Store(StoreWriter):
     """The stored responses; `StoreWriter` has the write operations. Thread-safe. Every method may raise a CacheStoreError."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        clock: Callable[[], float] = time.time,
-        capacity: Capacity = Capacity(),
-        cipher: EntryCipher | None = None,
-    ) -> None:
-        super().__init__(database, clock, capacity, cipher)
-        try:
-            self._check_keys()
-        except BaseException:
-            self.close()
-            raise
-
-    def failure(self) -> str | None:
-        """Return the error of the last write or the last read; None if both succeeded."""
-        return self.database.health.failure
-
     def fits(self, entry: Entry) -> bool:
-        return eviction.fits(self._capacity, entry.tenant, NewEntry(entry).size)
+        return eviction.fits(self._capacity, NewEntry(entry))
 
     def find(self, key: str) -> Entry | None:
         """Return the entry with a key; None if there is no entry, or if it is `expired` (see `Freshness`)."""
@@ -93,8 +70,10 @@ class Store(StoreWriter):
                 _log.warning("%s", error)
 
     def questions(self, ids: Sequence[str]) -> dict[str, StoredQuestion]:
-        sql = f"select {QUESTION} from responses r where {self.database.in_list_condition('r.id', 'ids')}"
-        rows = self.database.query(sql, {"ids": self.database.as_list_parameter(ids)} | self.time_parameters())
+        chosen, values = self.database.in_list("r.id", ids)
+        rows = self.database.query(
+            f"select {QUESTION} from responses r where {chosen}", values | self.time_parameters()
+        )
         return {question.id: question for _, question in read_questions(rows, self.codec)}
 
     def answer_class(self, namespace: str, digest: str) -> str | None:
@@ -215,11 +194,10 @@ class Store(StoreWriter):
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, oldest first. They are read in pages of about 1 MiB."""
         self.flush()
-        sql = (
-            f"select {COLUMNS} from responses where {self.database.in_list_condition('id', 'ids')} order by created, id"
-        )
         for ids in self._pages():
-            yield from self._intact_entries(self.database.query(sql, {"ids": self.database.as_list_parameter(ids)}))
+            chosen, values = self.database.in_list("id", ids)
+            sql = f"select {COLUMNS} from responses where {chosen} order by created, id"
+            yield from self._intact_entries(self.database.query(sql, values))
 
     def _pages(self) -> Iterator[list[str]]:
         sql = (
@@ -256,23 +234,6 @@ class Store(StoreWriter):
         """Return the number of entries by the name of their encryption key; `""` is the name for unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
-
-    def count_intact_responses(self) -> int:
-        return self.database.count_intact_responses()
-
-    def _check_keys(self) -> None:
-        names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names
-        sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
-        last = ""
-        while last := self.database.query(sql, {"last": last})[0]["name"] or "":
-            if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
-                # The entry is damaged.
-                break
-            if last not in names:
-                raise CacheStoreError(
-                    f"the store {self.name} holds responses that were encrypted with the key {last}, which is not among the"
-                    " keys: give it in encryption.key_file or key_env, after the one that encrypts, or use another store"
-                )
 
 
 def _eviction_reason(row: Row) -> Literal["expired", "low priority", "pinned"]:

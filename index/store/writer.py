@@ -1,6 +1,7 @@
 import contextlib
-import itertools
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ _RESEAL = (
     " checksum = :checksum where id = :id"
 )
 _RESEALED_COLUMNS = ("id", "prompt", "request", "response", "sealed", "checksum")
+_KEY_NAME = re.compile("[0-9a-f]{8}")
 _PAGE = 500  # Entries that one transaction encrypts.
 
 
@@ -43,7 +45,12 @@ class StoreWriter:
     """The write operations of a response store. It calls `removal_listeners` after each commit, on the writing thread."""
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], capacity: Capacity, cipher: EntryCipher | None
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], float] = time.time,
+        capacity: Capacity = Capacity(),
+        cipher: EntryCipher | None = None,
     ) -> None:
         self.database = database
         self.name = database.name
@@ -55,6 +62,25 @@ class StoreWriter:
         self.codec = RowCodec(cipher)
         self._hits: dict[str, tuple[int, float]] = {}
         self._hits_lock = threading.Lock()
+        try:
+            self._check_keys()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_keys(self) -> None:
+        names = frozenset[str]() if self.codec.cipher is None else self.codec.cipher.names
+        sql = "select min(sealed) as name from responses where sealed <> '' and sealed > :last"
+        last = ""
+        while last := self.database.query(sql, {"last": last})[0]["name"] or "":
+            if not isinstance(last, str) or not _KEY_NAME.fullmatch(last):
+                # The entry is damaged.
+                break
+            if last not in names:
+                raise CacheStoreError(
+                    f"the store {self.name} holds responses that were encrypted with the key {last}, which is not among the"
+                    " keys: give it in encryption.key_file or key_env, after the one that encrypts, or use another store"
+                )
 
     def put(self, entry: Entry, vector: np.ndarray | None = None, embedder: str = "") -> WriteResult:
         return self.put_many([NewEntry(entry, vector, embedder)])
@@ -63,8 +89,7 @@ class StoreWriter:
         """Store entries in one durable transaction. They replace entries with equal keys, and may evict entries."""
         removed: list[RemovedEntry] = []
         with self.database.transaction() as run:
-            batches = eviction.split_into_batches(self._capacity, entries)
-            numbers = tuple(number for batch in batches for number in self._put_batch(run, batch, removed))
+            numbers = tuple(self._put(run, new, removed) for new in entries)
         self._notify(removed)
         return WriteResult(numbers, tuple(removed))
 
@@ -72,38 +97,24 @@ class StoreWriter:
         for listener in self.removal_listeners if removed else ():
             listener(removed)
 
-    def _put_batch(self, run: Transaction, batch: Sequence[NewEntry], removed: list[RemovedEntry]) -> list[int | None]:
+    def _put(self, run: Transaction, new: NewEntry, removed: list[RemovedEntry]) -> int | None:
         def remove(ids: Sequence[str], reason: RemovalReason) -> None:
             removed.extend(self._remove(run, ids, reason))
 
-        text = self.database.storable_text
-        rows = [
-            {name: text(value) if isinstance(value, str) else value for name, value in put.entry.row().items()}
-            for put in batch
-        ]
-        same = [self.database.in_list_condition(name, f"{name}s") for name in ("id", "key")]
-        lists = {f"{name}s": self.database.as_list_parameter([row[name] for row in rows]) for name in ("id", "key")}
-        replaced = run(f"select id, key, priority from responses where {' or '.join(same)}", lists)
+        entry, text = new.entry, self.database.storable_text
+        row = {name: text(value) if isinstance(value, str) else value for name, value in entry.row().items()}
+        replaced = run("select id, priority from responses where id = :id or key = :key", row)
         remove([old["id"] for old in replaced], "replaced")
-        pinned = {old[name] for old in replaced if old["priority"] >= eviction.PINNED for name in ("id", "key")}
-        fits = [eviction.fits(self._capacity, put.entry.tenant, put.size) for put in batch]
-        age = eviction.make_room(run, remove, self._capacity, list(itertools.compress(batch, fits)), self._clock())
-        numbers: list[int | None] = []
-        tags: list[Row] = []
-        for put, row, is_stored in zip(batch, rows, fits, strict=True):
-            if not is_stored:
-                removed.append(RemovedEntry(put.entry.id, put.entry.namespace))
-                numbers.append(None)
-                continue
-            is_pinned = row["id"] in pinned or row["key"] in pinned
-            priority = eviction.PINNED if is_pinned else eviction.eviction_priority(age, put)
-            run(_INSERT, self.codec.encode(row) | {"bytes": put.size, "priority": priority})
-            tags += [{"tag": text(tag), "id": row["id"]} for tag in sorted(set(put.entry.tags))]
-            numbers.append(
-                None if put.vector is None else self._insert_vector(run, put.entry, put.vector, put.embedder)
-            )
+        if not eviction.fits(self._capacity, new):
+            removed.append(RemovedEntry(entry.id, entry.namespace))
+            return None
+        age = eviction.make_room(run, remove, self._capacity, new, self._clock())
+        is_pinned = any(old["priority"] >= eviction.PINNED for old in replaced)
+        priority = eviction.PINNED if is_pinned else eviction.eviction_priority(age, new)
+        run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "priority": priority})
+        tags = [{"tag": text(tag), "id": row["id"]} for tag in sorted(set(entry.tags))]
         run.executemany("insert into tags (tag, id) values (:tag, :id)", tags)
-        return numbers
+        return None if new.vector is None else self._insert_vector(run, entry, new.vector, new.embedder)
 
     def _insert_vector(self, run: Transaction, entry: Entry, vector: np.ndarray, embedder: str) -> int:
         values = {"id": entry.id, "namespace": entry.namespace, "vector": self.database.as_vector_parameter(vector)}
@@ -118,17 +129,15 @@ class StoreWriter:
     def expire_now(self, ids: Sequence[str]) -> int:
         """End the fresh period of entries now, so that their stale periods begin; return the number of changed entries."""
         now, num_expired = self._clock(), 0
-        chosen = (
-            f"select {COLUMNS} from responses where {self.database.in_list_condition('id', 'ids')} and expires > :now"
-        )
         with self.database.transaction() as run:
             for start in range(0, len(ids), _PAGE):
-                rows = run(chosen, {"ids": self.database.as_list_parameter(ids[start : start + _PAGE]), "now": now})
-                expired = [expire_row(row, now) for row in rows]
+                chosen, values = self.database.in_list("id", ids[start : start + _PAGE])
+                sql = f"select {COLUMNS} from responses where {chosen} and expires > :now"
+                expired = [expire_row(row, now) for row in run(sql, values | {"now": now})]
                 run.executemany(
                     _EXPIRE, [{name: row[name] for name in ("expires", "checksum", "id")} for row in expired]
                 )
-                num_expired += len(rows)
+                num_expired += len(expired)
         return num_expired
 
     def pin(self, id: str, *, pinned: bool) -> None:
@@ -138,7 +147,7 @@ class StoreWriter:
 
     def unindex(self, ids: Sequence[str]) -> list[RemovedEntry]:
         """Delete the vectors of entries, so that they have exact hits only; return the entries that had vectors."""
-        chosen, values = self.database.in_list_condition("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
+        chosen, values = self.database.in_list("id", ids)
         with self.database.transaction() as run:
             run(f"update responses set semantic = 0 where {chosen}", values)
             rows = run(f"delete from vectors where {chosen} returning id, namespace, number", values)
@@ -155,8 +164,8 @@ class StoreWriter:
 
     def reset_answer_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:
-            chosen = self.database.in_list_condition("entry", "ids")
-            run(f"update answers set name = entry where {chosen}", {"ids": self.database.as_list_parameter(ids)})
+            chosen, values = self.database.in_list("entry", ids)
+            run(f"update answers set name = entry where {chosen}", values)
 
     def reencrypt(self) -> int:
         cipher, resealed = self.codec.cipher, 0
@@ -168,9 +177,12 @@ class StoreWriter:
                 rows = run(outdated, {"name": cipher.name})
                 encoded = [self.codec.encode(self.codec.decrypt(row)) for row in rows]
                 run.executemany(_RESEAL, [{name: row[name] for name in _RESEALED_COLUMNS} for row in encoded])
-            if not rows:
-                return resealed
             resealed += len(rows)
+            if not rows:
+                break
+        if resealed:
+            self.database.vacuum()
+        return resealed
 
     def remove_expired(self) -> list[RemovedEntry]:
         """Remove up to 2,000 entries that are `expired` (see `Freshness`), and return them."""
@@ -182,7 +194,7 @@ class StoreWriter:
     def _remove(self, run: Transaction, ids: Sequence[str], reason: RemovalReason) -> list[RemovedEntry]:
         if not ids:
             return []
-        chosen, values = self.database.in_list_condition("id", "ids"), {"ids": self.database.as_list_parameter(ids)}
+        chosen, values = self.database.in_list("id", ids)
         numbers: dict[str, list[int]] = {}
         for row in run(f"delete from vectors where {chosen} returning id, number", values):
             numbers.setdefault(row["id"], []).append(row["number"])
@@ -223,12 +235,13 @@ class StoreWriter:
     def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
         """Store the vectors of entries without a vector of this embedder; return the vectors' numbers by entry id."""
         given = {entry.id: (entry, vector) for entry, vector in vectors}
+        chosen, values = self.database.in_list("r.id", list(given))
         without_vector = (
-            f"select id from responses r where {self.database.in_list_condition('id', 'ids')} and not exists"
+            f"select id from responses r where {chosen} and not exists"
             " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
         )
         with self.database.transaction(durable=False) as run:
-            rows = run(without_vector, {"ids": self.database.as_list_parameter(list(given)), "embedder": embedder})
+            rows = run(without_vector, values | {"embedder": embedder})
             return {row["id"]: self._insert_vector(run, *given[row["id"]], embedder) for row in rows}
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ def _check_store(settings: Settings) -> str:
     if is_accessible_to_others(settings.store_path):
         raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
     with open_configured_store(settings) as store:
-        return f"{store.name}, {plural(store.count_intact_responses(), 'response')}"
+        return f"{store.name}, {plural(store.database.count_intact_responses(), 'response')}"
 
 
 def check_encryption(settings: Settings) -> str:

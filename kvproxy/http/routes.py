@@ -117,7 +117,8 @@ async def health(request: Request) -> Response:
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
     store = app.answerer.store
-    lost = await asyncio.to_thread(store.failure) if store.remote else store.failure()
+    failure = store.database.failure
+    lost = await asyncio.to_thread(failure) if store.remote else failure()
     working = "ok" if lost is None else "degraded"
     found: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:

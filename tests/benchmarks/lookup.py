@@ -15,10 +15,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.search.vector_search import FaissSearch
+from kvproxy.index.store import Store
 from tests.benchmarks.options import read_options
 from tests.benchmarks.stored_questions import (
-    EMBEDDER,
     FOLDER,
     NAMESPACE,
     QuestionVectors,
@@ -29,10 +29,10 @@ from tests.benchmarks.stored_questions import (
 NEAREST, PART = 5, 20_000
 
 
-def exact_nearest(store: SqliteStore, queries: np.ndarray) -> np.ndarray:
+def exact_nearest(neighbours: FaissSearch, queries: np.ndarray) -> np.ndarray:
     """Return the number of the nearest vector to each query, by comparing with all vectors."""
     best, numbers, after = np.full(len(queries), -2.0, np.float32), np.zeros(len(queries), np.int64), 0
-    while len((part := store.vectors(NAMESPACE, EMBEDDER, after_number=after, limit=PART))[0]):
+    while len((part := neighbours.stored_vectors(NAMESPACE, after, PART))[0]):
         scores, places = faiss.knn(queries, part[1], 1, metric=faiss.METRIC_INNER_PRODUCT)
         better = scores[:, 0] > best
         best[better], numbers[better] = scores[better, 0], part[0][places[better, 0]]
@@ -40,7 +40,7 @@ def exact_nearest(store: SqliteStore, queries: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def sample(store: SqliteStore, count: int) -> np.ndarray:
+def sample(store: Store, count: int) -> np.ndarray:
     """Return vectors from all over the namespace, `[count, DIM]`."""
     sql = "select number, vector from vectors where number % :step = 0 order by number limit :count"
     rows = store.database.query(sql, {"step": max(1, store.count() // count), "count": count})
@@ -66,7 +66,7 @@ def measure(folder: Path, size: int, count: int) -> None:
     with contextlib.ExitStack() as stack:
         store, neighbours = stack.enter_context(open_vector_search(path))
         queries = QuestionVectors(folder, size + 1).moved(sample(store, min(count, size)))
-        index, nearest = neighbours.indexes[NAMESPACE], exact_nearest(store, queries)
+        index, nearest = neighbours.indexes[NAMESPACE], exact_nearest(neighbours, queries)
         bare = index._segment._index
         faiss.omp_set_num_threads(1)
         times = latencies(

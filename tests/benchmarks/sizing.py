@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.index.store import NewEntry, open_store
 from tests.benchmarks.load import load, load_process
 from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
 def fill(path: Path, entries: int) -> None:
     """Create a store of entries with random vectors."""
-    store, model, generator = SqliteStore(path), load_embedder(), np.random.default_rng(0)
+    store, model, generator = open_store(path), load_embedder(), np.random.default_rng(0)
     for start in range(0, entries, _BATCH):
         count = min(_BATCH, entries - start)
         vectors = generator.normal(size=(count, model.dim)).astype(np.float32)

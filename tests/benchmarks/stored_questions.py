@@ -13,7 +13,7 @@ import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.index.store import NewEntry, Store, open_store
 from tests.index.entries import make_entry
 from training.demo.corpus import load_pairs
 
@@ -62,7 +62,7 @@ def prepare_store(folder: Path, entries: int) -> Path:
 
 
 def _fill(folder: Path, path: Path, entries: int) -> None:
-    vectors, store = QuestionVectors(folder, entries), SqliteStore(path)
+    vectors, store = QuestionVectors(folder, entries), open_store(path)
     stored = store.count()
     for start in range(0, entries, _BATCH):
         batch = vectors.rows(min(_BATCH, entries - start))
@@ -74,9 +74,9 @@ def _fill(folder: Path, path: Path, entries: int) -> None:
 
 
 @contextlib.contextmanager
-def open_vector_search(path: Path) -> Iterator[tuple[SqliteStore, FaissSearch]]:
+def open_vector_search(path: Path) -> Iterator[tuple[Store, FaissSearch]]:
     """Open a store, load its vector index, and wait for the graph."""
-    store = SqliteStore(path)
+    store = open_store(path)
     neighbours = FaissSearch(store, EMBEDDER, DIM)
     neighbours.load()
     neighbours.wait_for_rebuilds()

@@ -17,7 +17,7 @@ from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.models.minilm import embedder, weights
 from kvproxy.index.models.verifier import built_in, load_verifier
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from kvproxy.settings import Settings, load_settings
 from kvproxy.tiers.local_stores import DiskStore
 from tests.commands.run import kvproxy, result
@@ -37,7 +37,7 @@ def test_doctor_tells_what_is_encrypted_and_what_is_not(tmp_path: Path) -> None:
     assert check_encryption(load_settings(data=tmp_path)).startswith("off")
     name = Cipher([KEY]).name
     assert check_encryption(with_keys(tmp_path, KEY)).startswith(f"the key {name} encrypts texts; vectors")
-    store = SqliteStore(tmp_path / "responses.db")
+    store = open_store(tmp_path / "responses.db")
     store.put(make_entry())
     store.close()
     with pytest.raises(KvproxyError, match="1 responses are stored unencrypted: kvproxy cache encrypt"):
@@ -74,7 +74,7 @@ def test_exports_are_in_clear_and_imports_are_encrypted(tmp_path: Path) -> None:
     with_keys(tmp_path, KEY)
     keys = {"KVPROXY_ENCRYPTION__KEY_FILE": str(tmp_path / "keys")}
     for name in ("one.db", "two.db"):
-        SqliteStore(tmp_path / name, cipher=Cipher([KEY])).close()
+        open_store(tmp_path / name, cipher=Cipher([KEY])).close()
     line = make_entry("my secret", key="k").export_line()
     (tmp_path / "in.jsonl").write_bytes(line)
     assert result("cache", "import", tmp_path / "in.jsonl", "--store", tmp_path / "one.db", **keys)["imported"] == 1

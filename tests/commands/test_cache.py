@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.entry import Entry
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.upstream import proxied
 from tests.index.entries import make_entry
@@ -17,7 +17,7 @@ from tests.statuses import makes_entry
 
 
 def stored(path: Path, *entries: Entry) -> Path:
-    store = SqliteStore(path)
+    store = open_store(path)
     for entry in entries:
         store.put(entry)
     store.close()

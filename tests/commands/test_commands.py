@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
-from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.index.store import NewEntry, open_store
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
 from tests.index.entries import make_entry
 
@@ -126,7 +126,7 @@ def test_doctor_finds_nothing_wrong_here(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_exits_early_causes_no_traceback(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "a.db")
+    store = open_store(tmp_path / "a.db")
     store.put_many([NewEntry(make_entry(f"question {number} " * 300)) for number in range(50)])
     store.close()
     line = shlex.join(command("cache", "ls", "--store", tmp_path / "a.db"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import NewEntry, SqliteStore
+from kvproxy.index.store import NewEntry, open_store
 from kvproxy.tiers.local_stores import DiskStore
 from tests.faults.harness import Advance, Finding, split
 from tests.faults.victims import has_chunk, put_chunk
@@ -85,7 +85,7 @@ def harmed(data: bytes, generator: random.Random) -> bytes:
 def _fill(folder: Path, seed: int) -> list[Entry]:
     """Store responses with vectors, the last ones only in the log, and chunks."""
     folder.mkdir()
-    store, embedder = SqliteStore(folder / "open.db"), HashEmbedder()
+    store, embedder = open_store(folder / "open.db"), HashEmbedder()
     entries = [
         make_entry(f"question {seed} {number}", id=f"{number:032x}", namespace="n0", response=b'"%d"' % number * 60)
         for number in range(_ENTRIES)
@@ -109,7 +109,7 @@ def _fill(folder: Path, seed: int) -> list[Entry]:
 
 def _check_database(folder: Path, entries: Sequence[Entry], finding: Finding) -> None:
     try:
-        store = SqliteStore(folder / "r.db", clock=lambda: 2000.0)
+        store = open_store(folder / "r.db", clock=lambda: 2000.0)
     except CacheStoreError:
         finding.counts["refused to open"] += 1
         return

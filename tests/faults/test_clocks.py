@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvproxy.index.store import Capacity, SqliteStore
+from kvproxy.index.store import Capacity, open_store
 from kvproxy.settings import load_settings
 from kvproxy.tiers.local_stores import DiskStore
 from tests.faults.proxies import ask, hit, stored
@@ -35,7 +35,7 @@ def test_the_store_agrees_with_a_naive_one(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, float]]
 ) -> None:
     now = [1.7e9]
-    store = SqliteStore(tmp_path_factory.mktemp("clock") / "r.db", clock=lambda: now[0], capacity=Capacity(entries=8))
+    store = open_store(tmp_path_factory.mktemp("clock") / "r.db", clock=lambda: now[0], capacity=Capacity(entries=8))
     naive: dict[str, tuple[float, float]] = {}
     hits = 0
     for number, (step, value) in enumerate(steps):

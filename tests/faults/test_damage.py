@@ -7,7 +7,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import Store, open_store
 from tests.faults import damage
 from tests.faults.harness import passed
 from tests.index.entries import make_entry
@@ -25,7 +25,7 @@ def test_nothing_damaged_is_served() -> None:
 @pytest.mark.parametrize("column", ["response", "request", "prompt", "tenant", "namespace", "expires", "tags"])
 def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, column: str) -> None:
     """SQLite reads a page with another letter in it as if nothing were wrong, and it was served."""
-    store = SqliteStore(tmp_path / "r.db")
+    store = open_store(tmp_path / "r.db")
     for name in ("one", "two"):
         store.put(make_entry(name, id=name, namespace="nn", response=b'"the right answer"', tags=("t",)))
     with sqlite3.connect(tmp_path / "r.db") as damaging:
@@ -44,7 +44,7 @@ def test_an_entry_that_is_not_what_was_stored_is_not_served(tmp_path: Path, colu
 
 
 def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+    store = open_store(tmp_path / "r.db")
     store.put(make_entry("one", key="1" * 40))
     store.put(make_entry("two", key="2" * 40))
     store.close()
@@ -62,7 +62,7 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
     one, two = b"1" * 40, b"2" * 40
     index = two.join(part.replace(two, one) for part in data[start : start + size].split(one))
     path.write_bytes(data[:start] + index + data[start + size :])
-    store = SqliteStore(path)
+    store = open_store(path)
     assert store.find("1" * 40) is None
     store.close()
 
@@ -79,8 +79,8 @@ def test_an_index_that_leads_to_another_entry_serves_nothing(tmp_path: Path) -> 
 )
 @pytest.mark.parametrize("column", ["prompt", "tenant", "tags", "response", "sealed", "checksum", "model"])
 def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: str, bad: str, encrypted: bool) -> None:
-    def opened() -> SqliteStore:
-        return SqliteStore(tmp_path / "r.db", cipher=Cipher([bytes(32)]) if encrypted else None)
+    def opened() -> Store:
+        return open_store(tmp_path / "r.db", cipher=Cipher([bytes(32)]) if encrypted else None)
 
     store = opened()
     for name in ("one", "two"):
@@ -109,7 +109,7 @@ def test_text_that_cannot_be_decoded_is_a_damaged_entry(tmp_path: Path, column: 
 
 def test_a_damaged_schema_whose_error_cannot_be_decoded_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    SqliteStore(path).close()
+    open_store(path).close()
     path.write_bytes(path.read_bytes().replace(b"CREATE INDEX", b"CR\xdfATE INDEX"))
     with pytest.raises(StoreDamaged, match="damaged"):
-        SqliteStore(path)
+        open_store(path)

@@ -13,7 +13,7 @@ from kvproxy.checks.servers import check_proxy
 from kvproxy.client_keys import add_client
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from kvproxy.settings import load_settings
 from tests.faults import disks
 from tests.faults.harness import passed
@@ -67,20 +67,20 @@ def test_a_proxy_on_a_full_disk_answers_and_tells_no_lies(
         told = [record for record in caplog.records if record.levelno >= logging.WARNING]
         lines = [record.levelname for record in told if record.getMessage().startswith("the store")]
         assert lines == ["ERROR", "WARNING"], caplog.text
-        store = SqliteStore(tmp_path / "responses.db")
+        store = open_store(tmp_path / "responses.db")
         assert {entry.prompt for entry in store.list_entries()} == {"with room", *map(str, range(kept))}
-        assert store.count_intact_responses() == kept + 1
+        assert store.database.count_intact_responses() == kept + 1
         store.close()
 
 
 def test_a_disk_that_can_only_be_read_is_told_at_the_start(tmp_path: Path) -> None:
     with on_small_disk(tmp_path, 1_000_000):
-        store = SqliteStore(tmp_path / "responses.db")
+        store = open_store(tmp_path / "responses.db")
         store.put(make_entry())
         store.close()
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
         with pytest.raises(CacheStoreError, match="can be written to"):
-            SqliteStore(tmp_path / "responses.db")
+            open_store(tmp_path / "responses.db")
 
 
 def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
@@ -125,7 +125,7 @@ def on_small_disk(folder: Path, size: int) -> Iterator[disks.SmallDisk]:
 
 
 def test_hits_that_could_not_be_written_are_counted_later(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+    store = open_store(tmp_path / "r.db")
     store.put(make_entry(id="a"))
     store.record_hit("a")
     path, away = tmp_path / "r.db", tmp_path / "away.db"

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from tests.commands.run import kvproxy
 from tests.faults.proxies import ask, stored
 from tests.index.entries import make_entry
@@ -21,7 +21,7 @@ from tests.servers import run_front
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     path = tmp_path / "r.db"
-    opened = SqliteStore(path)
+    opened = open_store(path)
     opened.put(make_entry("one"))
     opened.put(make_entry("two"))
     opened.close()
@@ -71,7 +71,7 @@ def test_a_pipe_gets_the_lines_and_stays_a_pipe(store: Path, tmp_path: Path) -> 
 def test_a_reader_that_leaves_is_told_in_a_line(store: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    opened = SqliteStore(store)
+    opened = open_store(store)
     for number in range(40):
         opened.put(make_entry(f"long {number}", response=b'"' + b"x" * 20_000 + b'"'))
     opened.close()
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_is_told(store: Path, tmp_path: Path) -> None:
 
 def test_who_reads_slowly_holds_a_megabyte_of_entries_and_not_all(tmp_path: Path) -> None:
     """Five hundred entries were read at once, however large."""
-    opened = SqliteStore(tmp_path / "large.db")
+    opened = open_store(tmp_path / "large.db")
     for number in range(10):
         opened.put(make_entry(f"long {number}", created=float(number), response=b'"' + b"x" * 400_000 + b'"'))
     reading = opened.entries()

@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.http.services import build_services
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from kvproxy.settings import load_settings
 from tests.faults.proxies import ask, health, hit, stored
 from tests.index.entries import make_entry
@@ -76,29 +76,29 @@ def test_a_proxy_closes_without_its_store(upstream: str, tmp_path: Path) -> None
 
 def test_a_file_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
     backup, path = tmp_path / "backup.db", tmp_path / "r.db"
-    with_backup = SqliteStore(backup)
+    with_backup = open_store(backup)
     with_backup.put(make_entry("from the backup"))
     with_backup.close()
-    store = SqliteStore(path)
+    store = open_store(path)
     store.put(make_entry("of today"))
     path.rename(tmp_path / "moved.db")
     backup.replace(path)
-    assert "was deleted or replaced" in (store.failure() or "")
+    assert "was deleted or replaced" in (store.database.failure() or "")
     with pytest.raises(CacheStoreError):
         store.put(make_entry("lost"))
     store.close()
-    again = SqliteStore(path)
+    again = open_store(path)
     # The log of the old file still stood there, and SQLite would have written it over the new one.
     assert [entry.prompt for entry in again.list_entries()] == ["from the backup"]
-    assert again.count_intact_responses() == 1
+    assert again.database.count_intact_responses() == 1
     again.close()
-    moved = SqliteStore(tmp_path / "moved.db")
+    moved = open_store(tmp_path / "moved.db")
     assert [entry.prompt for entry in moved.list_entries()] == ["of today"]
     moved.close()
 
 
 def test_a_log_that_is_deleted_is_noticed(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db")
+    store = open_store(tmp_path / "r.db")
     store.put(make_entry("one"))
     (tmp_path / "r.db-wal").unlink()
     with pytest.raises(CacheStoreError):

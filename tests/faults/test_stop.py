@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from kvproxy.apis.sse import encode_event
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from tests.faults.proxies import ask, proxy_process, stored
 from tests.plain_upstream import WHOLE
 from tests.polling import until
@@ -95,7 +95,7 @@ def test_streams_end_cleanly_when_the_proxy_is_stopped(upstream: tuple[str, Upst
     said = log.read_text()
     assert "Traceback" not in said
     assert "ERROR" not in said
-    store = SqliteStore(data / "responses.db")
+    store = open_store(data / "responses.db")
     assert {entry.prompt for entry in store.list_entries()} == {"kept", *(f"soon {number}" for number in range(4))}
     store.close()
 
@@ -122,6 +122,6 @@ def test_sighup_reloads_the_rules_and_a_second_ctrl_c_waits_for_nobody(
             proxy.process.send_signal(signal.SIGINT)
             time.sleep(0.02)
         assert proxy.process.wait(60) == 0
-    store = SqliteStore(data / "responses.db")
+    store = open_store(data / "responses.db")
     assert {entry.prompt for entry in store.list_entries()} == {"kept"}
     store.close()

@@ -16,7 +16,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import Capacity, SqliteStore, open_observations
+from kvproxy.index.store import Capacity, Store, open_observations, open_store
 from kvproxy.index.store.observations import Observation
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader, RecordQuery
@@ -78,7 +78,7 @@ class Responses(Victim):
 
     def work(self, folder: Path, seed: int, report: Report) -> None:
         capacity = Capacity(self._limit if is_limited(folder) else None)
-        store = SqliteStore(folder / "r.db", clock=lambda: self._now, capacity=capacity)
+        store = open_store(folder / "r.db", clock=lambda: self._now, capacity=capacity)
         report(READY)
 
         def put(worker: int) -> None:
@@ -100,9 +100,9 @@ class Responses(Victim):
             list(threads.map(put, range(4)))
 
     def check(self, folder: Path, reports: Sequence[str]) -> None:
-        store, signs = SqliteStore(folder / "r.db", clock=lambda: self._now), by_sign(reports)
+        store, signs = open_store(folder / "r.db", clock=lambda: self._now), by_sign(reports)
         ids, entries = set(store.ids()), list(store.entries())
-        assert store.count_intact_responses() == store.count() == len(ids)
+        assert store.database.count_intact_responses() == store.count() == len(ids)
         assert not signs["-"] & ids, "a removed response is back"
         if is_limited(folder):
             assert len(ids) <= self._limit
@@ -120,7 +120,7 @@ class Responses(Victim):
 class SmallGraphs(FaissSearch):
     """Graphs of 60 vectors or more."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__(store, HashEmbedder.name, HashEmbedder().dim, min_indexed=20, flat_limit=60)
 
 
@@ -132,7 +132,7 @@ class Graphs(Victim):
 
     def work(self, folder: Path, seed: int, report: Report) -> None:
         limited = is_limited(folder)
-        store = SqliteStore(folder / "r.db", capacity=Capacity(self._limit if limited else None))
+        store = open_store(folder / "r.db", capacity=Capacity(self._limit if limited else None))
         semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
         semantic._vector_search = SmallGraphs(store)
         semantic.rebuild()
@@ -157,7 +157,7 @@ class Graphs(Victim):
         asyncio.run(insert_all())
 
     def check(self, folder: Path, reports: Sequence[str]) -> None:
-        store, signs = SqliteStore(folder / "r.db"), by_sign(reports)
+        store, signs = open_store(folder / "r.db"), by_sign(reports)
         ids = set(store.ids())
         assert len(ids) <= self._limit if is_limited(folder) else signs["+"] - signs["~"] <= ids
         assert not signs["-"] & ids
@@ -214,13 +214,13 @@ class Creation(Victim):
 
     def work(self, folder: Path, seed: int, report: Report) -> None:
         report(READY)
-        SqliteStore(folder / "r.db").close()
+        open_store(folder / "r.db").close()
         report("done")
 
     def check(self, folder: Path, reports: Sequence[str]) -> None:
-        store, observations = SqliteStore(folder / "r.db"), open_observations(folder / "r.db")
+        store, observations = open_store(folder / "r.db"), open_observations(folder / "r.db")
         store.put(make_entry("one"))
-        assert store.count_intact_responses() == store.count() == 1
+        assert store.database.count_intact_responses() == store.count() == 1
         assert observations.summary()["observed"] == 0
         observations.close()
         store.close()

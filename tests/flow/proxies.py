@@ -25,7 +25,7 @@ from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from kvproxy.index.store.observations import Observations
 from kvproxy.journal.journal import open_journal
 from kvproxy.settings import load_settings
@@ -90,7 +90,7 @@ def proxy(
         settings = load_settings(
             data=path, upstream=upstream, cache={"judge": "equality"} | cache, routing={"eject_after": 10_000}
         )
-        store = SqliteStore(settings.store_path, clock=clock)
+        store = open_store(settings.store_path, clock=clock)
         decides = policy(store.observations) if callable(policy) else policy
         # Above every chance: nothing is explored.
         semantic = SemanticCache(store, HashEmbedder(), decides, store.observations, random_number=lambda: 0.999)

@@ -16,7 +16,7 @@ from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.search import semantic_cache as semantic
-from kvproxy.index.store import NewEntry, SqliteStore, WriteResult
+from kvproxy.index.store import NewEntry, Store, WriteResult, open_store
 from tests.flow.proxies import CLOSE, FAR, QUESTION, Model, ask, checked, proxy
 from tests.servers import until_stored
 from tests.statuses import makes_entry
@@ -27,13 +27,13 @@ PATIENT = 600.0
 @pytest.fixture
 def go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Return an event that blocks all writes while it is clear."""
-    go, put_many = threading.Event(), SqliteStore.put_many
+    go, put_many = threading.Event(), Store.put_many
 
-    def held(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
+    def held(self: Store, puts: Sequence[NewEntry]) -> WriteResult:
         assert go.wait(60)
         return put_many(self, puts)
 
-    monkeypatch.setattr(SqliteStore, "put_many", held)
+    monkeypatch.setattr(Store, "put_many", held)
     yield go
     go.set()
 
@@ -159,12 +159,12 @@ def test_a_failed_write_is_logged_once_and_fails_no_request(
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
 
-        def failing(self: SqliteStore, puts: Sequence[NewEntry]) -> WriteResult:
+        def failing(self: Store, puts: Sequence[NewEntry]) -> WriteResult:
             with self.database.health.watch("write"):
                 raise CacheStoreError("no room")
 
         with monkeypatch.context() as patch:
-            patch.setattr(SqliteStore, "put_many", failing)
+            patch.setattr(Store, "put_many", failing)
             for question in (QUESTION, FAR):
                 answer = ask(url, question)
                 assert answer.status_code == 200
@@ -211,6 +211,6 @@ def test_a_proxy_stores_pending_writes_before_it_exits(tmp_path: Path, go: threa
             await settled()
 
         services.answerer.cache.pending_writes.wait_for_all = ending  # type: ignore[method-assign]
-    again = SqliteStore(tmp_path / "responses.db")
+    again = open_store(tmp_path / "responses.db")
     assert again.count() == 1
     again.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvproxy.encryption import Cipher
-from kvproxy.index.store import SqliteStore, Store, open_store
+from kvproxy.index.store import Store, open_store
 from tests.postgres_server import empty
 
 MakeStore = Callable[..., Any]
@@ -16,9 +16,9 @@ CIPHER = Cipher([bytes(32)])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
+def store(tmp_path: Path) -> Iterator[Store]:
     """Return an empty store in the file `r.db`."""
-    opened = SqliteStore(tmp_path / "r.db")
+    opened = open_store(tmp_path / "r.db")
     yield opened
     opened.close()
 
@@ -36,7 +36,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
             last = last if again else f"{next(names)}.db"
             if request.param == "encrypted":
                 options = {"cipher": CIPHER} | options
-            store: Store = SqliteStore(tmp_path / last, **options)
+            store: Store = open_store(tmp_path / last, **options)
         else:
             url = request.getfixturevalue("postgres")
             if not again:

@@ -14,7 +14,7 @@ from kvproxy.index.entry_redaction import RedactionFailed, redact_entry
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import Store, open_store
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.library import AsyncCache
 from tests.index.doubles import HashEmbedder
@@ -66,7 +66,7 @@ def test_invalid_json_is_not_stored() -> None:
     assert "a@b.c" not in str(raised.value)
 
 
-async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path, store: SqliteStore) -> None:
+async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: Path, store: Store) -> None:
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5))
     async with AsyncCache(ResponseCache(store, semantic, redact=redact), 86_400) as cache:
         assert await cache.set("what does the customer with mail a@b.c owe us", "nothing")
@@ -85,7 +85,7 @@ async def test_questions_that_differ_in_the_redacted_part_never_match(tmp_path: 
     assert not any(b"a@b.c" in file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_an_answer_with_text_to_redact_is_not_stored(store: SqliteStore) -> None:
+async def test_an_answer_with_text_to_redact_is_not_stored(store: Store) -> None:
     async with AsyncCache(ResponseCache(store, None, redact=redact), 86_400) as cache:
         assert not await cache.set("who asked", "It was a@b.c")
         assert await cache.get("who asked") is None
@@ -94,7 +94,7 @@ async def test_an_answer_with_text_to_redact_is_not_stored(store: SqliteStore) -
 
 
 def test_imports_are_redacted(tmp_path: Path) -> None:
-    old, new = SqliteStore(tmp_path / "old.db"), SqliteStore(tmp_path / "new.db")
+    old, new = open_store(tmp_path / "old.db"), open_store(tmp_path / "new.db")
     old.put(make_entry("who is a@b.c", key="1"))
     old.put(make_entry("fine", key="2", response=b'{"x": "a@b.c"}'))
     lines = b"".join(export_lines(old))
@@ -105,7 +105,7 @@ def test_imports_are_redacted(tmp_path: Path) -> None:
     new.close()
 
 
-async def test_nothing_is_stored_or_compared_if_redaction_fails(store: SqliteStore) -> None:
+async def test_nothing_is_stored_or_compared_if_redaction_fails(store: Store) -> None:
     def broken(text: str) -> str:
         raise RedactionFailed("it failed")
 
@@ -127,7 +127,7 @@ async def test_a_slow_redactor_does_not_block_the_event_loop(tmp_path: Path) -> 
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
         return text
 
-    async with AsyncCache(ResponseCache(SqliteStore(tmp_path / "r.db"), None, redact=slow), 86_400) as cache:
+    async with AsyncCache(ResponseCache(open_store(tmp_path / "r.db"), None, redact=slow), 86_400) as cache:
         kept = asyncio.create_task(cache.set("q", "a"))
         # This would block if the redactor ran on the event loop.
         await asyncio.wait_for(began.wait(), 60)

@@ -19,7 +19,7 @@ from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import Store, open_store
 from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.library import AsyncCache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
@@ -30,15 +30,15 @@ from tests.index.entries import make_entry
 EXACT = CacheSettings(semantic=False)
 
 
-def opened(store: SqliteStore, semantic: SemanticCache | None) -> AsyncCache:
+def opened(store: Store, semantic: SemanticCache | None) -> AsyncCache:
     return AsyncCache(ResponseCache(store, semantic), 86_400)
 
 
-def similar(store: SqliteStore) -> SemanticCache:
+def similar(store: Store) -> SemanticCache:
     return SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.8))
 
 
-async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: SqliteStore) -> None:
+async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store: Store) -> None:
     async with opened(store, similar(store)) as cache:
         await cache._cache.insert(make_entry("what is a block", namespace="", key="what is a block"))
         assert await cache.get("what is a block") is None
@@ -53,7 +53,7 @@ async def test_namespaces_are_separate_from_each_other_and_from_the_proxy(store:
 
 async def test_an_answer_is_replaced_and_expires(tmp_path: Path) -> None:
     now = [1000.0]
-    store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
     async with AsyncCache(ResponseCache(store, None, clock=lambda: now[0]), 50, lambda: now[0]) as cache:
         await cache.set("a", "first")
         await cache.set("a", "second")
@@ -144,7 +144,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
 
 async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:
     now = [1000.0]
-    store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
     cache = ResponseCache(store, None, clock=lambda: now[0])
     entry, go = make_entry("x", expires=1010.0), threading.Event()
     put = store.put_many
@@ -173,7 +173,7 @@ async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None
 
 async def test_maintenance_removes_expired_entries(tmp_path: Path) -> None:
     now = [1000.0]
-    store = SqliteStore(tmp_path / "r.db", clock=lambda: now[0])
+    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
     with contextlib.closing(ResponseCache(store, None, clock=lambda: now[0])) as cache:
         entries = [make_entry(f"what is {number}", created=1000.0, expires=1010.0) for number in range(3)]
         assert await cache.insert_many([*entries, make_entry("and this", created=1000.0)]) == 4
@@ -208,7 +208,7 @@ async def test_a_pending_write_has_an_id_unless_it_fails_or_redaction_refuses_it
     assert (refused.id, refused.question) == (None, None)
 
 
-async def test_a_hit_is_in_memory_for_a_second(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hit_is_in_memory_for_a_second(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ResponseCache(store, None)
     entry = make_entry("a question", key="k")
     await cache.insert(entry)
@@ -222,7 +222,7 @@ async def test_a_hit_is_in_memory_for_a_second(store: SqliteStore, monkeypatch: 
 
 
 @pytest.mark.parametrize("change", ["replace", "remove", "expire"])
-async def test_a_change_during_a_read_is_effective_at_once(store: SqliteStore, change: str) -> None:
+async def test_a_change_during_a_read_is_effective_at_once(store: Store, change: str) -> None:
     cache, entry = ResponseCache(store, None), make_entry("a question", key="k")
     await cache.insert(entry)
     read, began, changed = store.find, threading.Event(), threading.Event()

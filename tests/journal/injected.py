@@ -27,7 +27,7 @@ from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import Capacity, SqliteStore, open_observations
+from kvproxy.index.store import Capacity, open_observations, open_store
 from kvproxy.journal.journal import StoredJournal, open_journal
 from kvproxy.journal.miss_explanation import MissExplanation, explain_in_sentences, explain_miss
 from kvproxy.settings import CacheSettings
@@ -88,7 +88,7 @@ class World:
         self.now = 1_000_000.0
         self.random = generator
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.store = SqliteStore(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
+        self.store = open_store(folder / "responses.db", clock=clock, capacity=Capacity(entries=CAPACITY))
         observations = open_observations(folder / "responses.db")
         self.semantic = SemanticCache(self.store, HashEmbedder(), ThresholdPolicy(0.9), observations)
         self.semantic.rebuild()

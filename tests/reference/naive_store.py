@@ -34,44 +34,27 @@ class NaiveStore:
 
     def put(self, entries: Sequence[Entry], size: Callable[[Entry], int]) -> set[str]:
         """Returns the ids of removed entries."""
-        removed: set[str] = set()
-        while entries:
-            count = next(n for n in range(len(entries), 0, -1) if n == 1 or self._holds(entries[:n], size))
-            removed |= self._put_batch(entries[:count], size)
-            entries = entries[count:]
-        return removed
+        before = self.ids() | {entry.id for entry in entries}
+        for entry in entries:
+            self._put(entry, size(entry))
+        return before - self.ids()
 
-    def _holds(self, batch: Sequence[Entry], size: Callable[[Entry], int]) -> bool:
-        fits = all(
-            sum(size(entry) for entry in batch if entry.tenant == tenant) <= share
-            for tenant, share in self.shares.items()
-        )
-        total = sum(map(size, batch))
-        is_small = (self.max_entries or len(batch)) >= len(batch) and (self.max_bytes or total) >= total
-        return fits and is_small and len({entry.key for entry in batch}) == len(batch)
-
-    def _put_batch(self, batch: Sequence[Entry], size: Callable[[Entry], int]) -> set[str]:
-        before = self.ids() | {entry.id for entry in batch}
-        pinned = {entry.key for entry in batch if entry.key in self.kept and self.kept[entry.key].pinned}
-        for entry in batch:
-            self.kept.pop(entry.key, None)
-        batch = [entry for entry in batch if self._holds([entry], size)]
-        for tenant, share in self.shares.items():
-            added = sum(size(entry) for entry in batch if entry.tenant == tenant)
-            while added and sum(kept.size for kept in self._of(tenant)) + added > share:
-                worst = min(self._of(tenant), key=lambda kept: (kept.priority, kept.entry.id))
-                del self.kept[worst.entry.key]
-        added = sum(map(size, batch))
-        if batch and self._full(len(batch), added):
+    def _put(self, entry: Entry, size: int) -> None:
+        replaced = self.kept.pop(entry.key, None)
+        share = self.shares.get(entry.tenant)
+        if size > (share or size) or size > (self.max_bytes or size):
+            return
+        while share is not None and sum(kept.size for kept in self._of(entry.tenant)) + size > share:
+            worst = min(self._of(entry.tenant), key=lambda kept: (kept.priority, kept.entry.id))
+            del self.kept[worst.entry.key]
+        if self._is_full(size):
             self.expire()
-        while batch and self._full(len(batch), added):
+        while self._is_full(size):
             worst = min(self.kept.values(), key=lambda kept: (kept.priority, kept.entry.id))
             self.age = self.age if worst.pinned else worst.priority
             del self.kept[worst.entry.key]
-        for entry in batch:
-            worth = self._worth(entry, size(entry), 0)
-            self.kept[entry.key] = Kept(entry, size(entry), worth, pinned=entry.key in pinned)
-        return before - self.ids()
+        worth = self._worth(entry, size, 0)
+        self.kept[entry.key] = Kept(entry, size, worth, pinned=replaced is not None and replaced.pinned)
 
     def ids(self) -> set[str]:
         return {kept.entry.id for kept in self.kept.values()}
@@ -79,9 +62,9 @@ class NaiveStore:
     def _of(self, tenant: str) -> list[Kept]:
         return [kept for kept in self.kept.values() if kept.entry.tenant == tenant]
 
-    def _full(self, count: int, size: int) -> bool:
-        entries, total = len(self.kept) + count, sum(kept.size for kept in self.kept.values()) + size
-        too_many = self.max_entries is not None and entries > self.max_entries
+    def _is_full(self, size: int) -> bool:
+        too_many = self.max_entries is not None and len(self.kept) >= self.max_entries
+        total = sum(kept.size for kept in self.kept.values()) + size
         return too_many or (self.max_bytes is not None and total > self.max_bytes)
 
     def find(self, key: str) -> Entry | None:

@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged, first_line
-from kvproxy.index.store.database import Row, StoreHealth, Transaction
+from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter
 from kvproxy.index.store.postgres.schema import create_schema
 
 _CONNECT_TIMEOUT = 5  # Seconds.
@@ -94,11 +94,9 @@ class PostgresDatabase:
         with self.health.watch("read"), self.connection() as connection:
             return _rows(connection.execute(_placeholders(sql), values, prepare=prepare))
 
-    def in_list_condition(self, column: str, parameter: str) -> str:
-        return f"{column} = any(:{parameter})"
-
-    def as_list_parameter(self, values: Sequence[str]) -> list[str]:
-        return list(values)
+    def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
+        name = list_parameter(column)
+        return f"{column} = any(:{name})", {name: list(values)}
 
     def storable_text(self, text: str) -> str:
         return text.replace("\x00", "")
@@ -109,6 +107,11 @@ class PostgresDatabase:
     def disk_bytes(self) -> int:
         sql = "select pg_total_relation_size('responses') + pg_total_relation_size('vectors') as bytes"
         return int(self.query(sql)[0]["bytes"])
+
+    def failure(self) -> str | None:
+        return self.health.failure
+
+    def vacuum(self) -> None: ...
 
     def count_intact_responses(self) -> int:
         sql = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import CacheStoreError, StoreDamaged
-from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction
+from kvproxy.index.store.database import Operation, Row, StoreHealth, Transaction, list_parameter
 from kvproxy.index.store.rows import SERVABLE_UNTIL
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 
@@ -122,11 +122,9 @@ class SqliteDatabase:
         with self.converting_errors("read"), self.reader() as reader:
             return _rows(reader.execute(sql, values))
 
-    def in_list_condition(self, column: str, parameter: str) -> str:
-        return f"{column} in (select value from json_each(:{parameter}))"
-
-    def as_list_parameter(self, values: Sequence[str]) -> str:
-        return json.dumps(list(values))
+    def in_list(self, column: str, values: Sequence[str | int]) -> tuple[str, Row]:
+        name = list_parameter(column)
+        return f"{column} in (select value from json_each(:{name}))", {name: json.dumps(list(values))}
 
     def storable_text(self, text: str) -> str:
         return text
@@ -136,6 +134,11 @@ class SqliteDatabase:
 
     def disk_bytes(self) -> int:
         return sum(part.stat().st_size for part in self.path.parent.glob(self.path.name + "*") if part.is_file())
+
+    def failure(self) -> str | None:
+        with contextlib.suppress(CacheStoreError), self.converting_errors("read", check_now=True):
+            self.query("select entries from totals")
+        return self.health.failure
 
     def vacuum(self) -> None:
         with self._write_lock, self.converting_errors("write"):

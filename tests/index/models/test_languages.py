@@ -11,7 +11,7 @@ from kvproxy.index.models.languages import EVERY, is_in_languages, language_of
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import Store
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -90,7 +90,7 @@ def test_any_text_has_a_language(text: str) -> None:
     assert is_in_languages(text, (language_of(text),))
 
 
-async def test_questions_in_other_languages_have_exact_hits_only(store: SqliteStore) -> None:
+async def test_questions_in_other_languages_have_exact_hits_only(store: Store) -> None:
     english = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.5, guards=()), languages=("en",))
     for text in ("Wie öffne ich das Konto?", "How do I open the account?"):
         assert await english.insert(make_entry(text))

@@ -14,7 +14,7 @@ from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exac
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import Store
 from tests.index.entries import make_entry
 
 TEXTS = [
@@ -56,7 +56,7 @@ def test_eight_bit_vectors_are_close_and_have_another_name(reference: np.ndarray
     assert embedder.name == "all-MiniLM-L6-v2-int8.3"
 
 
-async def test_vectors_of_an_older_graph_are_computed_again(store: SqliteStore) -> None:
+async def test_vectors_of_an_older_graph_are_computed_again(store: Store) -> None:
     elsewhere = np.eye(1, MiniLMEmbedder.dim, dtype=np.float32)[0]
     store.put(make_entry("What is a block?"), elsewhere, "all-MiniLM-L6-v2-int8")
     semantic = SemanticCache(store, MiniLMEmbedder(int8=True), ThresholdPolicy(0.8, guards=()))
@@ -110,7 +110,7 @@ def test_an_error_of_a_model_is_one_line(
         load_embedder(str(tmp_path))
 
 
-def cache_of(store: SqliteStore, embedder: Embedder) -> SemanticCache:
+def cache_of(store: Store, embedder: Embedder) -> SemanticCache:
     return SemanticCache(store, embedder, ThresholdPolicy(0.8, guards=()))
 
 
@@ -130,7 +130,7 @@ def model_in(folder: Path, width: int, seed: int) -> None:
     SentenceTransformer(modules=[transformer, Pooling(width)]).save(str(folder))
 
 
-async def test_another_model_in_the_same_folder_embeds_everything_again(tmp_path: Path, store: SqliteStore) -> None:
+async def test_another_model_in_the_same_folder_embeds_everything_again(tmp_path: Path, store: Store) -> None:
     folder = tmp_path / "model"
     model_in(folder, 32, seed=0)
     first = cache_of(store, load_embedder(str(folder)))

@@ -8,7 +8,7 @@ import pytest
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -26,7 +26,7 @@ class AsciiEmbedder(HashEmbedder):
 
 
 async def is_found(path: Path, stored: str, question: str) -> bool:
-    store = SqliteStore(path)
+    store = open_store(path)
     # An earlier version could store any question with a vector.
     store.put(make_entry(stored, namespace="n"), AsciiEmbedder().embed([stored])[0], AsciiEmbedder.name)
     semantic = SemanticCache(store, AsciiEmbedder(), ThresholdPolicy(0.5, guards=()))

@@ -11,7 +11,7 @@ from kvproxy.index.models.embedder import EmbeddingCache, load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
-from kvproxy.index.store import SqliteStore, Store
+from kvproxy.index.store import Store
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
@@ -60,7 +60,7 @@ async def test_an_entry_without_a_vector_has_exact_hits_only(make_store: MakeSto
     assert store.count() == 12 + 9
 
 
-def test_a_broken_embedder_stops_a_start_and_changes_no_entry(store: SqliteStore) -> None:
+def test_a_broken_embedder_stops_a_start_and_changes_no_entry(store: Store) -> None:
     class Broken(HashEmbedder):
         def embed(self, texts: Sequence[str]) -> np.ndarray:
             raise RuntimeError("out of memory")
@@ -71,7 +71,7 @@ def test_a_broken_embedder_stops_a_start_and_changes_no_entry(store: SqliteStore
     assert cache(store).rebuild() == 1
 
 
-async def test_a_text_that_cannot_be_embedded_fails_no_other_lookup(store: SqliteStore) -> None:
+async def test_a_text_that_cannot_be_embedded_fails_no_other_lookup(store: Store) -> None:
     semantic = SemanticCache(store, Odd(), ThresholdPolicy(0.9, guards=()))
     await semantic.insert(make_entry("text"))
     texts = ["raises here", *(f"text {number}" for number in range(20)), "nan here"]
@@ -94,7 +94,7 @@ def test_a_similarity_of_nan_is_not_a_hit() -> None:
     assert served.verdict == "low similarity"
 
 
-async def test_a_text_that_the_embedder_cannot_read_has_exact_hits_only(store: SqliteStore) -> None:
+async def test_a_text_that_the_embedder_cannot_read_has_exact_hits_only(store: Store) -> None:
     semantic = SemanticCache(store, load_embedder(), ThresholdPolicy(0.8, guards=()))
     # Two special tokens are added to at most 126.
     for text in ("What does it mean?", "¿Qué significa «año»? — “Jahr”, naïve Größe: 10 €", "word " * 126):

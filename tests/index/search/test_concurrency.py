@@ -14,7 +14,7 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import Capacity, SqliteStore, StoredQuestion
+from kvproxy.index.store import Capacity, Store, StoredQuestion, open_store
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
@@ -22,7 +22,7 @@ from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 
 async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path) -> None:
     chance = random.Random(0)
-    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(entries=300))
+    store = open_store(tmp_path / "r.db", capacity=Capacity(entries=300))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
     near = semantic._vector_search = FaissSearch(store, HashEmbedder.name, 64, min_indexed=20, flat_limit=80)
     semantic.rebuild()
@@ -67,7 +67,7 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path)
     store.close()
 
 
-def test_reads_run_in_parallel(store: SqliteStore) -> None:
+def test_reads_run_in_parallel(store: Store) -> None:
     entry = make_entry()
     store.put(entry)
     with store.database.reader(), store.database.reader():  # Two long reads.

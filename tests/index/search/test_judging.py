@@ -9,7 +9,7 @@ from kvproxy.index.policies.policy import Decision, LearningRecord, Limits, Neig
 from kvproxy.index.search.decider import MAX_REFUSALS, Decider, RefusalBudget
 from kvproxy.index.search.lookup_result import Lookup, LookupRequest
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import Store
 from tests.index.entries import make_entry
 
 
@@ -32,14 +32,14 @@ class FixedPolicy:
 
 
 @pytest.fixture(autouse=True)
-def entries(store: SqliteStore) -> None:
+def entries(store: Store) -> None:
     for name in "abc":
         store.put(make_entry(f"what is {name}", id=name))
     store.put(make_entry("what is old", id="old", expires=1.0))
     store.put(make_entry("what is theirs", id="theirs", namespace="other"))
 
 
-def looked_up(store: SqliteStore, policy: FixedPolicy, chance: float | None = 0.0, near: str = "a b c") -> Lookup:
+def looked_up(store: Store, policy: FixedPolicy, chance: float | None = 0.0, near: str = "a b c") -> Lookup:
     """Let a policy decide about entries; `chance` None disables exploration."""
     decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: chance or 0.0)
     heads = store.questions(near.split())
@@ -53,7 +53,7 @@ ACCEPTED = PolicyResult(
 
 
 @pytest.mark.parametrize(("drawn", "explored"), [(0.0, True), (0.29, True), (0.3, False), (0.99, False), (None, False)])
-def test_the_policy_defines_the_explored_share(store: SqliteStore, drawn: float | None, explored: bool) -> None:
+def test_the_policy_defines_the_explored_share(store: Store, drawn: float | None, explored: bool) -> None:
     found = looked_up(store, FixedPolicy(ACCEPTED), drawn)
     assert found.chosen is not None
     assert (found.chosen.id, found.chosen.verdict) == ("b", "explored" if explored else "accepted")
@@ -68,7 +68,7 @@ def test_the_policy_defines_the_explored_share(store: SqliteStore, drawn: float 
     )
 
 
-def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: SqliteStore) -> None:
+def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: Store) -> None:
     decisions = [
         Decision("low probability", score=0.2),
         Decision("low probability", score=0.7),
@@ -92,7 +92,7 @@ def test_the_record_of_the_policy_or_else_the_highest_score_is_observed(store: S
     assert found.outcome == "no neighbour"
 
 
-def test_the_policy_sees_no_expired_entries_and_no_other_namespaces(store: SqliteStore) -> None:
+def test_the_policy_sees_no_expired_entries_and_no_other_namespaces(store: Store) -> None:
     policy = FixedPolicy(PolicyResult([Decision("accepted", score=1.0)], 0))
     found = looked_up(store, policy, None, near="old theirs gone a")
     assert policy.prompts == ["what is a"]
@@ -101,7 +101,7 @@ def test_the_policy_sees_no_expired_entries_and_no_other_namespaces(store: Sqlit
     assert found.entry.id == "a"
 
 
-def test_an_entry_removed_during_the_lookup_is_not_served(store: SqliteStore) -> None:
+def test_an_entry_removed_during_the_lookup_is_not_served(store: Store) -> None:
     class Removing(FixedPolicy):
         def decide(
             self, question: str, neighbours: Sequence[Neighbour], limits: Limits = Limits(), namespace: str = ""
@@ -116,7 +116,7 @@ def test_an_entry_removed_during_the_lookup_is_not_served(store: SqliteStore) ->
 VETOED = PolicyResult([Decision("vetoed", "numbers"), Decision("low similarity")], None)
 
 
-def decider_with(store: SqliteStore, policy: FixedPolicy) -> tuple[Decider, Callable[..., Lookup]]:
+def decider_with(store: Store, policy: FixedPolicy) -> tuple[Decider, Callable[..., Lookup]]:
     decider = Decider(store, FaissSearch(store, "e", 2), None, policy, None, lambda: 0.5)
     heads = store.questions(["a", "b"])
 
@@ -129,7 +129,7 @@ def decider_with(store: SqliteStore, policy: FixedPolicy) -> tuple[Decider, Call
     return decider, ask
 
 
-def test_an_entry_near_which_too_many_questions_were_refused_has_exact_hits_only(store: SqliteStore) -> None:
+def test_an_entry_near_which_too_many_questions_were_refused_has_exact_hits_only(store: Store) -> None:
     policy = FixedPolicy(VETOED)
     decider, ask = decider_with(store, policy)
     now = 0.0
@@ -147,7 +147,7 @@ def test_an_entry_near_which_too_many_questions_were_refused_has_exact_hits_only
     assert found.entry.id == "a"
 
 
-def test_explain_repetitions_and_far_neighbours_use_up_no_refusals(store: SqliteStore) -> None:
+def test_explain_repetitions_and_far_neighbours_use_up_no_refusals(store: Store) -> None:
     policy = FixedPolicy(VETOED)
     decider, ask = decider_with(store, policy)
     for _ in range(MAX_REFUSALS + 1):

@@ -17,7 +17,7 @@ from kvproxy.index.search.lookup_queue import LookupQueue
 from kvproxy.index.search.lookup_result import SERVABLE_AFTER_ERROR, Lookup, LookupRequest
 from kvproxy.index.search.semantic_cache import DeferredEmbeddings, SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.polling import until
@@ -46,7 +46,7 @@ class Held(HashEmbedder):
 class Cache:
     def __init__(self, path: Path) -> None:
         self.embedder = Held()
-        self.store = SqliteStore(path / "r.db")
+        self.store = open_store(path / "r.db")
         self.semantic = SemanticCache(self.store, self.embedder, ThresholdPolicy(0.8, guards=()), threads=1)
 
 
@@ -183,7 +183,7 @@ async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:
 
 
 async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    store = open_store(tmp_path / "r.db", clock=lambda: 2000.0)
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.6, guards=()))
     words = "tell me what the free queue of old blocks is and why it is there"
     for number in range(9):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.search.vector_search import FaissSearch, VectorSearch, open_vector_search
-from kvproxy.index.store import NewEntry, RemovedEntry, SqliteStore, Store, open_store
+from kvproxy.index.store import NewEntry, RemovedEntry, Store, open_store
 from kvproxy.index.store.postgres.vector_search import PostgresSearch
 from tests.index.conftest import MakeStore
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
@@ -18,7 +18,7 @@ from tests.index.search.test_vector_index import DIM, unit
 
 
 def neighbours_of(store: Store) -> VectorSearch:
-    if isinstance(store, SqliteStore):
+    if not store.remote:
         found: VectorSearch = FaissSearch(store, "e", DIM, min_indexed=20, flat_limit=100)
     else:
         found = open_vector_search(store, "e", DIM)
@@ -116,7 +116,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
 ) -> None:
     """The namespace is read from the store, compared in a flat index, or searched by a graph."""
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "r.db", clock=lambda: 1000.0)
+        store = open_store(Path(folder) / "r.db", clock=lambda: 1000.0)
         near = FaissSearch(store, "e", DIM, min_indexed=small, flat_limit=flat_limit)
         near.load()
         expiries = data.draw(st.lists(st.sampled_from([900.0, 2000.0]), min_size=count, max_size=count))
@@ -136,7 +136,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
         store.delete([f"{number}" for number in gone if number % 2])
         store.unindex([f"{number}" for number in gone])
         query = unit(1, seed + 1)[0]
-        numbers, kept = store.vectors("a", "e")
+        numbers, kept = near.stored_vectors("a")
         ids = stored_vectors(store, "a")
         cosines = {ids[number]: float(row @ query) for number, row in zip(numbers.tolist(), kept, strict=True)}
         best = sorted(cosines, key=lambda id: -cosines[id])
@@ -149,7 +149,7 @@ def test_a_search_agrees_bitwise_with_the_stored_vectors(
         store.close()
 
 
-def test_a_namespace_has_an_index_in_memory_while_it_is_large(store: SqliteStore) -> None:
+def test_a_namespace_has_an_index_in_memory_while_it_is_large(store: Store) -> None:
     near = neighbours_of(store)
     assert isinstance(near, FaissSearch)
     ids = keep(store, near, unit(19), "a")

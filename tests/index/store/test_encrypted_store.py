@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import EntryFilter, NewEntry, SqliteStore, open_observations, open_store
+from kvproxy.index.store import EntryFilter, NewEntry, open_observations, open_store
 from kvproxy.index.store.observations import Observation
 from tests.index.entries import make_entry, stored_vectors
 
@@ -31,7 +31,7 @@ def content(folder: Path) -> bytes:
 
 def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store, observations = SqliteStore(path, cipher=NEW), open_observations(path)
+    store, observations = open_store(path, cipher=NEW), open_observations(path)
     store.put(ENTRY, np.ones(3, np.float32), "e")
     observations.add([Observation.from_verdict(ENTRY.id, True)])
     written = content(tmp_path)
@@ -45,7 +45,7 @@ def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
 
 def test_a_store_cannot_be_opened_without_its_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store = SqliteStore(path, cipher=OLD)
+    store = open_store(path, cipher=OLD)
     store.put(ENTRY)
     store.close()
     before = path.read_bytes()
@@ -68,15 +68,15 @@ def test_postgres_contains_no_plain_text(empty_postgres: str) -> None:
 
 def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
-    store = SqliteStore(path)
+    store = open_store(path)
     assert store.reencrypt() == 0
     clear = [make_entry(f"{SECRET} {number}", key=f"{number}") for number in range(700)]
     store.put_many([NewEntry(entry) for entry in clear])
     store.close()
-    store = SqliteStore(path, cipher=OLD)
+    store = open_store(path, cipher=OLD)
     store.put(ENTRY, np.ones(3, np.float32), "e")
     store.close()
-    store = SqliteStore(path, cipher=BOTH)
+    store = open_store(path, cipher=BOTH)
     newest = make_entry("newest")
     store.put(newest)
     assert store.count_by_key_name() == {"": 700, OLD.name: 1, BOTH.name: 1}
@@ -91,14 +91,14 @@ def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path)
     assert store.reencrypt() == 0
     store.close()
     # The old key is no longer needed.
-    SqliteStore(path, cipher=NEW).close()
+    open_store(path, cipher=NEW).close()
 
 
 @pytest.mark.parametrize("column", ["prompt", "request", "response"])
 def test_exchanged_texts_are_refused(tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture) -> None:
     """An attacker with write access but no key could exchange the answers of two questions."""
     path = tmp_path / "r.db"
-    store = SqliteStore(path, cipher=NEW)
+    store = open_store(path, cipher=NEW)
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
     for entry in (one, other, third):
         store.put(entry)
@@ -119,7 +119,7 @@ def test_exchanged_texts_are_refused(tmp_path: Path, column: str, caplog: pytest
 
 
 def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
-    clear, sealed = SqliteStore(tmp_path / "clear.db"), SqliteStore(tmp_path / "sealed.db", cipher=NEW)
+    clear, sealed = open_store(tmp_path / "clear.db"), open_store(tmp_path / "sealed.db", cipher=NEW)
     puts = [
         NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
         for number in range(600)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.entries import make_entry
 
@@ -58,7 +58,7 @@ def test_a_line_is_imported_unchanged(
 
 
 def test_an_export_preserves_large_numbers_and_deep_nesting(tmp_path: Path) -> None:
-    store, other = SqliteStore(tmp_path / "a.db"), SqliteStore(tmp_path / "b.db")
+    store, other = open_store(tmp_path / "a.db"), open_store(tmp_path / "b.db")
     deep = b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}"
     odd = [b'{"metadata": {"id": 123456789012345678901234567890}}', b'{"a": 0.10, "b": 1e400}', deep]
     for number, request in enumerate(odd):

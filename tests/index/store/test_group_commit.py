@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Capacity, NewEntry, SqliteStore, WriteResult
+from kvproxy.index.store import Capacity, NewEntry, Store, WriteResult, open_store
 from kvproxy.index.store.group_commit import WriteBatcher
 from tests.index.entries import make_entry
 
 
-async def test_concurrent_writers_share_transactions(tmp_path: Path, store: SqliteStore) -> None:
+async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Store) -> None:
     sizes = []
 
     def write(puts: Sequence[NewEntry]) -> WriteResult:
@@ -23,7 +23,7 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Sqli
 
     batcher = WriteBatcher(write)
 
-    other = SqliteStore(tmp_path / "r.db")
+    other = open_store(tmp_path / "r.db")
 
     async def insert(number: int) -> None:
         entry = make_entry(f"question {number}")
@@ -37,7 +37,7 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Sqli
 
 
 async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db", capacity=Capacity(bytes=2000))
+    store = open_store(tmp_path / "r.db", capacity=Capacity(bytes=2000))
     batcher = WriteBatcher(store.put_many)
     puts = [NewEntry(make_entry(f"question {number}")) for number in range(5)]
     broken = NewEntry(make_entry("broken", model=object()))

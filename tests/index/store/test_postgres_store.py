@@ -115,7 +115,7 @@ def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(work, range(3)))
     store = open_store(empty_postgres)
-    assert store.count_intact_responses() == 10
+    assert store.database.count_intact_responses() == 10
     store.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
-from kvproxy.index.store import SqliteStore, open_observations
+from kvproxy.index.store import open_observations, open_store
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema
 from tests.index.entries import make_entry
 
@@ -26,7 +26,7 @@ def execute(path: Path, sql: str, *values: object) -> list[Any]:
 def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "responses.db"
     if content is None:
-        store = SqliteStore(path)
+        store = open_store(path)
         for number in range(200):
             store.put(make_entry(f"question {number}"))
         store.close()
@@ -35,14 +35,14 @@ def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: byt
         content = bytes(data)
     path.write_bytes(content)
     with pytest.raises(StoreDamaged, match="move it away"):
-        SqliteStore(path)
+        open_store(path)
     with pytest.raises(CacheStoreError, match="damaged"):
         open_observations(path)
     assert path.read_bytes() == content
 
 
 def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "r.db", clock=lambda: 2000.0)
+    store = open_store(tmp_path / "r.db", clock=lambda: 2000.0)
     whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
     store.put(whole)
     store.put(damaged)
@@ -56,41 +56,43 @@ def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> No
 
 def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
-    SqliteStore(path).close()
+    open_store(path).close()
     ((page,),) = execute(path, "select rootpage from sqlite_master where name = 'totals'")
     ((size,),) = execute(path, "pragma page_size")
     with path.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
     with pytest.raises(StoreDamaged, match="move it away"):
-        SqliteStore(path)
+        open_store(path)
 
 
 def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(CacheStoreError, match="cannot open"):
-        SqliteStore(tmp_path)
+        open_store(tmp_path)
 
 
 def test_a_file_of_another_schema_is_refused_with_the_fix(tmp_path: Path) -> None:
     unknown, newer = tmp_path / "unknown.db", tmp_path / "newer.db"
     execute(unknown, "create table responses (id text)")
-    SqliteStore(newer).close()
+    open_store(newer).close()
     execute(newer, "pragma user_version = 99")
     for path, version in ((unknown, 0), (newer, 99)):
         with pytest.raises(
             SchemaVersionError, match=f"{path.name} has schema version {version}, .*kvproxy cache export"
         ):
-            SqliteStore(path)
+            open_store(path)
     assert execute(unknown, "select name from sqlite_master") == [("responses",)]
 
 
 def test_a_process_that_closes_the_file_keeps_the_log_of_others(tmp_path: Path) -> None:
     """Closing a file descriptor releases SQLite's locks, and another process could then delete the log."""
     path = tmp_path / "r.db"
-    store, observations = SqliteStore(path), open_observations(path)
+    store, observations = open_store(path), open_observations(path)
     store.put(make_entry("one"))
     log = (path.parent / "r.db-wal").stat().st_ino
-    code = f"from pathlib import Path; from kvproxy.index.store import SqliteStore; SqliteStore(Path({str(path)!r})).close()"
+    code = (
+        f"from pathlib import Path; from kvproxy.index.store import open_store; open_store(Path({str(path)!r})).close()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (path.parent / "r.db-wal").stat().st_ino == log
     store.put(make_entry("two"))
@@ -102,13 +104,13 @@ def test_a_process_that_closes_the_file_keeps_the_log_of_others(tmp_path: Path) 
 OPENER = """
 import sys
 from pathlib import Path
-from kvproxy.index.store import SqliteStore
+from kvproxy.index.store import open_store
 from kvproxy.index.store import open_observations
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(12):
     path = Path(sys.argv[1]) / f"{number}.db"
-    store, observations = SqliteStore(path), open_observations(path)
+    store, observations = open_store(path), open_observations(path)
     assert store.count() == 0 and observations.summary()["observed"] == 0
     observations.close()
     store.close()

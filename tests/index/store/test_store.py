@@ -20,7 +20,7 @@ def test_reopening_finds_everything(make_store: MakeStore) -> None:
     found = again.get(entry.id)
     assert (found.prompt, found.hits, found.last_hit, found.tags) == (entry.prompt, 1, 2000.0, ("t",))
     assert again.missing_vectors("e", 10) == []
-    assert again.count_intact_responses() == 1
+    assert again.database.count_intact_responses() == 1
 
 
 def test_an_entry_is_stored_unchanged(make_store: MakeStore) -> None:

@@ -8,6 +8,7 @@ python -m training.demo.train --start kvproxy/demo/model --out /tmp/model --step
 """
 
 import argparse
+import copy
 import math
 import random
 from collections.abc import Iterable
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from training.demo.conversations import BatchMaker, ConversationSampler, read_unrelated_text
 from training.demo.corpus import Pair, load_pairs
@@ -93,26 +93,21 @@ def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path
     maker = BatchMaker(ConversationSampler(pairs, unrelated, chance), tokenizer.encode, chance)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn()) as progress:
-        task = progress.add_task("training", total=steps)
-        for step in range(steps):
-            long = step > steps // 2 and chance.random() < 0.45
-            if long:
-                length = chance.choice((512, 1024, 1536))
-                ids, labels = maker.batch(max(1, 3072 // length), length, system_share=0.85)
-            else:
-                ids, labels = maker.batch(12, 256, system_share=0.3 if chance.random() < 0.3 else 0.0)
-            loss = model(input_ids=ids, labels=labels).loss
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            progress.update(task, advance=1, description=f"loss {loss.item():.3f}")
-            if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
-                print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
-                save(model, tokenizer, out)
+    for step in range(steps):
+        if step > steps // 2 and chance.random() < 0.45:
+            length = chance.choice((512, 1024, 1536))
+            ids, labels = maker.batch(max(1, 3072 // length), length, system_share=0.85)
+        else:
+            ids, labels = maker.batch(12, 256, system_share=0.3 if chance.random() < 0.3 else 0.0)
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+            print(f"step {step + 1} of {steps}: loss {loss.item():.3f}", flush=True)
+            save(model, tokenizer, out)
     print_accuracy(out)
 
 
@@ -133,8 +128,6 @@ def _rate(step: int, steps: int) -> float:
 
 
 def save(model: Any, tokenizer: Any, out: Path) -> None:
-    import copy
-
     small = copy.deepcopy(model).to(torch.bfloat16)
     small.generation_config.update(do_sample=True, temperature=TEMPERATURE, max_new_tokens=MAX_NEW_TOKENS)
     small.save_pretrained(out)

@@ -1,22 +1,15 @@
-"""Trains the verifier's adapter: `python -m training.verifier.train --pairs FILE --out FILE`.
-
-Each worker is a process with one thread, which computes its share of each batch. On CPUs, this is faster than a process with
-several threads.
-"""
+"""Trains the verifier's adapter: `python -m training.verifier.train --pairs FILE --out FILE`."""
 
 import argparse
 import math
-import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 from kvproxy.index.evaluation.labelled_pairs import LabelledPair, read_pairs
@@ -39,7 +32,7 @@ class TrainingOptions:
     Attributes:
         passes: over the labelled pairs. Each pass has new generated pairs.
         minutes: the learning rate falls to zero by then, even in the middle of a pass.
-        batch: pairs per step of all workers.
+        batch: pairs per step.
         changed, filled, implied: pairs per pass: hard negatives from questions and from templates, and pairs that labels imply.
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
         smoothing: probability of the other label.
@@ -50,7 +43,6 @@ class TrainingOptions:
     passes: int = 2
     minutes: float = 600.0
     batch: int = 64
-    workers: int = 2
     rank: int = 32
     changed: int = 8_000
     filled: int = 2_000
@@ -80,7 +72,7 @@ def batches(options: TrainingOptions) -> Iterator[list[tuple[LabelledPair, objec
             ordered = sorted(encoded, key=lambda each: len(each[1].ids))
             found = [ordered[n : n + options.batch] for n in range(0, len(ordered), options.batch)]
             rng.shuffle(found)
-            yield from (batch for batch in found if len(batch) >= options.workers)
+            yield from found
 
 
 def _in_random_order(pair: LabelledPair, rng: random.Random) -> LabelledPair:
@@ -107,23 +99,8 @@ def learning_rate_factor(progress: float) -> float:
     return progress / WARM_UP if progress < WARM_UP else max(0.0, (1 - progress) / (1 - WARM_UP))
 
 
-def average_gradients(model: CrossEncoder, values: Sequence[float]) -> list[float]:
-    """Replace the gradients by their mean over the workers, and return the means of `values`."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    flat = torch.cat([torch.tensor(values, dtype=torch.float32), *(gradient.flatten() for gradient in gradients)])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    place = len(values)
-    for gradient in gradients:
-        gradient.copy_(flat[place : place + gradient.numel()].view_as(gradient))
-        place += gradient.numel()
-    return flat[: len(values)].tolist()
-
-
-def train_in_worker(worker: int, options: TrainingOptions) -> None:
-    torch.set_num_threads(1)
+def train(options: TrainingOptions) -> None:
     torch.manual_seed(options.seed)
-    dist.init_process_group("gloo", rank=worker, world_size=options.workers)
     model = CrossEncoder(base_weights(packaged_model()), options.rank).train()
     if options.start:
         model.load_adapter(read_tensors(options.start)[0])
@@ -132,36 +109,32 @@ def train_in_worker(worker: int, options: TrainingOptions) -> None:
     total, started, saved = max_steps(options), time.monotonic(), time.monotonic()
     progress, seen, losses, rights = 0.0, 0, 0.0, 0.0
     for step, batch in enumerate(batches(options), 1):
-        mine = batch[worker :: options.workers]
-        labels = torch.tensor([float(pair.same) for pair, _ in mine])
+        labels = torch.tensor([float(pair.same) for pair, _ in batch])
         smoothed = labels + (1 - 2 * labels) * options.smoothing
-        logits = model(*map(torch.from_numpy, pad([encoded for _, encoded in mine])))
+        logits = model(*map(torch.from_numpy, pad([encoded for _, encoded in batch])))
         loss = F.binary_cross_entropy_with_logits(logits, smoothed)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        right = ((logits > 0) == (labels > 0.5)).float().mean().item()
-        # All workers must stop at the same step, so they average the elapsed time too.
-        elapsed, mean_loss, mean_right = average_gradients(model, [time.monotonic() - started, loss.item(), right])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        elapsed = time.monotonic() - started
         progress = max(step / total, elapsed / (options.minutes * 60))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * learning_rate_factor(progress)
         optimizer.step()
-        seen, losses, rights = seen + len(batch), losses + mean_loss, rights + mean_right
-        if worker == 0 and step % REPORT_STEPS == 0:
+        seen, losses = seen + len(batch), losses + loss.item()
+        rights += ((logits > 0) == (labels > 0.5)).float().mean().item()
+        if step % REPORT_STEPS == 0:
             means = f"loss {losses / REPORT_STEPS:.4f} accuracy {rights / REPORT_STEPS:.4f}"
             print(
                 f"{progress:.1%} step {step}/{total} {elapsed:.0f} s {means} {seen / elapsed:.1f} pairs/s", flush=True
             )
             losses = rights = 0.0
-        if worker == 0 and time.monotonic() - saved > SAVE_SECONDS:
+        if time.monotonic() - saved > SAVE_SECONDS:
             write_tensors(options.out, model.adapter(), {"pairs_seen": str(seen)})
             saved = time.monotonic()
         if progress >= 1:
             break
-    if worker == 0:
-        write_tensors(options.out, model.adapter(), {"pairs_seen": str(seen), "rank": str(options.rank)})
-    dist.destroy_process_group()
+    write_tensors(options.out, model.adapter(), {"pairs_seen": str(seen), "rank": str(options.rank)})
 
 
 def main() -> None:
@@ -172,10 +145,7 @@ def main() -> None:
         if isinstance(option.default, int | float):
             parser.add_argument(f"--{option.name}", type=type(option.default), default=option.default)
     parser.add_argument("--start", type=Path, help="an adapter to continue from")
-    options = TrainingOptions(**vars(parser.parse_args()))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29517")
-    spawn(train_in_worker, (options,), nprocs=options.workers)  # type: ignore[no-untyped-call]
+    train(TrainingOptions(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +13,9 @@ from kvproxy.index.evaluation.labelled_pairs import LabelledPair
 from kvproxy.index.models.minilm.onnx_files import OnnxFiles
 from kvproxy.index.models.minilm.weights import read_tensors
 from kvproxy.index.models.verifier.built_in import ADAPTER, BuiltInVerifier, PlattScaling
-from tests.ports import free_port
 from training.verifier import train
-from training.verifier.evaluate import best_operating_point, fit_scaling, reliability_curve
-from training.verifier.pair_clusters import hold_out, implied_pairs, split_clusters
+from training.verifier.evaluate import fit_scaling, reliability_curve
+from training.verifier.pair_clusters import hold_out, implied_pairs
 from training.verifier.rewording import reword
 
 TOPICS = ("rust", "tea", "a lamp", "the moon", "chess", "soup")
@@ -39,16 +37,10 @@ def test_a_small_training_writes_an_adapter_that_scores(
     labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.safetensors"
-    # A worker in a process of its own would take seconds to import torch.
-    monkeypatch.setattr(train, "spawn", lambda work, arguments, nprocs: [work(n, *arguments) for n in range(nprocs)])
-    small = ["--workers", "1", "--changed", "8", "--filled", "4", "--implied", "4", "--batch", "8", "--passes", "1"]
+    small = ["--changed", "8", "--filled", "4", "--implied", "4", "--batch", "8", "--passes", "1"]
     files = ["--start", str(ADAPTER), "--pairs", str(labelled), "--out", str(out)]
     monkeypatch.setattr("sys.argv", ["train", *small, *files])
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    threads = torch.get_num_threads()
     train.main()
-    torch.set_num_threads(threads)
     trained, notes = read_tensors(out)
     assert int(notes["pairs_seen"]) >= 48
     before = read_tensors(ADAPTER)[0]
@@ -57,13 +49,14 @@ def test_a_small_training_writes_an_adapter_that_scores(
     assert np.isfinite(verifier.logits([("What is tea?", "Who sells tea?")])).all()
 
 
-EDGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=120)
+EDGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=200)
 
 
-@given(EDGES, st.integers(0, 5))
-def test_no_question_is_in_two_parts(edges: list[tuple[int, int]], seed: int) -> None:
+@given(EDGES)
+def test_no_question_is_in_two_parts(edges: list[tuple[int, int]]) -> None:
     pairs = [LabelledPair(str(one), str(other), True) for one, other in edges]
-    parts = split_clusters(pairs, (0.2, 0.3), seed)
+    split = hold_out(pairs)
+    parts = split.calibrate, split.evaluate, split.train
     texts = [{text for pair in part for text in (pair.a, pair.b)} for part in parts]
     assert not texts[0] & texts[1]
     assert not texts[0] & texts[2]
@@ -99,9 +92,6 @@ def test_implied_pairs_follow_from_labelled_ones() -> None:
     assert implied_pairs(labelled, max_cluster=2) == []
 
 
-SCORED = st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1, max_size=40)
-
-
 def test_a_fit_recovers_the_scaling_and_the_weight_of_the_cosine() -> None:
     rng = np.random.default_rng(1)
     logits, cosines = rng.normal(0, 3, 20_000), rng.uniform(0.5, 1, 20_000)
@@ -112,24 +102,3 @@ def test_a_fit_recovers_the_scaling_and_the_weight_of_the_cosine() -> None:
     for part in reliability_curve(found.probabilities(logits, cosines), same):
         assert abs(part.predicted - part.observed) < 0.05
     assert fit_scaling(logits, same).cosine == 0
-
-
-@given(SCORED, st.sampled_from([0.0, 0.05, 0.3, 0.5]))
-def test_the_chosen_level_serves_the_most_within_the_wrong_share(
-    scored: list[tuple[float, bool]], allowed: float
-) -> None:
-    scores, same = (np.array(column) for column in zip(*scored, strict=True))
-    if not same.any():
-        return
-    found = best_operating_point(scores, same, allowed)
-    naive = []
-    for level in set(scores.tolist()):
-        served = [right for score, right in scored if score >= level]
-        if served.count(False) <= allowed * len(served):
-            naive.append((len(served), level))
-    assert found.served == max(naive, default=(0, 0))[0]
-    if found.served:
-        assert found.level == max(naive)[1]
-        served = [right for score, right in scored if score >= found.level]
-        assert found.hit_rate == served.count(True) / same.sum()
-        assert found.wrong_share == served.count(False) / len(served)

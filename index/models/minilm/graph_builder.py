@@ -33,7 +33,7 @@ class Graph:
 
     def constant(self, value: np.ndarray) -> str:
         name = f"c{len(self.constants)}"
-        self.constants.append(onnx_format.tensor_proto(name, np.asarray(value, order="C")))
+        self.constants.append(onnx_format.tensor(name, np.asarray(value, order="C")))
         return name
 
     def node(self, operator: str, *inputs: str, domain: str = "", **attributes: int | float) -> str:
@@ -43,13 +43,16 @@ class Graph:
         self, operator: str, *inputs: str, parts: int, domain: str = "", **attributes: int | float
     ) -> list[str]:
         outputs = [f"v{len(self.nodes)}_{part}" for part in range(parts)]
-        self.nodes.append(onnx_format.node_proto(operator, list(inputs), outputs, domain, attributes))
+        fields = [onnx_format.attribute(name, value) for name, value in sorted(attributes.items())]
+        node = {"op_type": operator, "input": inputs, "output": outputs, "domain": domain, "attribute": fields}
+        self.nodes.append(node)
         return outputs
 
     def serialise(self, inputs: dict[str, list[int | str]], output: str, shape: list[int | str]) -> bytes:
-        infos = [onnx_format.value_info_proto(name, size) for name, size in inputs.items()]
-        outputs = [onnx_format.value_info_proto(output, shape)]
-        return onnx_format.model_proto(self.nodes, infos, outputs, self.constants, {"": 23, _RUNTIME: 1})
+        infos = [onnx_format.value_info(name, size) for name, size in inputs.items()]
+        outputs = [onnx_format.value_info(output, shape)]
+        graph = {"name": "minilm", "node": self.nodes, "input": infos, "output": outputs}
+        return onnx_format.model_bytes(graph | {"initializer": self.constants}, {"": 23, _RUNTIME: 1})
 
 
 def embedder_graph(weights: Weights, activation_ranges: Weights | None = None) -> bytes:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-FLOAT = 1
-_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.int8): 3, np.dtype(np.int64): 7}
+_FLOAT = 1
+_TYPES = {np.dtype(np.float32): _FLOAT, np.dtype(np.int8): 3, np.dtype(np.int64): 7}
 _IR_VERSION = 11
 # Number and type of each field of each message; `*` marks a repeated field.
 _MESSAGES = {
@@ -40,12 +40,7 @@ _MESSAGES = {
 
 
 @cache
-def _message(name: str) -> Any:
-    return _classes()[f"kvproxy.onnx.{name}"]
-
-
-@cache
-def _classes() -> dict[str, Any]:
+def _model_class() -> Any:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field = descriptor_pb2.FieldDescriptorProto
@@ -62,41 +57,25 @@ def _classes() -> dict[str, Any]:
                 added.type = getattr(field, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    classes: dict[str, Any] = message_factory.GetMessageClassesForFiles([file.name], pool)
-    return classes
+    return message_factory.GetMessageClassesForFiles([file.name], pool)["kvproxy.onnx.Model"]
 
 
-def tensor_proto(name: str, value: np.ndarray) -> Any:
-    return _message("Tensor")(name=name, dims=value.shape, data_type=_TYPES[value.dtype], raw_data=value.tobytes())
+def tensor(name: str, value: np.ndarray) -> dict[str, Any]:
+    return {"name": name, "dims": value.shape, "data_type": _TYPES[value.dtype], "raw_data": value.tobytes()}
 
 
-def node_proto(
-    operator: str, inputs: list[str], outputs: list[str], domain: str, attributes: dict[str, int | float]
-) -> Any:
-    kind = _message("Attribute")
-    return _message("Node")(
-        op_type=operator,
-        input=inputs,
-        output=outputs,
-        domain=domain,
-        attribute=[
-            kind(name=name, f=value, type=1) if isinstance(value, float) else kind(name=name, i=value, type=2)
-            for name, value in sorted(attributes.items())
-        ],
-    )
+def attribute(name: str, value: int | float) -> dict[str, Any]:
+    return {"name": name} | ({"f": value, "type": 1} if isinstance(value, float) else {"i": value, "type": 2})
 
 
-def value_info_proto(name: str, shape: list[int | str]) -> Any:
-    size = _message("Dimension")
-    dimensions = [size(dim_param=each) if isinstance(each, str) else size(dim_value=each) for each in shape]
-    kind = _message("TensorType")(elem_type=FLOAT, shape=_message("Shape")(dim=dimensions))
-    return _message("ValueInfo")(name=name, type=_message("Type")(tensor_type=kind))
+def value_info(name: str, shape: list[int | str]) -> dict[str, Any]:
+    dimensions = [{"dim_param" if isinstance(size, str) else "dim_value": size} for size in shape]
+    return {"name": name, "type": {"tensor_type": {"elem_type": _FLOAT, "shape": {"dim": dimensions}}}}
 
 
-def model_proto(
-    nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any], opsets: dict[str, int]
-) -> bytes:
-    graph = _message("Graph")(name="minilm", node=nodes, input=inputs, output=outputs, initializer=constants)
-    versions = [_message("Opset")(domain=domain, version=version) for domain, version in opsets.items()]
-    written: bytes = _message("Model")(ir_version=_IR_VERSION, opset_import=versions, graph=graph).SerializeToString()
-    return written
+def model_bytes(graph: dict[str, Any], opsets: dict[str, int]) -> bytes:
+    """Serialise a model. A dictionary of its fields (see `_MESSAGES`) represents each message."""
+    versions = [{"domain": domain, "version": version} for domain, version in opsets.items()]
+    model = _model_class()(ir_version=_IR_VERSION, opset_import=versions, graph=graph)
+    serialised: bytes = model.SerializeToString()
+    return serialised

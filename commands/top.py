@@ -28,31 +28,27 @@ _PIPE_WIDTH = 1_000
 def top(
     *,
     interval: Annotated[float, duration_option(help="Time between updates.", show_default="1s")] = 1.0,
-    count: Annotated[
-        int | None, typer.Option(help="Print this many updates, then exit.", min=1, show_default="1 in a pipe")
-    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one update, then exit.")] = False,
     proxy: ProxyOptions,
     as_json: Json = False,
 ) -> None:
     """Watch requests, hit rates, the block pool and upstreams.
 
-    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --count, --once or --json, it prints updates, with
-    --json one per line. The dashboard at /ui has more views.
+    At a terminal the page is live; Ctrl-C ends it. In a pipe, or with --once or --json, it prints one update. The dashboard at
+    /ui has more views.
 
     Example: kvproxy top --once
     """
-    updates = 1 if once else count
     try:
-        if updates is None and sys.stdout.isatty() and not as_json:
+        if sys.stdout.isatty() and not once and not as_json:
             _show_live(ProxyClient(proxy.url, proxy.token, timeout=_TIMEOUT), interval)
         else:
-            _print_updates(proxy.client(), interval, updates or 1, as_json)
+            _print_update(proxy.client(), interval, as_json)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def _print_updates(client: ProxyClient, interval: float, updates: int, as_json: bool) -> None:
+def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -60,14 +56,12 @@ def _print_updates(client: ProxyClient, interval: float, updates: int, as_json: 
         # A pipe has no width, and wrapped lines would be hard to parse.
         console.width = _PIPE_WIDTH
     before = take_snapshot(client)
-    for _ in range(updates):
-        time.sleep(interval)
-        now = take_snapshot(client)
-        if as_json:
-            typer.echo(json.dumps(rates_between(before, now)))
-        else:
-            console.print(summary_page(rates_between(before, now)))
-        before = now
+    time.sleep(interval)
+    figures = rates_between(before, take_snapshot(client))
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        console.print(summary_page(figures))
 
 
 def _show_live(client: ProxyClient, interval: float) -> None:

@@ -22,9 +22,6 @@ def audit(
     ] = None,
     requests: Annotated[int, typer.Option(help="Number of requests.", min=1)] = 100,
     max_tokens: Annotated[int, typer.Option(help="Tokens per response of generated requests.", min=1)] = 64,
-    completions: Annotated[
-        bool, typer.Option("--completions", help="Use /v1/completions, for models without a chat template.")
-    ] = False,
     history: Annotated[
         bool, typer.Option("--history", help="Compare answers after an unchanged and after a changed earlier answer.")
     ] = False,
@@ -47,32 +44,29 @@ def audit(
     """
     import asyncio
 
-    from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.audit import CHAT, COMPLETIONS, Auditor, generate_bodies
+    from kvproxy.offline.audit import Auditor, generate_bodies
     from kvproxy.proxy_client.client import ProxyClient, credential_headers
 
-    path, headers = COMPLETIONS if completions else CHAT, credential_headers("chat", api_key)
+    headers = credential_headers("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)
-    bodies = _read_bodies(file, model, path)[:requests] if file else generate_bodies(requests, model, path, max_tokens)
-    if history and completions:
-        raise InvalidRequest("--history compares chats: remove --completions")
+    bodies = _read_chats(file, model)[:requests] if file else generate_bodies(requests, model, max_tokens)
     with progress_bar("auditing") as progress:
         auditor = Auditor(url, headers, flush=flush, histories=history)
-        pairs = asyncio.run(auditor.run(bodies, path, concurrency, progress))
+        pairs = asyncio.run(auditor.run(bodies, concurrency, progress))
     proven = [pair for pair in pairs if history or pair.is_reuse_reported]
     different = [pair for pair in proven if pair.first_different_token is not None]
     document, code = _json_document(pairs, proven, different), 1 if different or not proven else 0
     return Output(document, lambda: _print_audit(pairs, proven, different, history=history), code)
 
 
-def _read_bodies(file: Path, model: str, path: str) -> "list[JsonObject]":
+def _read_chats(file: Path, model: str) -> "list[JsonObject]":
     from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.request_log import read_log
 
-    bodies = [each.body for each in read_log(file, read_text(file), model).requests if each.api.path == path]
+    bodies = [each.body for each in read_log(file, read_text(file), model).requests if each.api.name == "chat"]
     if not bodies:
-        raise InvalidRequest(f"{file} contains no request to {path}: see --completions")
+        raise InvalidRequest(f"{file} contains no chat completion")
     return bodies
 
 

@@ -70,7 +70,7 @@ def simulate(
         int | None, typer.Option(help="Files of a folder that run at once.", min=1, show_default="as recorded")
     ] = None,
     plot: Plot = None,
-    report: Annotated[Path | None, typer.Option(help="Write a report to this .html or .md file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report to this .html file.")] = None,
     engine: SimulatedEngineOptions,
     fleet: FleetOptions,
 ) -> Output:
@@ -88,7 +88,7 @@ def simulate(
     if not trace.exists():
         raise NotFound(f"no trace {trace}: check the path")
     check_writable(plot, PLOT_SUFFIXES)
-    check_writable(report, (".html", ".md"))
+    check_writable(report, (".html",))
     if engine.prefill_rate <= 0:
         raise typer.BadParameter("--prefill-rate must be above 0")
     if blocks is not None and memory is not None:

@@ -17,7 +17,6 @@ def pin(
     prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
     file: Annotated[Path | None, typer.Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
-    leaf: Annotated[str | None, typer.Option(help="First digits of a chain's leaf instead of a prompt.")] = None,
     ttl: Annotated[
         float | None, duration_option(help="Time until the pin ends, such as 1h.", show_default="until unpin")
     ] = None,
@@ -27,14 +26,10 @@ def pin(
 
     Example: kvproxy blocks pin handbook --file request.json --ttl 1h
     """
-    client, body = proxy.client(), None
-    if leaf is None:
-        body = read_body(prompt, system, file)
-        if "model" not in body:
-            body["model"] = client.first_model()
-    elif prompt is not None or file is not None:
-        raise typer.BadParameter("give only one of a prompt, --file, and --leaf")
-    done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl, leaf=leaf)
+    client, body = proxy.client(), read_body(prompt, system, file)
+    if "model" not in body:
+        body["model"] = client.first_model()
+    done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl)
     end = "until unpin" if ttl is None else f"for {format_seconds(ttl)}"
     return text_output(done, f"pinned {done['tokens']:,} tokens as {name} {end}")
 

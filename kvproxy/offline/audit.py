@@ -13,7 +13,7 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_PATH = "/v1/chat/completions"
 _NEXT: JsonObject = {"role": "user", "content": "Say this in other words."}
 _UNCACHED = {"cache-control": "no-cache, no-store"}
 _SENTENCES = (
@@ -56,14 +56,13 @@ class AuditedPair:
         return None if cold == warm else common_prefix_length(cold, warm)
 
 
-def generate_bodies(count: int, model: str, path: str, max_tokens: int) -> list[JsonObject]:
+def generate_bodies(count: int, model: str, max_tokens: int) -> list[JsonObject]:
     """Return request bodies of a few hundred tokens without a common prefix."""
     generator = random.Random(0)
     bodies: list[JsonObject] = []
     for number in range(count):
         text = f"Note {number}: {' '.join(generator.choices(_SENTENCES, k=generator.randrange(8, 40)))}\n\nExplain the note."
-        body: JsonObject = {"model": model, "max_tokens": max_tokens}
-        bodies.append(body | ({"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}))
+        bodies.append({"model": model, "max_tokens": max_tokens, "messages": [{"role": "user", "content": text}]})
     return bodies
 
 
@@ -83,7 +82,7 @@ class Auditor:
         self._histories = histories
 
     async def run(
-        self, bodies: Sequence[JsonObject], path: str, concurrency: int, progress: Callable[[float], None]
+        self, bodies: Sequence[JsonObject], concurrency: int, progress: Callable[[float], None]
     ) -> list[AuditedPair]:
         """Return the responses to each request, in order. At most `concurrency` pairs of requests are in flight."""
         limit = asyncio.Semaphore(1 if self._flush else concurrency)
@@ -91,31 +90,30 @@ class Auditor:
 
         async def one(number: int, body: JsonObject) -> None:
             async with limit:
-                done.append(await self._audit_request(number, body, path))
+                done.append(await self._audit_request(number, body))
                 progress(len(done) / len(bodies))
 
         async with self._client:
             await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies, 1)))
         return sorted(done, key=lambda pair: pair.number)
 
-    async def _audit_request(self, number: int, body: JsonObject, path: str) -> AuditedPair:
+    async def _audit_request(self, number: int, body: JsonObject) -> AuditedPair:
         if self._flush:
             await self._post("/reset_prefix_cache", {})
         salted: JsonObject = {**body, "temperature": 0, "stream": False, "cache_salt": uuid.uuid4().hex}
-        cold, answer = await self._complete(path, salted)
+        cold, answer = await self._complete(salted)
         if not self._histories:
-            return AuditedPair(number, cold, (await self._complete(path, salted))[0])
+            return AuditedPair(number, cold, (await self._complete(salted))[0])
         changed: JsonObject = {"role": "assistant", "content": f"{str(answer.get('content') or '').strip()} \n"}
         earlier = objects(body.get("messages"))
         chats: list[JsonObject] = [{**salted, "messages": [*earlier, each, _NEXT]} for each in (answer, changed)]
-        return AuditedPair(number, *[(await self._complete(path, chat))[0] for chat in chats])
+        return AuditedPair(number, *[(await self._complete(chat))[0] for chat in chats])
 
-    async def _complete(self, path: str, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:
-        scored: JsonObject = {**body, "logprobs": True if path == CHAT else 0}
-        reply = await self._post(path, scored)
+    async def _complete(self, body: JsonObject) -> tuple[AuditedResponse, JsonObject]:
+        reply = await self._post(_PATH, {**body, "logprobs": True})
         if reply.status_code in (400, 422):
             # The server may not support logprobs: compare words.
-            reply = await self._post(path, body)
+            reply = await self._post(_PATH, body)
         if not reply.is_success:
             raise InvalidRequest(f"{reply.url} answered {reply.status_code}: {reply.text[:200]}")
         try:
@@ -141,10 +139,5 @@ class Auditor:
 
 
 def _output_tokens(choice: JsonObject) -> tuple[str, ...]:
-    scores = choice.get("logprobs")
-    tokens = field(scores, "tokens")
-    if isinstance(tokens, list) and tokens:
-        return tuple(map(str, tokens))
-    named = [str(item.get("token")) for item in objects(field(scores, "content"))]
-    text = text_of(field(choice.get("message"), "content")) or choice.get("text")
-    return tuple(named or str(text or "").split(" "))
+    tokens = [str(item.get("token")) for item in objects(field(choice.get("logprobs"), "content"))]
+    return tuple(tokens or (text_of(field(choice.get("message"), "content")) or "").split(" "))

@@ -6,7 +6,6 @@ bytes. Two blocks are equal if the prompts are equal up to the end of the region
 
 import contextlib
 import heapq
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -77,7 +76,7 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
     head = read_text(path, 4096)
     if head.startswith("SQLite format 3"):
         return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
-    if path.suffix == ".msgpack" or '"events"' in head or "BlockStored" in head:
+    if path.suffix == ".msgpack":
         return _read_events(path, ids)
     if '"hash_ids"' not in head and transcript_files(path):
         requests, _ = read_transcripts([path])
@@ -160,29 +159,16 @@ def _read_events(path: Path, ids: BlockNumbers) -> Workload:
 
 
 def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
-    for position, payload in _payloads(path):
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
+    unpacker.feed(path.read_bytes())
+    for number, payload in enumerate(unpacker, 1):
         try:
-            batch: EventBatch = decode_batch(payload)
+            batch: EventBatch = decode_batch(msgpack.packb(payload))
         except EventDecodeError as error:
-            raise TraceError(f"{path}, {position}: {error}") from None
+            raise TraceError(f"{path}, batch {number}: {error}") from None
         for event in batch.events:
             if isinstance(event, StoredEvent) and event.hashes and event.medium == GPU and not event.group:
                 yield batch.timestamp, event
-
-
-def _payloads(path: Path) -> Iterator[tuple[str, bytes]]:
-    if path.suffix == ".msgpack":
-        unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
-        unpacker.feed(path.read_bytes())
-        for number, batch in enumerate(unpacker, 1):
-            yield f"batch {number}", msgpack.packb(batch)
-        return
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            try:
-                yield f"line {number}", msgpack.packb(json.loads(line))
-            except (ValueError, OverflowError) as error:
-                raise TraceError(f"{path}, line {number}: not JSON ({error})") from None
 
 
 def _read_journal(path: Path, block_size: int, ids: BlockNumbers) -> Workload:

@@ -14,12 +14,13 @@ DATA = Path(__file__).resolve().parents[1] / "simulate/data"
 def test_a_sweep_with_its_picture(tmp_path: Path) -> None:
     model = tmp_path / "config.json"
     model.write_text(json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}))
-    picture = tmp_path / "curves.png"
+    picture, report = tmp_path / "curves.png", tmp_path / "report.html"
     arguments = ("simulate", DATA / "mooncake-300.jsonl", "--blocks", "500,2000", "--policies", "lru,belady")
-    found = result(*arguments, "--plot", picture, "--model", tmp_path)
+    found = result(*arguments, "--plot", picture, "--model", tmp_path, "--report", report)
     assert found["sizes"] == [500, 2000]
     assert found["bytes_per_token"] == 2 * 2 * 2 * 4 * 16
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert all(text in report.read_text() for text in ("<svg", found["recommendation"], *found["assumptions"]))
     assert "hit rate of an unlimited pool" in kvproxy(*arguments).stdout
 
 
@@ -60,31 +61,11 @@ def test_options_without_effect_on_a_fleet_are_an_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = (
-        "--policies",
-        "lru",
-        "--exact",
-        "--plot",
-        "a.svg",
-        "--report",
-        "a.md",
-        "--tier",
-        "host=1",
-        "--hour-price",
-        2,
+        "--policies lru --exact --plot a.svg --report a.html --tier host=1 --hour-price 2 --model m --bytes-per-token 9"
     )
-    done = kvproxy("simulate", DATA / "mooncake-300.jsonl", *fleet, *options, "--model", "m", "--bytes-per-token", 9)
+    done = kvproxy("simulate", DATA / "mooncake-300.jsonl", *fleet, *options.split())
     assert done.returncode == 2
-    for name in (
-        "--policies",
-        "--exact",
-        "--plot",
-        "--report",
-        "--tier",
-        "--hour-price",
-        "--model",
-        "--bytes-per-token",
-    ):
-        assert name in done.stderr
+    assert [name for name in options.split() if name.startswith("--") and name not in done.stderr] == []
     assert "cannot be used with --engines or --ttft" in done.stderr
 
 

@@ -151,19 +151,11 @@ def plan_capacity(
 
 
 def write_report(plan: CapacityPlan, path: Path) -> None:
-    """Write an HTML file; for the suffix `.md`, write a Markdown file and an SVG file of the same name. Raises OSError."""
+    """Write an HTML file with a table and charts. Raises OSError."""
     head, rows = plan.table()
-    title, charts = f"Capacity for {plan.name}", plan.charts()
-    if path.suffix == ".md":
-        picture = path.with_suffix(".svg")
-        save(charts, picture)
-        lines = [f"# {title}", "", plan.recommendation(), "", f"![hit rate by pool size]({picture.name})", ""]
-        lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * (len(head) - 1), *rows)]
-        lines += ["", "## Assumptions", "", *(f"- {line}" for line in plan.assumptions())]
-        path.write_text("\n".join(lines) + "\n")
-        return
+    title = f"Capacity for {plan.name}"
     with tempfile.TemporaryDirectory() as folder:
-        save(charts, Path(folder) / "plot.svg")
+        save(plan.charts(), Path(folder) / "plot.svg")
         picture_text = (Path(folder) / "plot.svg").read_text()
     svg = picture_text[picture_text.index("<svg") :]
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from kvproxy.proxy_client.warm import WarmReport, WarmRequest
 
 _LISTED_ERRORS = 20
-_LISTED_LINES = 5
 
 
 def warm(
@@ -85,18 +84,10 @@ def warm(
         found = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
     else:
         found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
-    requests = [replace(each, body=each.body | fields) for each in found.requests]
+    found.requests = [replace(each, body=each.body | fields) for each in found.requests]
     if prefix_only:
-        requests = warming.prefix_requests(requests)
-    num_distinct = len(requests)
-    report = warming.WarmReport(
-        requests=num_distinct + found.omitted,
-        skipped=found.skipped + found.uncacheable + len(found.requests) - num_distinct,
-        invalid=len(found.errors),
-        duplicates=found.duplicates,
-        errors=list(found.errors),
-    )
-    requests = requests[:top]
+        warming.select_prefixes(found)
+    report, requests = warming.WarmReport(found), found.requests[:top]
     control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
     try:
         with progress_bar("warming") as progress:
@@ -112,34 +103,20 @@ def warm(
     if keep and not code:
         name = str(file) if file else "journal" if from_log else "cache"
         # For `blocks unpin`, a name that begins with a dash would be an option.
-        report.pinned = warming.pin_all(target, requests, "stdin" if name == "-" else name, report)
+        warming.pin_all(target, requests, "stdin" if name == "-" else name, report)
     if report.has_cache and not prefix_only and not report.cached and not code:
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
     if report.has_cache and report.cached and report.not_stored and not prefix_only:
-        print_note(
-            f"not stored: {_line_numbers(report.not_stored)}: truncated, private, no-store, or excluded by a rule"
-        )
+        lines = warming.format_line_numbers(report.not_stored)
+        print_note(f"not stored: {lines}: truncated, private, no-store, or excluded by a rule")
     if report.cached and (sampled := sum(requests_sampling(request.body) for request in requests)):
         print_note(
             f"{plural(sampled, 'request')} with a temperature above 0 and no seed: the stored responses answer only requests"
             " with Cache-Control: max-age, unless cache.sampled_requests is replay"
         )
-    if cache and found.skipped:
-        print_note(f"skipped {plural(found.skipped, 'response')} of other tenants: give their key with --api-key")
-    if from_log and found.skipped:
-        print_note(f"skipped {plural(found.skipped, 'prompt')} without text: see the setting journal.text")
-    if omitted := len(found.requests) - num_distinct:
-        print_note(f"skipped {plural(omitted, 'request')} for embeddings, which have no prefix cache")
-    if found.uncacheable:
-        print_note(f"skipped {plural(found.uncacheable, 'uncacheable prompt')}: {warming.UNCACHEABLE}")
-    if file is not None and found.skipped:
-        print_note(f"skipped {plural(found.skipped, 'line')} without a request")
-    if found.plain_lines:
-        print_note(
-            f"read as JSON lines, because line {found.first_record} is JSON; skipped lines without a JSON object:"
-            f" {_line_numbers(found.plain_lines)}: put prompts into another file"
-        )
+    for note in found.notes:
+        print_note(note)
     document = report.document()
     if report.has_cache and report.cached:
         document["required"] = _hit_requirements(target, report.cached, api_key, headers)
@@ -188,6 +165,8 @@ def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
 
 
 def _print_report(report: "WarmReport") -> None:
+    from kvproxy.proxy_client.warm import format_line_numbers
+
     values = report.document().items()
     facts = {
         name.replace("_not_stored", ", not stored").replace("_", " ").capitalize(): value for name, value in values
@@ -197,12 +176,6 @@ def _print_report(report: "WarmReport") -> None:
     for error in report.errors:
         lines.setdefault(error.message, []).append(error.line)
     for message, found in list(lines.items())[:_LISTED_ERRORS]:
-        print_note(f"{_line_numbers(found)}: {message}")
+        print_note(f"{format_line_numbers(found)}: {message}")
     if len(lines) > _LISTED_ERRORS:
         print_note(f"and {len(lines) - _LISTED_ERRORS:,} more errors: list all with --json")
-
-
-def _line_numbers(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
-    shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))
-    return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"

@@ -25,6 +25,7 @@ from kvproxy.proxy_client.journal import DirectJournal, open_journal
 from kvproxy.units import plural
 
 _ATTEMPTS = 5
+_LISTED_LINES = 5
 _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
 UNCACHEABLE = "a temperature above 0 (cache.sampled_requests), state, or a rule excludes hits; --prefix-only sends them"
 
@@ -53,8 +54,7 @@ class WarmSource:
         skipped: number of lines without a request, of responses of other tenants, or of prompts whose text is not stored.
         duplicates: number of lines of a file that equal an earlier line.
         omitted: number of requests beyond the maximum.
-        first_record, plain_lines: number of the first line with a request, and of each line that is no JSON object.
-        uncacheable: number of prompts that are omitted because no stored response may answer them.
+        notes: sentences for the user about what was skipped.
     """
 
     requests: list[WarmRequest] = dataclass_field(default_factory=list)
@@ -62,9 +62,12 @@ class WarmSource:
     duplicates: int = 0
     omitted: int = 0
     errors: list[LineError] = dataclass_field(default_factory=list)
-    first_record: int | None = None
-    plain_lines: list[int] = dataclass_field(default_factory=list)
-    uncacheable: int = 0
+    notes: list[str] = dataclass_field(default_factory=list)
+
+    def skip(self, count: int, what: str, suffix: str = "") -> None:
+        if count:
+            self.skipped += count
+            self.notes.append(f"skipped {plural(count, what)}{suffix}")
 
 
 def read_file_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
@@ -78,14 +81,20 @@ def read_file_requests(file: Path, text: str, model: str, system: str | None) ->
         key = json.dumps([each.api.path, each.body], sort_keys=True)
         distinct.setdefault(key, WarmRequest(each.line, each.api.path, each.body, count=0)).count += 1
     requests = sorted(distinct.values(), key=lambda request: (-request.count, request.line))
-    return WarmSource(
-        requests,
-        log.skipped,
-        duplicates=len(log.requests) - len(requests),
-        errors=log.errors,
-        first_record=log.first_record,
-        plain_lines=log.plain_lines,
-    )
+    source = WarmSource(requests, duplicates=len(log.requests) - len(requests), errors=log.errors)
+    source.skip(log.skipped, "line", " without a request")
+    if log.plain_lines:
+        source.notes.append(
+            f"read as JSON lines, because line {log.first_record} is JSON; skipped lines without a JSON object:"
+            f" {format_line_numbers(log.plain_lines)}: put prompts into another file"
+        )
+    return source
+
+
+def format_line_numbers(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
+    shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))
+    return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"
 
 
 def stored_requests(
@@ -113,7 +122,9 @@ def stored_requests(
     for rank, entry in enumerate(own[:max_requests], 1):
         body = cache.entry(entry["id"])["request"] | {"stream": False}
         requests.append(WarmRequest(rank, PATHS[entry["endpoint"]], body, entry["hits"]))
-    return WarmSource(requests, skipped=len(served) - len(own), omitted=len(own) - len(requests))
+    source = WarmSource(requests, omitted=len(own) - len(requests))
+    source.skip(len(served) - len(own), "response", " of other tenants: give their key with --api-key")
+    return source
 
 
 def logged_requests(
@@ -146,17 +157,19 @@ def logged_requests(
     if not prefix_only:
         sent = len(own)
         own = sorted((prompt for prompt in own if prompt.cacheable), key=lambda prompt: -prompt.cacheable)
-        source.uncacheable = sent - len(own)
+        source.skip(sent - len(own), "uncacheable prompt", f": {UNCACHEABLE}")
+    without_text = 0
     with contextlib.closing(journal.request_bodies(own)) as bodies:
         for prompt, body in zip(own, bodies, strict=True):
             if body is None:
-                source.skipped += 1
+                without_text += 1
                 continue
             path, rank = PATHS[cast("ApiName", prompt.api)], len(source.requests) + 1
             source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
             if rank == max_requests:
-                source.omitted = len(own) - rank - source.skipped
+                source.omitted = len(own) - rank - without_text
                 break
+    source.skip(without_text, "prompt", " without text: see the setting journal.text")
     if not own:
         raise NotFound(f"the journal has no cacheable request: {UNCACHEABLE}")
     if not source.requests:
@@ -167,14 +180,15 @@ def logged_requests(
     return source
 
 
-def prefix_requests(requests: list[WarmRequest]) -> list[WarmRequest]:
-    """Change requests so that they fill only the prefix cache: each generates one token. Omit requests for embeddings."""
-    limits = {PATHS["responses"]: "max_output_tokens"}
-    return [
+def select_prefixes(source: WarmSource) -> None:
+    """Change requests so that they fill only the prefix cache: each generates one token. Skip requests for embeddings."""
+    limits, count = {PATHS["responses"]: "max_output_tokens"}, len(source.requests)
+    source.requests = [
         WarmRequest(each.line, each.path, each.body | {limits.get(each.path, "max_tokens"): 1}, each.count)
-        for each in requests
+        for each in source.requests
         if each.path != PATHS["embeddings"]
     ]
+    source.skip(count - len(source.requests), "request", " for embeddings, which have no prefix cache")
 
 
 def _tenant_by_api(client: ProxyClient, models: dict[ApiName, str], api_key: str | None) -> dict[ApiName, str]:
@@ -186,47 +200,45 @@ class WarmReport:
     """Results of warming a cache.
 
     Attributes:
-        requests: number of distinct requests, including those that were not sent.
-        skipped: number of lines, responses, or prompts that were left out (see `WarmSource`).
-        invalid: number of invalid lines; `errors` has them, too.
-        duplicates: number of lines that were not sent, because an earlier line is equal.
         outcomes: number of responses by result: `stored`, `forwarded` (not stored), `exact`, or `semantic`.
         pinned: number of pinned tokens; None if no pins were requested.
-        not_pinned: number of prompts that could not be pinned; `errors` has them, too.
+        failed, not_pinned: errors by line of the request, for requests without a response, and for prompts without a pin.
         has_cache: whether the server is a kvproxy.
         cached: requests whose responses are stored.
         not_stored: lines of the requests whose responses were computed, but not stored.
     """
 
-    requests: int = 0
-    skipped: int = 0
-    invalid: int = 0
-    duplicates: int = 0
+    source: WarmSource
     outcomes: Counter[str] = dataclass_field(default_factory=Counter)
     prompt_tokens: int = 0
     reused_tokens: int = 0
     pinned: int | None = None
-    not_pinned: int = 0
+    failed: list[LineError] = dataclass_field(default_factory=list)
+    not_pinned: list[LineError] = dataclass_field(default_factory=list)
     has_cache: bool = False
     cached: list[WarmRequest] = dataclass_field(default_factory=list)
     not_stored: list[int] = dataclass_field(default_factory=list)
-    errors: list[LineError] = dataclass_field(default_factory=list)
+
+    @property
+    def errors(self) -> list[LineError]:
+        return [*self.source.errors, *self.failed, *self.not_pinned]
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON. The counts from `computed_and_stored` to `invalid` add up to `total`."""
-        failed = len(self.errors) - self.invalid - self.not_pinned
-        pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned, "not_pinned": self.not_pinned}
+        source, invalid, failed = self.source, len(self.source.errors), len(self.failed)
+        distinct = len(source.requests) + source.omitted
+        pinned = {} if self.pinned is None else {"tokens_pinned": self.pinned, "not_pinned": len(self.not_pinned)}
         return {
-            "total": self.requests + self.duplicates + self.skipped + self.invalid,
+            "total": distinct + source.duplicates + source.skipped + invalid,
             "computed_and_stored": self.outcomes["stored"],
             "computed_not_stored": self.outcomes["forwarded"],
             "exact_hits": self.outcomes["exact"],
             "semantic_hits": self.outcomes["semantic"],
             "failed": failed,
-            "remaining": self.requests - sum(self.outcomes.values()) - failed,
-            "duplicates": self.duplicates,
-            "skipped": self.skipped,
-            "invalid": self.invalid,
+            "remaining": distinct - sum(self.outcomes.values()) - failed,
+            "duplicates": source.duplicates,
+            "skipped": source.skipped,
+            "invalid": invalid,
             "prompt_tokens": self.prompt_tokens,
             "reused_prompt_tokens": self.reused_tokens,
             **pinned,
@@ -305,12 +317,9 @@ async def send_all(
             ) from None
 
 
-def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> int:
-    """Pin the blocks of each answered prompt under the name `source:line`, and report failures.
-
-    Return the number of pinned tokens.
-    """
-    tokens, names, failed = 0, set(), {error.line for error in report.errors}
+def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> None:
+    """Pin the blocks of each answered prompt under the name `source:line`, and report the tokens and the failures."""
+    tokens, names, failed = 0, set(), {error.line for error in report.failed}
     for request in requests:
         if request.path == PATHS["embeddings"] or request.line in failed:
             continue
@@ -319,12 +328,11 @@ def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, r
             tokens += client.post("/admin/blocks/pins", request.body, name=name, api=api)["tokens"]
             names.add(name)
         except KvproxyError as error:
-            report.not_pinned += 1
-            report.errors.append(LineError(request.line, f"not pinned: {error.message}"))
+            report.not_pinned.append(LineError(request.line, f"not pinned: {error.message}"))
     # Prompts with a common beginning share its blocks.
     pins = client.get("/admin/blocks/pins") if names else []
     blocks = [id for pin in pins if pin["name"] in names for id in pin["blocks"]]
-    return tokens * len(set(blocks)) // max(1, len(blocks))
+    report.pinned = tokens * len(set(blocks)) // max(1, len(blocks))
 
 
 async def _send(
@@ -337,7 +345,7 @@ async def _send(
         await asyncio.sleep(0.2 * 2**attempt)
     if not response.is_success:
         status, message = f"HTTP {response.status_code}: ", response_error(response).message
-        report.errors.append(LineError(request.line, status + message.removeprefix(status)))
+        report.failed.append(LineError(request.line, status + message.removeprefix(status)))
         return
     try:
         value = loads(response.content)

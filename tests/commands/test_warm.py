@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis.api import ApiName
 from kvproxy.proxy_client.client import PATHS, credential_headers
-from kvproxy.proxy_client.warm import WarmReport, read_file_requests, send_all
+from kvproxy.proxy_client.warm import WarmReport, WarmSource, read_file_requests, send_all
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream, proxied, said
 from tests.polling import until
@@ -34,7 +34,7 @@ def test_warm_respects_the_rate_and_sends_the_api_key(tmp_path: Path) -> None:
     values = [{"path": "/v1/messages", "body": said(f"q{number}")} for number in range(6)]
     file = lines(tmp_path / "x.jsonl", *values)
     requests = read_file_requests(file, file.read_text(), "m", None).requests
-    report = WarmReport()
+    report = WarmReport(WarmSource())
     with upstream.run() as url:
         began = time.monotonic()
         asyncio.run(send_all(requests, url, report, 4, 20.0, "key", None, {}, lambda share: None))

@@ -12,7 +12,7 @@ from kvproxy.apis.json import Json, as_object, loads
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
 from kvproxy.journal.request_regions import regions_as_json, request_body_of
-from kvproxy.proxy_client.warm import WarmSource, prefix_requests, read_file_requests
+from kvproxy.proxy_client.warm import WarmSource, read_file_requests, select_prefixes
 from tests.commands.test_warm import lines, said
 
 
@@ -50,8 +50,9 @@ def test_access_logs_are_sorted_by_frequency_without_failed_requests(tmp_path: P
         ("/v1/embeddings", 1, 8),
     ]
     assert (reading.skipped, reading.errors) == (8, [])
-    assert [each.path for each in prefix_requests(reading.requests)] == ["/v1/messages", "/v1/chat/completions"]
-    assert {each.body["max_tokens"] for each in prefix_requests(reading.requests)} == {1}
+    select_prefixes(reading)
+    assert [each.path for each in reading.requests] == ["/v1/messages", "/v1/chat/completions"]
+    assert {each.body["max_tokens"] for each in reading.requests} == {1}
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, {"input": "where to?"}, {"body": {"a": 1}}, {"mesages": []}])

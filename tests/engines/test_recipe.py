@@ -18,10 +18,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.commands.run import ROOT
 from tests.engines.conftest import Table
 from tests.engines.running import await_health
 from tests.ports import free_port
-from tests.tour.test_tour import BLOCK, MARK, ROOT, Step, commands, normal, trimmed, written
+from tests.tour.shell import MARK, Step, steps, with_output
+from tests.tour.test_tour import normal
 
 pytestmark = pytest.mark.engines
 RECIPE = ROOT / "docs/recipes/in-front-of-vllm.md"
@@ -63,7 +65,7 @@ class Recipe:
                     env=self._variables(folder), text=True,
                 )
             )  # fmt: skip
-            return [Step(command, self._step(shell, command)) for command in commands(self.text)]
+            return [Step(each.command, self._step(shell, each.command)) for each in steps(self.text)]
 
     def _step(self, shell: "subprocess.Popen[str]", command: str) -> str:
         assert shell.stdin is not None
@@ -139,30 +141,24 @@ def same(text: str) -> str:
 
 
 def test_the_recipe_prints_what_it_says(engines: Path, tmp_path: Path, table: Table) -> None:
-    steps = Recipe(engines).run(tmp_path)
-    shown = list(written(RECIPE.read_text()))
-    assert len(steps) == len(shown) > 10
-    for step, claimed in zip(steps, shown, strict=True):
-        assert same(step.output) == same(claimed), step.command
-    explained = next(step for step in steps if step.command.startswith("kvproxy explain"))
-    asked = steps[steps.index(explained) + 1]
+    ran, shown = Recipe(engines).run(tmp_path), steps(RECIPE.read_text())
+    assert len(ran) == len(shown) > 10
+    for step, claimed in zip(ran, shown, strict=True):
+        assert same(step.output) == same(claimed.output), step.command
+    explained = next(step for step in ran if step.command.startswith("kvproxy explain"))
+    asked = ran[ran.index(explained) + 1]
     told = re.search(r"prefix +([\d,]+) of ([\d,]+)", explained.output)
     assert told is not None
     assert f"prefix {told[1].replace(',', '')}/{told[2].replace(',', '')}" in asked.output
-    table("the recipe for vLLM", f"{len(steps)} commands print what it says")
+    table("the recipe for vLLM", f"{len(ran)} commands print what it says")
 
 
 def refresh(engines: Path) -> None:
     recipe = Recipe(engines)
     with tempfile.TemporaryDirectory() as folder:
-        printed = iter(recipe.run(Path(folder)))
-
-    def fill(block: re.Match[str]) -> str:
-        lines = [line for line in block[1].splitlines() if line.startswith("$ ")]
-        shown = ((line, recipe.with_documented_ports(next(printed).output)) for line in lines)
-        return "```console\n" + "".join(f"{line}\n{trimmed(output)}" for line, output in shown) + "```"
-
-    RECIPE.write_text(BLOCK.sub(fill, recipe.text))
+        ran = recipe.run(Path(folder))
+    done = (Step(step.command, recipe.with_documented_ports(step.output)) for step in ran)
+    RECIPE.write_text(with_output(recipe.text, done))
 
 
 if __name__ == "__main__":

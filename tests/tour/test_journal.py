@@ -9,7 +9,9 @@ import pytest
 
 from kvproxy.journal.reasons import REASONS
 from kvproxy.journal.schema import COLUMNS
-from tests.tour.test_tour import ROOT, Step, filled, normal, run_tour, written
+from tests.commands.run import ROOT
+from tests.tour.shell import Step, steps, with_output
+from tests.tour.test_tour import normal, run_tour
 
 PAGE = ROOT / "docs" / "journal.md"
 WIDTH = 100
@@ -38,10 +40,10 @@ def tour() -> list[Step]:
 
 
 def test_the_output_of_the_page_is_current(tour: list[Step]) -> None:
-    shown = list(written(PAGE.read_text()))
+    shown = steps(PAGE.read_text())
     assert len(shown) == len(tour) > 8
     for step, claimed in zip(tour, shown, strict=True):
-        assert told(step.output) == told(claimed), step.command
+        assert told(step.output) == told(claimed.output), step.command
 
 
 def test_the_page_explains_the_miss(tour: list[Step]) -> None:
@@ -60,4 +62,4 @@ def test_the_reference_has_every_reason_and_every_column() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), WIDTH))
+    PAGE.write_text(with_output(PAGE.read_text(), run_tour(PAGE.read_text(), WIDTH)))

@@ -46,15 +46,15 @@ _UNSPACED = ("zh", "ja")
 _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
-def new_words_detector(embedder_name: str) -> Callable[[str, Sequence[str]], bool] | None:
-    """Return `has_new_words` for the multilingual embedder; None for an English embedder, whose questions the guards check."""
-    return has_new_words if embedder_name.startswith(NAME) else None
+def new_words_detector(embedder_name: str) -> Callable[[str, Sequence[str]], bool | None]:
+    """Return `has_new_words` for the multilingual embedder, or else a function that always returns None."""
+    return has_new_words if embedder_name.startswith(NAME) else lambda question, stored_questions: None
 
 
-def has_new_words(question: str, stored_questions: Sequence[str]) -> bool:
-    """Whether a question has content words that no stored question has. Always False in English, where guards decide."""
+def has_new_words(question: str, stored_questions: Sequence[str]) -> bool | None:
+    """Whether a question has content words that no stored question has. None for English questions, which the guards compare."""
     if is_surely_english(question) and is_surely_english(stored_questions[0]):
-        return False
+        return None
     return bool(new_words(question, stored_questions))
 
 

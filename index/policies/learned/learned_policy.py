@@ -35,8 +35,8 @@ class LearnedPolicy:
             in these cases.
         max_error: maximum share of wrong answers among the served answers.
         guards: veto hits, until comparisons show that the difference does not matter for the answer's class.
-        has_new_words: returns whether a question has words that no stored question with the answer has. Such a question is
-            neither served nor counted as a comparison.
+        has_new_words: returns whether a question has words that no stored question with the answer has, or None if the
+            guards compare the words. A question with new words is neither served nor counted as a comparison.
     """
 
     name = "learned"
@@ -49,7 +49,7 @@ class LearnedPolicy:
         max_error: float,
         floor: float,
         guards: Sequence[Guard] = GUARDS,
-        has_new_words: Callable[[str, Sequence[str]], bool] | None = None,
+        has_new_words: Callable[[str, Sequence[str]], bool | None] = lambda question, stored: None,
     ) -> None:
         self.max_error = max_error
         self.floor = floor
@@ -75,10 +75,13 @@ class LearnedPolicy:
             return PolicyResult([Decision("low similarity") for _ in neighbours], None)
         own = [each.prompt for each in neighbours[estimate.index :] if each.answer == nearest.answer]
         decisions = [Decision("not compared") for _ in neighbours]
-        if self._has_new_words is not None and self._has_new_words(question, own):
+        has_new_words = self._has_new_words(question, own)
+        if has_new_words:
             decisions[estimate.index] = Decision("vetoed", "words", error=estimate.error)
             return PolicyResult(decisions, None, 0.0, LearningRecord(estimate.index, None, estimate.error))
-        decisions[estimate.index] = decision = self._decide_nearest(question, nearest, estimate, learner, limits)
+        decisions[estimate.index] = decision = self._decide_nearest(
+            question, nearest, estimate, learner, limits, words_are_known=has_new_words is False
+        )
         record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.error)
         if decision.verdict == "accepted":
             return PolicyResult(decisions, estimate.index, learner.exploration_share(estimate.error), record)
@@ -90,7 +93,14 @@ class LearnedPolicy:
         return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
 
     def _decide_nearest(
-        self, question: str, nearest: Neighbour, estimate: ErrorEstimate, learner: Learner, limits: Limits
+        self,
+        question: str,
+        nearest: Neighbour,
+        estimate: ErrorEstimate,
+        learner: Learner,
+        limits: Limits,
+        *,
+        words_are_known: bool,
     ) -> Decision:
         error = estimate.error
         if not nearest.similarity >= (limits.min_similarity or 0.0):  # A NaN is refused, too.
@@ -106,8 +116,8 @@ class LearnedPolicy:
         if vetoes and error > _LIFTED_ERROR * self.max_error:
             # The guard is irrelevant to this class, but the question may need another class.
             return Decision("vetoed", vetoes[0], error=error)
-        # In a new namespace, estimated errors are unproven: `checked` must agree.
-        is_proven = learner.decides_without_checked or self.checked is None
+        # In a new namespace, estimated errors are unproven: `checked` must agree, or the words must be known.
+        is_proven = learner.decides_without_checked or self.checked is None or words_are_known
         if is_proven and not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         if self.checked is None:

@@ -18,6 +18,7 @@ from kvproxy.index.models.verifier.multilingual import (
     new_words,
     new_words_detector,
 )
+from kvproxy.index.policies.checked import CheckedPolicy
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.settings.cache import CacheSettings
@@ -146,12 +147,30 @@ def test_a_question_with_new_words_is_neither_served_nor_learned_from() -> None:
     assert result.record.features is not None
 
 
+def test_in_a_new_namespace_known_words_suffice(embedder: MultilingualEmbedder) -> None:
+    """`checked` requires equal words of two questions; in other languages, it would refuse nearly all rewordings."""
+    checked = CheckedPolicy(load_verifier(embedder=embedder.name), 0.8, 0.5)
+    policy = LearnedPolicy(MemoryObservations(), checked, 0.02, 0.5, has_new_words=new_words_detector(embedder.name))
+    level = policy.learner("n").level
+    level.error_limit, level.error_factor = 0.02, 1.0
+
+    def chosen(question: str, *stored: str) -> int | None:
+        near = [Neighbour(text, 0.95 - 0.01 * place, "a") for place, text in enumerate(stored)]
+        near.append(Neighbour("Wo ist die Filiale?", 0.05, "b"))
+        return policy.decide(question, near, namespace="n").chosen
+
+    assert chosen("Bankkarte sperren", "Wie sperre ich die Karte?", "Bankkarte verloren") == 0
+    assert chosen("Bankkarte entsperren", "Wie sperre ich die Karte?", "Bankkarte verloren") is None
+    assert chosen("Is the lamp in stock?", "Is the helmet in stock?", "Is the saddle in stock?") is None
+
+
 def test_without_the_embedder_nothing_changes() -> None:
     assert CacheSettings().languages_of("default") == CacheSettings().languages_of("a-model") == ("en",)
     assert CacheSettings().languages_of(embedders.MULTILINGUAL) == ("*",)
     assert CacheSettings(languages=("de",)).languages_of(embedders.MULTILINGUAL) == ("de",)
     assert isinstance(load_verifier(embedder="all-MiniLM-L6-v2"), BuiltInVerifier)
-    assert new_words_detector("all-MiniLM-L6-v2-int8.3") is new_words_detector("a-model#12") is None
+    for name in ("all-MiniLM-L6-v2-int8.3", "a-model#12"):
+        assert new_words_detector(name)("Karte entsperren", ["Karte sperren"]) is None
 
 
 def test_after_little_traffic_no_opposite_is_served(embedder: MultilingualEmbedder) -> None:

@@ -1,6 +1,6 @@
 """Opposites and rewordings in five languages that `learned` serves with the embedder `multilingual`.
 
-OMP_NUM_THREADS=1 python -m tests.benchmarks.languages [--languages de fr] [--requests 2000] [--threshold 0.9]
+OMP_NUM_THREADS=1 python -m tests.benchmarks.languages [--languages de fr] [--requests 2000] [--threshold 0.9] [--http 1]
 
 The traffic of a language is generated from hand-written templates: sentences with a gap, and phrases for each intent. The
 test questions are hand-written, too, and do not occur in it. After the traffic, the first question of each pair arrives,
@@ -9,14 +9,20 @@ then the second one. The intent is the answer, and the judge knows it.
 - `first`: the traffic has the intent of the first question of each pair, but not the intent of the second question;
 - `both`: the traffic has both intents;
 - `none`: the traffic has neither.
+
+With `--http 1`, the questions go through `kvproxy serve --embedder multilingual`, one after another: the traffic, the opposites,
+and the rewordings. The upstream's answer is the first phrase of the question's intent.
 """
 
 import json
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from kvproxy.index.evaluation.stream_replay import InMemoryObservations, Stream, replay
@@ -28,7 +34,9 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.settings.cache import LEAST_SIMILARITY, CacheSettings
+from tests.benchmarks.load import PATH
 from tests.benchmarks.options import read_options
+from tests.benchmarks.servers import answering_app, kvproxy, run_process
 
 FOLDER = Path(__file__).parents[1] / "index" / "data" / "languages"
 LANGUAGES = ("de", "fr", "es", "zh", "ja")
@@ -46,9 +54,7 @@ def traffic(language: Mapping[str, Any], count: int, sides: Sequence[str], seed:
     Args:
         sides: `first` and `second` for the intents of the pairs; the other intents always occur.
     """
-    rng = random.Random(seed)
-    intents = {f"other {number}": phrases for number, phrases in enumerate(language["others"])}
-    intents |= {f"{side} {number}": pair[side] for number, pair in enumerate(language["pairs"]) for side in sides}
+    rng, intents = random.Random(seed), phrases_by_intent(language, sides)
     found: dict[str, str] = {}
     while len(found) < count:
         intent = rng.choice(list(intents))
@@ -56,6 +62,11 @@ def traffic(language: Mapping[str, Any], count: int, sides: Sequence[str], seed:
         before, after = rng.choice(["", "", *language["greetings"]]), rng.choice(["", "", *language["thanks"]])
         found.setdefault(f"{before}{question}{after}", intent)
     return list(found.items())
+
+
+def phrases_by_intent(language: Mapping[str, Any], sides: Sequence[str]) -> dict[str, list[str]]:
+    found = {f"other {number}": phrases for number, phrases in enumerate(language["others"])}
+    return found | {f"{side} {number}": pair[side] for number, pair in enumerate(language["pairs"]) for side in sides}
 
 
 def pairs_of(language: Mapping[str, Any], kind: str) -> list[tuple[str, str]]:
@@ -89,6 +100,27 @@ def served(lines: Sequence[tuple[str, str]], tail: int, embedder: Embedder, poli
     return int((hits & ~wrong).sum()), int((hits & wrong).sum()), float(outcome.served[:-tail].mean())
 
 
+def served_over_http(lines: Sequence[tuple[str, str]], answers: Mapping[str, str]) -> list[bool | None]:
+    """Return for each line whether a semantic hit has the right answer; None if the request was forwarded.
+
+    Args:
+        answers: the upstream's answer to each intent.
+    """
+    app, found = partial(answering_app, {text: answers[intent] for text, intent in lines}), list[bool | None]()
+    with (
+        run_process(app) as upstream,
+        tempfile.TemporaryDirectory() as folder,
+        kvproxy(Path(folder), "--upstream", upstream, "--embedder", "multilingual") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        for text, intent in lines:
+            response = client.post(PATH, json={"model": "m", "messages": [{"role": "user", "content": text}]})
+            answer = response.raise_for_status().json()["choices"][0]["message"]["content"]
+            is_hit = "; hit" in response.headers["cache-status"]
+            found.append(answer == answers[intent] if is_hit else None)
+    return found
+
+
 def make_policy(embedder: Embedder, threshold: float | None = None) -> Policy:
     if threshold is not None:
         return ThresholdPolicy(threshold, guards=())
@@ -115,7 +147,7 @@ class Remembering:
 
 
 def main() -> None:
-    options = read_options(__doc__, languages=list(LANGUAGES), requests=2000, threshold=float, seed=0)
+    options = read_options(__doc__, languages=list(LANGUAGES), requests=2000, threshold=float, seed=0, http=0)
     embedder = Remembering(load_embedder("multilingual"))
     print("language  intents known  opposites wrong  rewordings right  wrong  traffic hits")
     for name in options.languages:
@@ -123,10 +155,20 @@ def main() -> None:
         for condition, sides in CONDITIONS.items():
             lines = traffic(language, options.requests, sides, options.seed)
             opposites, rewordings = pairs_of(language, "opposites"), pairs_of(language, "rewordings")
-            policy = make_policy(embedder, options.threshold)
-            _, opposite, rate = served([*lines, *opposites], len(opposites), embedder, policy)
-            policy = make_policy(embedder, options.threshold)
-            right, wrong, _ = served([*lines, *rewordings], len(rewordings), embedder, policy)
+            if options.http:
+                answers = {
+                    intent: found[0] for intent, found in phrases_by_intent(language, ("first", "second")).items()
+                }
+                found = served_over_http([*lines, *opposites, *rewordings], answers)
+                first, second = len(lines), len(lines) + len(opposites)
+                opposite = found[first:second][1::2].count(False)
+                right, wrong = (found[second:][1::2].count(each) for each in (True, False))
+                rate = 1 - found[:first].count(None) / first
+            else:
+                policy = make_policy(embedder, options.threshold)
+                _, opposite, rate = served([*lines, *opposites], len(opposites), embedder, policy)
+                policy = make_policy(embedder, options.threshold)
+                right, wrong, _ = served([*lines, *rewordings], len(rewordings), embedder, policy)
             total = len(rewordings) // 2
             print(
                 f"{name:<9} {condition:<14} {opposite:>8} of {len(opposites) // 2:<4}"

@@ -18,15 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 import orjson
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from kvproxy.index.evaluation.stream_evaluation import StreamLine, read_stream
 from tests.benchmarks.load import PATH
 from tests.benchmarks.options import read_options
-from tests.benchmarks.servers import cpu_seconds, kvproxy, run_process
+from tests.benchmarks.servers import answering_app, cpu_seconds, kvproxy, run_process
 
 UPSTREAM_SECONDS = 0.2
 SYSTEM = "You are a helpful assistant."
@@ -38,28 +34,6 @@ class Reply(NamedTuple):
     status: str
     right: bool
     seconds: float
-
-
-def upstream(stream: Path) -> Starlette:
-    """Return an app that answers each question of a stream after `UPSTREAM_SECONDS`."""
-    answers = {line.text: line.answer for line in read_stream(stream)}
-
-    async def chat(request: Request) -> Response:
-        end = time.perf_counter() + UPSTREAM_SECONDS
-        question = orjson.loads(await request.body())["messages"][-1]["content"]
-        message = {"role": "assistant", "content": f"This is the answer about {answers[question]}."}
-        document = {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "m",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48},
-        }
-        await asyncio.sleep(end - time.perf_counter())
-        return Response(orjson.dumps(document), media_type="application/json")
-
-    return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
 
 
 async def send_all(url: str, lines: list[StreamLine], rate: float) -> list[Reply]:
@@ -107,8 +81,9 @@ def main() -> None:
     options = read_options(__doc__, "stream", rate=100.0, seconds=30.0)
     lines = list({line.text: line for line in read_stream(options.stream)}.values())
     random.Random(0).shuffle(lines)
+    answers = {line.text: f"This is the answer about {line.answer}." for line in lines}
     with (
-        run_process(partial(upstream, options.stream)) as target,
+        run_process(partial(answering_app, answers, UPSTREAM_SECONDS)) as target,
         tempfile.TemporaryDirectory() as folder,
         kvproxy(Path(folder), "--upstream", target) as server,
     ):

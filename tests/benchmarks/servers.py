@@ -1,5 +1,6 @@
 """Servers of the proxy benchmarks, each in a process of its own."""
 
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -7,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import orjson
@@ -52,6 +53,27 @@ def constant_app() -> Starlette:
         if b'"stream":true' in await request.body():
             return StreamingResponse(stream(), media_type="text/event-stream")
         return Response(RESPONSE, media_type="application/json")
+
+    return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
+
+
+def answering_app(answers: Mapping[str, str], seconds: float = 0.0) -> Starlette:
+    """Return an app that responds to a chat request after some seconds, with the answer to its last message."""
+
+    async def chat(request: Request) -> Response:
+        end = time.perf_counter() + seconds
+        question = orjson.loads(await request.body())["messages"][-1]["content"]
+        message = {"role": "assistant", "content": answers[question]}
+        document = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 40, "completion_tokens": 8, "total_tokens": 48},
+        }
+        await asyncio.sleep(max(0.0, end - time.perf_counter()))
+        return Response(orjson.dumps(document), media_type="application/json")
 
     return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
 

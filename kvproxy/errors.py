@@ -6,6 +6,8 @@ from typing import ClassVar
 class KvproxyError(Exception):
     """Base class of all errors. `message` names the cause and the fix.
 
+    `reason` is the reason token (see `journal/reasons.py`), unless the status determines it.
+
     Args:
         limit: name of the setting whose limit was reached, for the metrics.
         retry_after: seconds until a retry may succeed, if known.
@@ -15,6 +17,7 @@ class KvproxyError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     exit_code: ClassVar[int] = 1
+    reason: ClassVar[str | None] = None
     retry_after: float | None = None
     limit: str | None = None
 
@@ -51,7 +54,7 @@ class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
 class RequestTooLarge(InvalidRequest, status=413, code="request_too_large", limit="body"): ...
 
 
-class RequestExceedsQuota(RequestTooLarge): ...
+class RequestExceedsQuota(RequestTooLarge, reason="refused-limit"): ...
 
 
 class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limit="header_bytes"): ...
@@ -60,7 +63,7 @@ class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large", limi
 class ExpectationFailed(InvalidRequest, status=417, code="expectation_failed"): ...
 
 
-class NotSupported(InvalidRequest, status=501, code="not_supported"): ...
+class NotSupported(InvalidRequest, status=501, code="not_supported", reason="refused-invalid"): ...
 
 
 class RequestTooSlow(InvalidRequest, status=408, code="request_timeout", limit="body_seconds"): ...
@@ -78,26 +81,26 @@ class Forbidden(KvproxyError, status=403, type="permission_error", code="forbidd
 class NotFound(KvproxyError, status=404, type="invalid_request_error", code="not_found", exit_code=3): ...
 
 
-class ModelNotFound(NotFound, code="model_not_found"): ...
+class ModelNotFound(NotFound, code="model_not_found", reason="refused-model"): ...
 
 
 class NoPrefixCache(KvproxyError, status=409, type="invalid_request_error", code="no_prefix_cache"):
     """The proxy has no prefix cache, and no mirror of the upstream's prefix cache."""
 
 
-class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached"):
+class NotCached(KvproxyError, status=504, type="invalid_request_error", code="not_cached", reason="not-cached"):
     """The request has `Cache-Control: only-if-cached` and no response is stored (RFC 9111, section 5.2.1.7)."""
 
     is_retryable = False
 
 
-class Overloaded(KvproxyError, status=503, code="overloaded"): ...
+class Overloaded(KvproxyError, status=503, code="overloaded", reason="refused-busy"): ...
 
 
 class ShuttingDown(KvproxyError, status=503, code="shutting_down", retry_after=1.0): ...
 
 
-class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded"): ...
+class DeadlineExceeded(KvproxyError, status=504, code="deadline_exceeded", reason="error-timeout"): ...
 
 
 class TooManyRequests(KvproxyError, status=429, type="rate_limit_error", code="rate_limit_exceeded"): ...
@@ -109,7 +112,7 @@ class StoreUnavailable(KvproxyError, status=503, code="store_unavailable"): ...
 class TierUnavailable(KvproxyError, status=503, code="tier_unavailable"): ...
 
 
-class UpstreamError(KvproxyError):
+class UpstreamError(KvproxyError, reason="error-upstream"):
     """An upstream did not respond. If it has not received the request (`unsent`), the proxy may use another upstream."""
 
     unsent = False
@@ -118,7 +121,7 @@ class UpstreamError(KvproxyError):
 class UpstreamUnreachable(UpstreamError, status=502, code="upstream_unreachable"): ...
 
 
-class UpstreamProtocolError(UpstreamUnreachable):
+class UpstreamProtocolError(UpstreamUnreachable, reason="error-broken"):
     """The upstream's response ended early. The proxy ends the client's response at the same point."""
 
 

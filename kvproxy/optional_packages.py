@@ -22,11 +22,8 @@ _EXTRAS = {
 
 def install_command(extra: str) -> str:
     clone = Path(__file__).resolve().parents[1]
-    return (
-        f"pip install -e '{clone}[{extra}]'"
-        if (clone / "pyproject.toml").is_file()
-        else f"pip install 'kvproxy[{extra}]'"
-    )
+    package = f"-e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"'kvproxy[{extra}]'"
+    return f"pip install {package}"
 
 
 def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:

@@ -3,18 +3,7 @@
 from difflib import get_close_matches
 
 from kvproxy.apis.json import field
-from kvproxy.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    KvproxyError,
-    ModelNotFound,
-    NotCached,
-    NotSupported,
-    Overloaded,
-    RequestExceedsQuota,
-    UpstreamError,
-    UpstreamProtocolError,
-)
+from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
@@ -73,17 +62,6 @@ REASONS: dict[str, str] = {
     for guard in (*GUARDS, ADDITIONS)
 }  # fmt: skip
 
-# Failures whose status does not determine the reason. The first match counts.
-_FAILURES: tuple[tuple[type[KvproxyError], str], ...] = (
-    (RequestExceedsQuota, "refused-limit"),
-    (NotCached, "not-cached"),
-    (DeadlineExceeded, "error-timeout"),
-    (Overloaded, "refused-busy"),
-    (NotSupported, "refused-invalid"),
-    (ModelNotFound, "refused-model"),
-    (UpstreamProtocolError, "error-broken"),
-    (UpstreamError, "error-upstream"),
-)
 _STATUSES = {
     401: "refused-key",
     403: "refused-access",
@@ -107,9 +85,9 @@ def reason_of_failure(error: BaseException) -> str:
     """Return the reason token of an error that ended a request; a cancellation is a disconnect."""
     if not isinstance(error, Exception):
         return "disconnected-waiting"
-    status = error.status if isinstance(error, KvproxyError) else 500
-    by_status = reason_of_status(status) if status < 500 else "error-internal"
-    return next((token for kind, token in _FAILURES if isinstance(error, kind)), by_status)
+    if not isinstance(error, KvproxyError):
+        return "error-internal"
+    return error.reason or (reason_of_status(error.status) if error.status < 500 else "error-internal")
 
 
 def reason_of(exchange: Exchange) -> str:

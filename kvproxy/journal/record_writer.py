@@ -3,7 +3,7 @@
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
@@ -33,12 +33,6 @@ _ADD_TO_TOTALS = (
 _Totals = dict[tuple[str, str, str, str, str], list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredResponse:
-    event: ResponseStored
-    earlier_removal: tuple[str, float | None] | None
-
-
 class RecordWriter:
     """Writes records. If a method raises JournalFailed, its transaction is rolled back."""
 
@@ -62,7 +56,8 @@ class RecordWriter:
         self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
-        self._stored_responses: dict[str, _StoredResponse] = {}
+        self._stored_responses: dict[str, tuple[ResponseStored, tuple[str, float | None] | None]] = {}
+        """By key, the last stored response, and the removal of the response before it."""
         self._without_entry: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def write(self, events: Sequence[Event]) -> None:
@@ -130,7 +125,7 @@ class RecordWriter:
         earlier_removal = self._history.last_removal(*self._history.find(short_key(change.key)), change.time)
         if len(self._stored_responses) >= _MAX_CACHED_PROMPTS:
             self._stored_responses.clear()
-        self._stored_responses[change.key] = _StoredResponse(change, earlier_removal)
+        self._stored_responses[change.key] = change, earlier_removal
         self._history.set_entry(change)
 
     def _set_deferred_entry(self, stored: ResponseStored, records: Mapping[int, Record]) -> None:
@@ -161,7 +156,7 @@ class RecordWriter:
             number = self._history.add(short, regions, text, whole)
             prompt = PromptRecord(number)
             if key in self._stored_responses:
-                stored = self._stored_responses[key].event
+                stored, _ = self._stored_responses[key]
                 self._history.set_entry(stored)
                 prompt = PromptRecord(number, stored.id, stored.expires)
         is_computed = record.layer in ("forward", "prefix", "revalidated") or is_warmed_by_backend(exchange)
@@ -188,29 +183,24 @@ class RecordWriter:
         prompt: PromptRecord | None,
         tombstone: Tombstone | None,
     ) -> None:
-        stored_response = self._stored_responses.get(key)
-        if stored_response is not None and stored_response.event.time >= record.time:
-            earlier_removal = stored_response.earlier_removal
-        else:
+        stored, earlier_removal = self._stored_responses.get(key, (None, None))
+        if stored is None or stored.time < record.time:
             earlier_removal = self._history.last_removal(prompt, tombstone, record.time)
         if earlier_removal is not None:
             record.reason, record.removed_at = f"miss-{earlier_removal[0]}", earlier_removal[1]
             return
         change = self._history.closest_change(short_key(key), regions)
         if change is not None:
-            record.reason, record.changed, record.against = (
-                "miss-changed",
-                ",".join(change.regions),
-                change.earlier_prompt,
-            )
+            record.reason, record.changed = "miss-changed", ",".join(change.regions)
+            record.against = change.earlier_prompt
             return
         computed = prompt is not None and prompt.seconds is not None
         record.reason = reason_of_unexplained_miss(exchange, asked_before=prompt is not None, computed_before=computed)
 
     def _set_or_defer_entry(self, key: str, exchange: Exchange, record: Record) -> None:
-        stored_response = self._stored_responses.get(key)
-        if stored_response is not None and stored_response.event.request == exchange.request_id:
-            record.entry = stored_response.event.id
+        stored, _ = self._stored_responses.get(key, (None, None))
+        if stored is not None and stored.request == exchange.request_id:
+            record.entry = stored.id
             return
         if len(self._without_entry) >= _MAX_WITHOUT_ENTRY:
             self._without_entry.popitem(last=False)

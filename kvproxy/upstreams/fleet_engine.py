@@ -11,7 +11,7 @@ from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.mirror.prefix_match import HashedPrompt
 from kvproxy.mirror.sequencer import StreamStatus
 from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
-from kvproxy.settings.limits import LimitSettings
+from kvproxy.settings.access import LimitSettings
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.generated_tokens import TokenRestorer

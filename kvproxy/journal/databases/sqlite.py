@@ -46,15 +46,12 @@ class SqliteJournalDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[int]:
-        self._check_file_not_replaced()
-        with _journal_errors(), self._connection:
-            self._connection.execute("begin immediate")
-            yield int(self._connection.execute("pragma data_version").fetchone()[0])
-
-    def _check_file_not_replaced(self) -> None:
         if self._files is not None and self._files.were_replaced():
             self._files.checkpoint()
             raise JournalFailed("it was deleted or replaced: restart to use what is there now")
+        with _journal_errors(), self._connection:
+            self._connection.execute("begin immediate")
+            yield int(self._connection.execute("pragma data_version").fetchone()[0])
 
     def reserve_numbers(self, times: Sequence[float]) -> int:
         return int(self.rows("select coalesce(max(number), 0) + 1 from records")[0][0])

@@ -196,8 +196,7 @@ class SessionReader:
 
         A session without a request for an hour ends with an infinite pause. Times are seconds since the epoch.
         """
-        rows = self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])
-        return [(pause, tenant, begin) for pause, tenant, begin in rows]
+        return [(row[0], row[1], row[2]) for row in self._reader.rows(_PAUSES, [inf, now - 3_600, _MAX_PAUSES])]
 
     def turn(self, record_number: int) -> Turn | None:
         return next(iter(self._turns("t.number = ?", [record_number])), None)

@@ -1,4 +1,3 @@
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ from kvproxy.journal.sessions.session_reader import SessionReader, Turn
 from kvproxy.units import tenant_name
 
 _MAX_RECORDS = 3_000
-_MAX_COMPARED_TEXTS = 200
 _MAX_SHOWN = 60
 _PROMPT_REGIONS = ("tools", "system", "instructions", *QUESTIONS)
 RegionLoader = Callable[[int], Mapping[str, Json] | None]
@@ -77,8 +75,6 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
     earlier = reader.regions_before(record, _MAX_RECORDS)
     against = record.against if record.against is not None else _closest_prompt_number(own, earlier)
-    if against is None:
-        against = _prompt_with_same_question(record.prompt, own, earlier, load_regions)
     differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:
@@ -101,26 +97,6 @@ def _closest_prompt_number(own: Regions, earlier: list[tuple[int, Regions]]) -> 
     counts = [(len(own.differing_regions(regions)), number, regions) for number, regions in earlier]
     alike = [(count, number) for count, number, each in counts if count <= 1 or prompt & set(each.digests)]
     return min(alike, key=lambda each: each[0])[1] if alike else None
-
-
-def _prompt_with_same_question(
-    prompt: int, own: Regions, earlier: list[tuple[int, Regions]], load_regions: RegionLoader
-) -> int | None:
-    question = _question(own, load_regions(prompt))
-    if not question:
-        return None
-    return next(
-        (number for number, each in earlier[:_MAX_COMPARED_TEXTS] if _question(each, load_regions(number)) == question),
-        None,
-    )
-
-
-def _question(regions: Regions, contents: Mapping[str, Json] | None) -> str:
-    if contents is None or regions.question is None:
-        return ""
-    value = contents.get(regions.names[regions.question])
-    content = field(value, "content") if isinstance(value, dict) else value
-    return " ".join(re.findall(r"\w+", content.casefold())) if isinstance(content, str) else ""
 
 
 def _prompt_regions(regions: Regions) -> list[tuple[str, bytes]]:

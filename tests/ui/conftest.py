@@ -36,6 +36,8 @@ def until_judged(url: str, services: Services, question: str, reason: str) -> No
     for _ in range(200):
         ask(url, "alice", question, **{"cache-control": "no-store"})
         if services.answerer.journal.latest(1)[0].reason == reason:
+            # The journal shows the question of a stored response.
+            ask(url, "alice", question)
             return
         time.sleep(0.05)
     raise AssertionError(f"no request for {question!r} ended with {reason}")

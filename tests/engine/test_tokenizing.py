@@ -1,7 +1,7 @@
 """Tokenising beside the event loop, from several threads."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer
 
 from kvproxy.demo import model_path
 from kvproxy.engine.request_validation import EngineLimits
@@ -105,33 +105,6 @@ def test_a_tokenizer_that_cuts_texts_is_safe_for_several_threads(demo_tokenizer:
     want = demo_tokenizer.encode(text)
     with ThreadPoolExecutor(4) as threads:
         assert all(ids == want for ids in threads.map(ours.encode, [text] * 40))
-
-
-def shouting(demo: Any) -> Any:
-    class Shouting(transformers.PreTrainedTokenizerFast):
-        def _decode(self, *args: Any, **options: Any) -> str:
-            return str(super()._decode(*args, **options)).upper()
-
-    return Shouting(tokenizer_object=demo.backend_tokenizer)
-
-
-def cleaning(_: Any) -> Any:
-    words = {word: number for number, word in enumerate(["[UNK]", "hello", ".", "world"])}
-    tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=True)
-
-
-@pytest.mark.parametrize("make", [lambda demo: demo, shouting, cleaning], ids=["demo", "its own way", "cleaning"])
-def test_decoding_is_that_of_transformers(demo_tokenizer: Any, make: Callable[[Any], Any]) -> None:
-    tokenizer = make(demo_tokenizer)
-    ours = ChatTokenizer(tokenizer, frozenset())
-
-    @given(st.lists(st.integers(0, len(tokenizer) - 1), max_size=12))
-    def check(ids: list[int]) -> None:
-        assert ours.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
-
-    check()
 
 
 def decode_bytes(ids: Sequence[int]) -> str:

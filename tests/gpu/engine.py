@@ -36,7 +36,7 @@ def _answers_of(family: str, device: torch.device) -> str:
         runner = driven.engine._runner
         if guesses and device.type == "cuda" and not runner._captured:
             raise Missed(f"{family}: steps with guesses were not captured", {})
-    return f"{len(prompts)} answers, {runner.backends.decode.name}, {'graphs' if runner._captured else 'no graphs'}"
+    return f"{len(prompts)} answers, {type(runner.backends.decode).__name__}, {'graphs' if runner._captured else 'no graphs'}"
 
 
 def bfloat16_logits(device: torch.device) -> Figures:
@@ -60,8 +60,8 @@ def bfloat16_logits(device: torch.device) -> Figures:
         output = model(input_ids=step.tokens, position_ids=step.positions, use_cache=False, input_batch=step)
     ours, theirs = (float((logits.float() - exact).norm() / exact.norm()) for logits in (output.logits[0, -1], plain))
     figures = {
-        "prefill": backends.prefill.name,
-        "decode": backends.decode.name,
+        "prefill": type(backends.prefill).__name__,
+        "decode": type(backends.decode).__name__,
         "error": f"{ours:.1e}",
         "transformers' own": f"{theirs:.1e}",
     }

@@ -38,7 +38,7 @@ def large_pool(device: torch.device) -> Figures:
 
     out = torch.empty((1, 2, 32, *pool.data.shape[3:]), dtype=torch.bfloat16, pin_memory=device.type == "cuda")
     pool.read_blocks(high, out)()
-    figures = {"elements of a layer's keys": f"{blocks * element:,}", "attention": decode.name}
+    figures = {"elements of a layer's keys": f"{blocks * element:,}", "attention": type(decode).__name__}
     for what, same in (
         ("copied or written", torch.equal(pool.data[:, :, low], pool.data[:, :, high])),
         ("read", torch.equal(out, pool.data[:, :, low].cpu())),

@@ -55,7 +55,7 @@ def prefill_rate(device: torch.device) -> Figures:
     figures = {
         "seconds": f"{took:.3f}",
         "rate": f"{rate / 1e12:.2f} TFLOP/s, {rate / floor:.2f} of the product's",
-        "attention": engine._runner.backends.prefill.name,
+        "attention": type(engine._runner.backends.prefill).__name__,
     }
     if scale.judged and rate / floor < PREFILL_GOAL:
         raise Missed(f"{rate / floor:.2f} of the product's rate, goal {PREFILL_GOAL}", figures)

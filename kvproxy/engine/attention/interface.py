@@ -35,13 +35,10 @@ class AttentionOp(Protocol):
 
 
 class PrefillBackend(Protocol):
-    name: str
-
     def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp: ...
 
 
 class DecodeBackend(Protocol):
-    name: str
     supports_capture: bool
     """Whether CUDA graphs can capture a step. A captured step must not read `table` or `lengths` on the host."""
 

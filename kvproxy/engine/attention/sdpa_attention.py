@@ -22,8 +22,6 @@ _MAX_EAGER_ROWS = 128  # query rows of one matrix product: all scores of a long 
 
 
 class SdpaPrefill:
-    name = "sdpa"
-
     def prepare(self, spans: Sequence[TokenSpan], pool: KVPool, group: LayerGroup = FULL_ATTENTION) -> AttentionOp:
         calls: list[_SdpaCall] = []
         begin = 0
@@ -49,7 +47,6 @@ class SdpaPrefill:
 
 
 class SdpaDecode:
-    name = "sdpa"
     supports_capture = False
 
     def prepare(

@@ -21,7 +21,6 @@ class TritonDecode:
     of two. A launch has about `num_programs` Triton programs.
     """
 
-    name = "triton"
     supports_capture = True
 
     def __init__(self, max_splits: int = 64, *, min_split: int = 128, num_programs: int = 2048) -> None:

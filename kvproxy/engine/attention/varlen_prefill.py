@@ -35,8 +35,6 @@ PackedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedLayo
 
 
 class VarlenPrefill:
-    name = "varlen"
-
     def __init__(self, attend: PackedAttention | None = None) -> None:
         self._attend = attend or flash_attention
 

@@ -90,20 +90,8 @@ class ChatTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._decode(list(ids))
-
-    @cached_property
-    def _decode(self) -> Callable[[list[int]], str]:
-        from transformers import PreTrainedTokenizerFast
-
-        tokenizer, kind = self._tokenizer, type(self._tokenizer)
-        plain = (
-            isinstance(tokenizer, PreTrainedTokenizerFast)
-            and kind.decode is PreTrainedTokenizerFast.decode
-            and kind._decode is PreTrainedTokenizerFast._decode
-            and not tokenizer.clean_up_tokenization_spaces
-        )
-        return partial((tokenizer.backend_tokenizer if plain else tokenizer).decode, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
 
     @cached_property
     def tool_call_format(self) -> ToolCallFormat | None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.cache_request import CacheRequest, MMItem
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.blocks.single_type_manager import GroupSpec
 from tests.blocks.driver import begin, decode, hit_tokens, serve
 from tests.reference.integrity import check_integrity
 
@@ -147,16 +146,4 @@ def test_the_id_of_a_live_request_is_refused() -> None:
     manager.free(child)
     assert manager.requests == {}
     begin(manager, "a", range(9))
-    check_integrity(manager)
-
-
-@pytest.mark.parametrize("step", [4, 8, 12, 24])
-def test_blocks_that_leave_a_window_are_freed_at_once(step: int) -> None:
-    manager = KVCacheManager(30, groups=[GroupSpec("sliding_window", 4, 5)])
-    request = CacheRequest("a", range(48))
-    while request.num_computed_tokens < 48:
-        assert manager.allocate_slots(request, step) is not None
-        request.num_computed_tokens += step
-    # The request holds the blocks of the last step, and before them the window of four tokens.
-    assert manager.stats().used == step // 4 + (step < 48)
     check_integrity(manager)

@@ -18,30 +18,43 @@ LIMITS = EngineLimits(vocab_size=300, max_model_len=100, pool_tokens=80)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "takes"),
+    ("field", "value", "complaint"),
     [
-        ("top_k", 10**19, "-1 to 2147483647"),
-        ("top_k", True, "integer"),
-        ("seed", 2**64, "integer"),
-        ("seed", 1.5, "integer"),
-        ("temperature", math.nan, "number from 0 to 100"),
-        ("temperature", None, "number from 0 to 100"),
-        ("top_p", 1.5, "number from 0 to 1"),
-        ("top_p", "0.5", "number from 0 to 1"),
-        ("n", 0, "1 to 128"),
-        ("logprobs", 21, "0 to 20"),
-        ("max_tokens", -1, "integer from 0"),
-        ("max_tokens", 1.0, "integer from 0"),
-        ("stop", ("x",) * 33, "at most 32 strings"),
-        ("stop", ("x" * 1025,), "at most 1024 characters"),
-        ("stop", "text", "strings"),
+        ("top_k", 10**19, "top_k must be .*-1 to 2147483647"),
+        ("top_k", True, "top_k must be .*integer"),
+        ("seed", 2**64, "seed must be .*integer"),
+        ("seed", 1.5, "seed must be .*integer"),
+        ("temperature", math.nan, "temperature must be .*number from 0 to 100"),
+        ("temperature", None, "temperature must be .*number from 0 to 100"),
+        ("top_p", 1.5, "top_p must be .*number from 0 to 1"),
+        ("top_p", "0.5", "top_p must be .*number from 0 to 1"),
+        ("n", 0, "n must be .*1 to 128"),
+        ("logprobs", 21, "logprobs must be .*0 to 20"),
+        ("max_tokens", -1, "max_tokens must be .*integer from 0"),
+        ("max_tokens", 1.0, "max_tokens must be .*integer from 0"),
+        ("stop", ("x",) * 33, "stop must be .*at most 32 strings"),
+        ("stop", ("x" * 1025,), "stop must be .*at most 1024 characters"),
+        ("stop", "text", "stop must be .*strings"),
+        ("priority", 1.5, "priority must be"),
+        ("queue_priority", math.nan, "priority must be"),
+        ("queue_priority", True, "priority must be"),
+        ("salt", "\ud800", "cache_salt must be"),
+        ("tokens", (), "no tokens"),
+        ("tokens", (1, "2"), "vocabulary of 300"),
+        ("tokens", (1, True), "vocabulary of 300"),
+        ("tokens", (1, 300), "vocabulary of 300"),
+        ("tokens", (-1, 1), "vocabulary of 300"),
     ],
 )
-def test_bad_values_are_refused_by_name(field: str, value: Any, takes: str) -> None:
-    params = replace(SamplingParams(max_tokens=1), **{field: value})
-    with pytest.raises(InvalidRequest, match=f"{field} must be .*{takes}") as refused:
-        LIMITS.validate(GenerationRequest("r", (1,), params))
-    assert refused.value.param == field
+def test_bad_values_are_refused_by_name(field: str, value: Any, complaint: str) -> None:
+    request = GenerationRequest("r", (1,), SamplingParams(max_tokens=1))
+    if hasattr(request, field):
+        request = replace(request, **{field: value})
+    else:
+        request = replace(request, sampling=replace(request.sampling, **{field: value}))
+    with pytest.raises(InvalidRequest, match=complaint) as refused:
+        LIMITS.validate(request)
+    assert refused.value.param is None or complaint.startswith(refused.value.param)
 
 
 def test_the_default_of_max_tokens_is_the_models_and_fits_the_pool() -> None:
@@ -88,26 +101,6 @@ def test_what_is_accepted_can_be_computed(driven: Driven, params: SamplingParams
             driven.engine.abort("r")
     assert driven.errors["r"] == []
     assert params.max_tokens is None or len(driven.done) == params.n
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"priority": 1.5}, "priority must be"),
-        ({"queue_priority": math.nan}, "priority must be"),
-        ({"queue_priority": True}, "priority must be"),
-        ({"salt": "\ud800"}, "cache_salt must be"),
-        ({"tokens": ()}, "no tokens"),
-        ({"tokens": (1, "2")}, "vocabulary of 300"),
-        ({"tokens": (1, True)}, "vocabulary of 300"),
-        ({"tokens": (1, 300)}, "vocabulary of 300"),
-        ({"tokens": (-1, 1)}, "vocabulary of 300"),
-    ],
-)
-def test_what_would_break_the_order_of_all_requests_is_refused(change: dict[str, Any], complaint: str) -> None:
-    request = replace(GenerationRequest("r", (1,), SamplingParams(max_tokens=1)), **change)
-    with pytest.raises(InvalidRequest, match=complaint):
-        LIMITS.validate(request)
 
 
 @pytest.mark.parametrize(

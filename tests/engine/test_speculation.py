@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -84,36 +83,6 @@ def test_seeded_draws_are_the_same_with_and_without_guesses(monkeypatch: pytest.
     with_guesses = draw(4)
     assert seen["guesses"] > 0
     assert with_guesses == draw(0)
-
-
-def test_unseeded_draws_keep_the_distribution() -> None:
-    prompt = repetitive(2)
-
-    def pairs(num_speculative_tokens: int) -> Counter[Sequence[int]]:
-        found: Counter[Sequence[int]] = Counter()
-        sizes = {"max_num_seqs": 64, "num_blocks": 2000, "max_num_batched_tokens": 512}
-        driven = Driven(num_speculative_tokens=num_speculative_tokens, **sizes)
-        for number in range(25):
-            driven.submit(str(number), prompt, 6, temperature=0.7, top_k=2, n=10)
-        driven.run()
-        for tokens in driven.tokens.values():
-            found[tuple(tokens[3:6])] += 1
-        return found
-
-    plain, guessed = pairs(0), pairs(3)
-    kinds = [kind for kind in plain | guessed if plain[kind] + guessed[kind] >= 10]
-    assert len(kinds) > 2
-    statistic = sum((plain[kind] - guessed[kind]) ** 2 / (plain[kind] + guessed[kind]) for kind in kinds)
-    # Mean + 5 standard deviations of chi-squared with as many degrees of freedom.
-    assert statistic < len(kinds) + 5 * (2 * len(kinds)) ** 0.5
-
-
-def test_an_answer_never_outgrows_its_limit() -> None:
-    driven = Driven(num_speculative_tokens=8)
-    for count in range(1, 12):
-        driven.submit(str(count), repetitive(3), count)
-    driven.run()
-    assert [len(driven.tokens[f"{count}#0"]) for count in range(1, 12)] == list(range(1, 12))
 
 
 def test_an_end_among_accepted_guesses_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,19 +41,6 @@ def test_tokens_equal_generate_after_reload_from_every_tier(
             second.engine.close()
 
 
-def test_tokens_equal_generate_under_eviction_pressure(tmp_path: Path) -> None:
-    prompts, expected = prompts_of("llama", 12)
-    driven = Driven(tiers={"host": "100KiB", "disk": tmp_path}, num_blocks=40)
-    for round in ("a", "b", "c"):
-        assert driven.answers(prompts, round) == expected
-        driven.settle()
-    assert driven.engine.manager.stats().evictions > 50
-    assert driven.engine.manager.stats().used == 0
-    assert driven.hits()["host"] + driven.hits()["disk"] > 0
-    assert driven.tiers.chain.stats()[0].evictions > 0
-    driven.engine.close()
-
-
 def test_salts_keep_chunks_apart() -> None:
     prompts, _ = prompts_of("llama")
     driven = Driven(tiers={"host": "64MiB"})

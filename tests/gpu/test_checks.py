@@ -1,16 +1,18 @@
-"""The checks with tiny sizes on a CPU."""
+"""The checks with tiny sizes on a CPU, and their runner: a failed check does not stop later checks."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu import __main__ as program
 from tests.gpu import bandwidth, engine, graphs, index, memory, steps
-from tests.gpu.check import Check, Missed, Result, run_one
-from tests.gpu.scale import FULL
+from tests.gpu.check import Check, Figures, Missed, NotHere, Result, run_all, run_one
 
 CPU = torch.device("cpu")
 CHECKS = [check for part in (graphs, bandwidth, steps, memory, index) for check in part.CHECKS]
@@ -23,18 +25,6 @@ def test_a_check_runs(check: Check) -> None:
         result = run_one(check, CPU)
     assert (result.status, result.reason) == ("passed", "")
     assert result.figures
-
-
-@pytest.mark.parametrize(("rate", "passes"), [(0.7, True), (0.5, False)])
-def test_a_missed_goal_fails_its_check(rate: float, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "scale_of", lambda device: FULL)
-    monkeypatch.setattr(bandwidth, "copy_bandwidth", lambda device: 100.0)
-    monkeypatch.setattr(bandwidth, "_decode_rate", lambda *arguments: 100.0 * rate)
-    if passes:
-        assert len(bandwidth.decode_bandwidth(CPU)) == 5
-    else:
-        with pytest.raises(Missed, match=r"8 x 8192: 0\.50 of a copy, goal 0.6"):
-            bandwidth.decode_bandwidth(CPU)
 
 
 def test_a_check_that_was_not_run_fails_where_all_are_required() -> None:
@@ -54,3 +44,57 @@ def test_each_result_is_written_and_a_failure_ends_the_run_badly(
     machine, result = map(json.loads, lines.read_text().splitlines())
     assert machine["machine"]["device"] == "CPU"
     assert (result["name"], result["status"]) == ("limits of the device", "failed")
+
+
+def works(device: Any) -> Figures:
+    return {"device": device.type}
+
+
+def misses(device: Any) -> Figures:
+    raise Missed("too slow", {"ratio": "2.0"})
+
+
+def lacks(device: Any) -> Figures:
+    raise NotHere("no such part")
+
+
+def crashes(device: Any) -> Figures:
+    os._exit(7)
+
+
+def hangs(device: Any) -> Figures:
+    time.sleep(600)
+    return {}
+
+
+def test_every_check_has_its_say() -> None:
+    checks = [
+        Check("lacks", 60, lacks),
+        Check("misses", 60, misses),
+        Check("crashes", 60, crashes),
+        Check("works", 60, works),
+        Check("hangs", 1, hangs),
+    ]
+    begun: list[str] = []
+    results = {result.name: result for result in run_all(checks, "cpu", 300, begun.append)}
+    assert begun == list(results) == [check.name for check in checks]
+    assert {name: result.status for name, result in results.items()} == {
+        "lacks": "not run",
+        "misses": "failed",
+        "crashes": "failed",
+        "works": "passed",
+        "hangs": "failed",
+    }
+    assert results["misses"].figures == {"ratio": "2.0"}
+    assert results["works"].figures == {"device": "cpu"}
+    assert "code 7" in results["crashes"].reason
+    assert "not done after 1 s" in results["hangs"].reason
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["tests.gpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main() == 3
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "no CUDA device" in told[0]

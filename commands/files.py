@@ -9,13 +9,10 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kvproxy.charts import Chart, save
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.optional_packages import require_package
-
-if TYPE_CHECKING:
-    from kvproxy.charts import Chart
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -96,10 +93,8 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
         require_package("matplotlib")
 
 
-def save_charts(charts: "Sequence[Chart]", file: Path | None) -> None:
+def save_charts(charts: Sequence[Chart], file: Path | None) -> None:
     if file is not None:
-        from kvproxy.charts import save
-
         with explain_write_errors(file):
             save(charts, file)
 

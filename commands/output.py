@@ -4,14 +4,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
 
+from kvproxy.charts import Chart, draw
 from kvproxy.commands.formatting import json_text, one_line
-
-if TYPE_CHECKING:
-    from kvproxy.charts import Chart
 
 _CHART_WIDTH = 100
 
@@ -40,8 +39,6 @@ def print_json(value: Any) -> None:
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values on stdout. At a terminal, wrap long values between words."""
-    from rich.console import Console
-
     console = Console(file=sys.stdout)
     pairs = [(name, one_line(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
@@ -52,8 +49,6 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 def print_text(text: str, *, err: bool = False) -> None:
     """Print text on stdout, or on stderr if `err` is set. At a terminal, wrap long lines between words."""
-    from rich.console import Console
-
     console = Console(stderr=True) if err else Console(file=sys.stdout)
     if console.is_terminal:
         lines = (_wrap_line(line, console.width, _indent_of_last_column(line)) for line in text.split("\n"))
@@ -81,13 +76,9 @@ def print_note_on_hidden_rows(shown: int, total: int, noun: str) -> None:
         print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
 
 
-def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
-    from rich.console import Console
-
+def print_charts(charts: Sequence[Chart], *, always: bool = False) -> None:
     console = Console(file=sys.stdout)
     if (console.is_terminal or always) and charts:
-        from kvproxy.charts import draw
-
         typer.echo(
             draw(charts, min(console.width, _CHART_WIDTH), with_colours=not console.no_color and console.is_terminal)
         )
@@ -96,7 +87,6 @@ def print_charts(charts: "Sequence[Chart]", *, always: bool = False) -> None:
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
     """Show a bar on stderr at a terminal. Yield a function that sets the completed share, from 0 to 1."""
-    from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)

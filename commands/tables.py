@@ -3,16 +3,17 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from kvproxy.commands.formatting import one_line
 from kvproxy.commands.output import Output, print_note
 from kvproxy.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _MIN_WIDTH = 20
 _GAP = 2
@@ -71,8 +72,6 @@ def print_table(
 
     Raises InvalidRequest if a selected column does not exist.
     """
-    from rich.console import Console
-
     columns, cells = _parse_rows(rows)
     if not cells:
         typer.echo(empty, err=True)
@@ -112,7 +111,7 @@ def table_output(
     return Output(document, lambda: print_table(rows, empty=empty, layout=layout))
 
 
-def build_table(rows: Iterable[Row], width: int) -> "Table":
+def build_table(rows: Iterable[Row], width: int) -> Table:
     return _fit_table(*_parse_rows(rows), width)[0]
 
 
@@ -161,10 +160,7 @@ def _columns_to_hide(columns: list[Column], cells: list[list[str]], width: int) 
     return hidden
 
 
-def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> "tuple[Table, int]":
-    from rich.table import Table
-    from rich.text import Text
-
+def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> tuple[Table, int]:
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
     widths = _column_widths(columns, cells, width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -177,8 +173,6 @@ def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> "tu
 
 
 def _column_widths(columns: list[Column], cells: list[list[str]], width: int) -> list[int]:
-    from rich.cells import cell_len
-
     names = [column.name for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for index, column in enumerate(columns):

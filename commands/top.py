@@ -2,9 +2,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
 from kvproxy.commands.formatting import escape_controls, local_time, milliseconds, percent
@@ -14,10 +17,6 @@ from kvproxy.commands.tables import Column, Row, build_table, text_column
 from kvproxy.errors import ProxyUnreachable
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
 
 _REQUESTS = 10
 _TIMEOUT = 5.0
@@ -49,8 +48,6 @@ def top(
 
 
 def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
-    from rich.console import Console
-
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         # A pipe has no width, and wrapped lines would be hard to parse.
@@ -65,7 +62,6 @@ def _print_update(client: ProxyClient, interval: float, as_json: bool) -> None:
 
 
 def _show_live(client: ProxyClient, interval: float) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     console = Console()
@@ -85,12 +81,8 @@ def _show_live(client: ProxyClient, interval: float) -> None:
             live.update(page, refresh=True)
 
 
-def summary_page(figures: Mapping[str, Any]) -> "Group":
+def summary_page(figures: Mapping[str, Any]) -> Group:
     """Return a page on the requests by layer, and on both caches. `figures` is a result of `proxy_statistics.rates_between`."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     facts = Table.grid(padding=(0, 2))
     facts.add_column(width=14)
     facts.add_column(overflow="fold")
@@ -104,10 +96,8 @@ def live_page(
     upstreams: Sequence[Mapping[str, Any]],
     requests: Sequence[Mapping[str, Any]],
     width: int,
-) -> "Group":
+) -> Group:
     """Return `summary_page` with tables of the rows of `/admin/upstreams` and `/admin/log`. `width` is in characters."""
-    from rich.console import Group
-
     parts: list[RenderableType] = [summary_page(figures)]
     if upstreams:
         columns: dict[Column | str, str] = {
@@ -123,9 +113,7 @@ def live_page(
     return Group(*parts)
 
 
-def _layer_table(figures: Mapping[str, Any]) -> "Table":
-    from rich.table import Table
-
+def _layer_table(figures: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("Layer", "Requests/s", "First byte, ms", "Total"):
         table.add_column(column, justify="left" if column == "Layer" else "right")

@@ -7,6 +7,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ApiKey
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import print_table
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 
 if TYPE_CHECKING:
     from kvproxy.apis.json import JsonObject
@@ -73,8 +74,6 @@ def _read_chats(file: Path, model: str) -> "list[JsonObject]":
 def _print_audit(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]", *, history: bool
 ) -> None:
-    from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-
     names = ("original", "changed") if history else ("cold", "warm")
     if different:
         print_table(
@@ -122,8 +121,6 @@ def _text_at_difference(tokens: tuple[str, ...], position: int) -> str:
 def _json_document(
     pairs: "list[AuditedPair]", proven: "list[AuditedPair]", different: "list[AuditedPair]"
 ) -> dict[str, Any]:
-    from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-
     return {
         "pairs": len(pairs),
         "proven": len(proven),

@@ -3,14 +3,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvproxy.charts import Chart
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_text, progress_bar
 from kvproxy.commands.tables import Column, Row, print_table
+from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
-    from kvproxy.charts import Chart
     from kvproxy.index.evaluation.pair_evaluation import Calibration, LevelResult
     from kvproxy.index.evaluation.stream_evaluation import StreamReport
 
@@ -70,7 +71,7 @@ def calibrate(
     raise SettingsError("give either a file of pairs, or a stream with --stream FILE")
 
 
-def _print_calibration(result: "Calibration", charts: "list[Chart]") -> None:
+def _print_calibration(result: "Calibration", charts: list[Chart]) -> None:
     print_text(f"{plural(result.pairs, 'distinct pair')}, {result.same:,} of them equivalent")
     if result.contradictory:
         print_text(f"{plural(result.contradictory, 'pair')} of texts with both labels left out")
@@ -121,14 +122,12 @@ def _minimum_score_row(
 
 
 def _needed_pairs_sentence(target_error: float) -> str:
-    from kvproxy.index.evaluation.confidence_intervals import pairs_for_bound
-
     if not target_error:
         return "No number of pairs shows that no hit is wrong"
     return f"This limit takes {plural(pairs_for_bound(target_error), 'served pair')} without a wrong hit, and more with one"
 
 
-def _print_stream_report(report: "StreamReport", charts: "list[Chart]") -> None:
+def _print_stream_report(report: "StreamReport", charts: list[Chart]) -> None:
     print_charts(charts)
     document = report.document()
     within = {name for name, found in report.outcomes.items() if found.wrong_share <= report.max_error}

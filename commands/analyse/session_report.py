@@ -9,6 +9,7 @@ from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.options import load_settings
 from kvproxy.commands.output import print_note, print_text, progress_bar
 from kvproxy.commands.tables import digest_column, print_table, text_column
+from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ def read_session_report(log: Path, sessions: bool, model: str, data: Path | None
 
 
 def print_losses(report: "SessionReport", top: int) -> None:
-    from kvproxy.journal.sessions.ledger import main_cause
-
     _print_sums(report)
     print_table(ledger_rows(report.ledger))
     if report.changed:

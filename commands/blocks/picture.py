@@ -1,13 +1,13 @@
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines, tier_line
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
 _COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
@@ -75,9 +75,6 @@ def _print_slots(blocks: list[dict[str, Any]], chains: list[dict[str, Any]]) -> 
 
 
 def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     console = Console()
     width = max(_MIN_WIDTH, min(console.width, _MAX_WIDTH) - 2)
     blocks_per_cell = -(-len(states) // (width * _ROWS))
@@ -97,9 +94,7 @@ def _draw_pool(states: list[str], stats: dict[str, Any]) -> None:
         print_text(f" {group}")
 
 
-def _legend_text(stats: dict[str, Any], blocks_per_cell: int) -> "Text":
-    from rich.text import Text
-
+def _legend_text(stats: dict[str, Any], blocks_per_cell: int) -> Text:
     legend = Text(" ")
     counts = stats | {"free": stats["free"] - stats["cached"], "used": stats["used"] - stats["pinned"]}
     for state in _PRECEDENCE if stats["pinned"] else ("used", "cached", "free"):

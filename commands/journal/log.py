@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from kvproxy.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
+from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
 from kvproxy.commands.options import JournalOptions, Limit, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
@@ -20,7 +22,7 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
-from kvproxy.units import tenant_name
+from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.journal.reader import RecordQuery
@@ -104,10 +106,7 @@ def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuest
 
 
 def _plot(journal: "JournalClient", query: "RecordQuery", file: Path) -> None:
-    from kvproxy.charts import Chart, ChartLine
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
     from kvproxy.journal.record import Layer
-    from kvproxy.units import format_seconds
 
     is_file = str(file) != "-"
     check_writable(file if is_file else None, PLOT_SUFFIXES)

@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kvproxy.charts import Chart
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_charts, print_text
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
+from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.charts import Chart
     from kvproxy.journal.savings import Saving, SavingsReport
     from kvproxy.journal.sessions.session_reader import LedgerReport
 
@@ -75,9 +76,7 @@ def _print_first_counted_day(since: float | None) -> None:
         print_text(f"All requests since {day} 00:00 UTC count: the journal stores these sums by day.")
 
 
-def _savings_charts(report: "SavingsReport", by: str) -> "list[Chart]":
-    from kvproxy.charts import Chart
-
+def _savings_charts(report: "SavingsReport", by: str) -> list[Chart]:
     def name(row: "Saving") -> str:
         return tenant_name(row.name) if by == "tenant" else row.name
 
@@ -180,8 +179,6 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
 
 
 def ledger_rows(report: "LedgerReport") -> Iterator[Row]:
-    from kvproxy.journal.sessions.ledger import CAUSES
-
     has_price = any(row.cost is not None for row in report.rows)
     for row in report.rows:
         yield {

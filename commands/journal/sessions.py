@@ -8,6 +8,7 @@ from kvproxy.commands.formatting import money, percent, table_time
 from kvproxy.commands.options import JournalOptions, duration_option
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
+from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
@@ -84,8 +85,6 @@ def _reused_share(session: "Session") -> str | None:
 
 
 def _session_row(session: "Session") -> Row:
-    from kvproxy.journal.sessions.ledger import main_cause
-
     return {
         "Session": session.id,
         digest_column("Tenant", 16, optional=True): tenant_name(session.tenant),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import typer
 
 from kvproxy.commands.options import Json
-from kvproxy.commands.output import Output, print_json
+from kvproxy.commands.output import Output, print_charts, print_json
 
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
@@ -64,6 +64,7 @@ def _command(function: CommandFunction) -> Callable[..., None]:
             print_json(output.document)
         else:
             output.show()
+            print_charts(output.charts)
         if output.exit_code:
             raise typer.Exit(output.exit_code)
 

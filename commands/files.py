@@ -14,7 +14,7 @@ from kvproxy.charts import Chart, save
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.optional_packages import require_package
 
-PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+_PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def read_bytes(file: Path) -> bytes:
@@ -74,9 +74,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     Args:
         suffixes: allowed suffixes; without any, all are allowed.
 
-    Raises:
-        InvalidRequest: the folder is missing or read-only, or the suffix is not allowed.
-        SettingsError: a plot requires matplotlib, which is not installed.
+    Raises InvalidRequest if the folder is missing or read-only, or the suffix is not allowed.
     """
     if file is None:
         return
@@ -89,8 +87,14 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
         raise InvalidRequest(
             f"cannot plot to {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}"
         )
-    if suffixes == PLOT_SUFFIXES:
+
+
+def checked_plot(file: Path | None) -> Path | None:
+    """Check, before long work, that charts can be saved in a file. Raises as `check_writable`."""
+    check_writable(file, _PLOT_SUFFIXES)
+    if file is not None:
         require_package("matplotlib")
+    return file
 
 
 def save_charts(charts: Sequence[Chart], file: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvproxy.commands.files import checked_plot
 from kvproxy.proxy_client.cache import CacheClient, open_cache
 from kvproxy.proxy_client.client import ProxyClient, configured_token, configured_url
 from kvproxy.units import parse_bytes, parse_seconds
@@ -75,7 +76,10 @@ ApiKey = Annotated[
     typer.Option("--api-key", envvar="OPENAI_API_KEY", help="API key of the client, which selects its tenant."),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.")
+    Path | None,
+    typer.Option(
+        "--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=checked_plot
+    ),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
 LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]

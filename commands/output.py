@@ -21,12 +21,13 @@ class Output:
 
     Attributes:
         document: printed with `--json`.
-        show: prints the result for people.
+        show: prints the result for people, and charts after it at a terminal.
     """
 
     document: Any
     show: Callable[[], None]
     exit_code: int = 0
+    charts: Sequence[Chart] = ()
 
 
 def text_output(document: Any, text: str) -> Output:

@@ -48,11 +48,10 @@ def calibrate(
 
     Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts, stdin_or_path
+    from kvproxy.commands.files import save_charts, stdin_or_path
     from kvproxy.errors import SettingsError
     from kvproxy.offline import calibration
 
-    check_writable(plot, PLOT_SUFFIXES)
     settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
     if stream is not None and pairs is None:
         with progress_bar("replaying") as progress:

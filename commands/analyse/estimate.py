@@ -4,19 +4,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import (
-    DEMO_TOKENIZER_NOTE,
     BlockSize,
     Log,
     LogModel,
     Tokenizer,
     format_pool_size,
     parse_sizes,
-    print_unread_lines,
+    print_reading_notes,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot, load_settings
-from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
+from kvproxy.commands.output import Output, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import plural
 
@@ -58,7 +57,7 @@ def estimate(
     """
     import asyncio
 
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, read_text, save_charts
+    from kvproxy.commands.files import read_text, save_charts
     from kvproxy.offline.estimate import estimate as run
     from kvproxy.offline.estimate import estimate_charts
     from kvproxy.offline.request_log import read_log
@@ -67,7 +66,6 @@ def estimate(
     report = read_session_report(log, sessions, model, data)
     if report is not None:
         return Output(asdict(report), lambda: print_costs(report))
-    check_writable(plot, PLOT_SUFFIXES)
     settings = load_settings(data=data, journal=_price_settings(price))
     loaded, sizes = LocalTokenizer(tokenizer or "demo"), parse_sizes(blocks, 2)
     content = read_log(log, read_text(log), model)
@@ -79,13 +77,10 @@ def estimate(
 
     def show() -> None:
         _print_estimate(found, prefill_and_decode_rate, currency)
-        print_charts(charts)
-        print_unread_lines(content)
-        if tokenizer is None:
-            print_note(DEMO_TOKENIZER_NOTE)
+        print_reading_notes(content, tokenizer)
 
     more = {"skipped_lines": content.skipped, "failures": len(content.errors), "currency": currency}
-    return Output(_json_document(found, prefill_and_decode_rate) | more, show)
+    return Output(_json_document(found, prefill_and_decode_rate) | more, show, charts=charts)
 
 
 def _price_settings(price: str | None) -> dict[str, Any] | None:

@@ -5,18 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import (
-    DEMO_TOKENIZER_NOTE,
     BlockSize,
     Log,
     LogModel,
     Tokenizer,
     format_pool_size,
-    print_unread_lines,
+    print_reading_notes,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data, load_settings
-from kvproxy.commands.output import Output, print_note, print_text, progress_bar
+from kvproxy.commands.output import Output, print_text, progress_bar
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ def lint(
             print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
         elif any(report.savings for report in found.families):
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
-        print_unread_lines(content)
-        if tokenizer is None:
-            print_note(DEMO_TOKENIZER_NOTE)
+        print_reading_notes(content, tokenizer)
 
     return Output(_json_document(found), show)
 

@@ -22,10 +22,8 @@ Tokenizer = Annotated[
 BlockSize = Annotated[int, typer.Option(help="Tokens per block of the engine's prefix cache.", min=1)]
 LogModel = Annotated[str, typer.Option("--model", help="Model of requests without a model.")]
 
-DEMO_TOKENIZER_NOTE = "tokens are counted with the demo model's tokenizer: give --tokenizer for your model"
 
-
-def print_unread_lines(log: "RequestLog") -> None:
+def print_reading_notes(log: "RequestLog", tokenizer: str | None) -> None:
     for error in log.errors[:5]:
         print_note(f"line {error.line}: {error.message}")
     if log.plain_lines:
@@ -33,6 +31,8 @@ def print_unread_lines(log: "RequestLog") -> None:
         print_note(f"skipped {plural(len(log.plain_lines), 'line')} without a JSON object: {first}")
     if skipped := log.skipped - len(log.plain_lines):
         print_note(f"skipped {plural(skipped, 'line')} without a successful request to a cached API")
+    if tokenizer is None:
+        print_note("tokens are counted with the demo model's tokenizer: give --tokenizer for your model")
 
 
 def format_pool_size(blocks: int, block_size: int) -> str:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvproxy.commands.analyse.options import parse_sizes
-from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors, save_charts
+from kvproxy.commands.files import check_writable, explain_write_errors, save_charts
 from kvproxy.commands.options import Plot
-from kvproxy.commands.output import Output, print_charts, print_note, print_text, progress_bar
+from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import parse_bytes, plural
 
@@ -87,7 +87,6 @@ def simulate(
 
     if not trace.exists():
         raise NotFound(f"no trace {trace}: check the path")
-    check_writable(plot, PLOT_SUFFIXES)
     check_writable(report, (".html",))
     if engine.prefill_rate <= 0:
         raise typer.BadParameter("--prefill-rate must be above 0")
@@ -123,12 +122,7 @@ def simulate(
     if report is not None:
         with explain_write_errors(report):
             write_report(plan, report)
-
-    def show() -> None:
-        _print_plan(plan)
-        print_charts(charts)
-
-    return Output(_json_document(plan), show)
+    return Output(_json_document(plan), lambda: _print_plan(plan), charts=charts)
 
 
 def _reject_options(values: Mapping[str, object], mode: str) -> None:

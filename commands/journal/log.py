@@ -8,7 +8,7 @@ import typer
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
-from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
+from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
 from kvproxy.commands.options import JournalOptions, Limit, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
@@ -109,7 +109,7 @@ def _plot(journal: "JournalClient", query: "RecordQuery", file: Path) -> None:
     from kvproxy.journal.record import Layer
 
     is_file = str(file) != "-"
-    check_writable(file if is_file else None, PLOT_SUFFIXES)
+    checked_plot(file if is_file else None)
     found = journal.layer_counts(query)
     lines = [
         ChartLine(layer, [found.start + place * found.step for place in range(len(counts))], counts)

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kvproxy.charts import Chart
+from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
-from kvproxy.commands.output import Output, print_charts, print_text
+from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
 from kvproxy.journal.sessions.ledger import CAUSES
 from kvproxy.units import plural, tenant_name
@@ -48,21 +49,14 @@ def savings(
 
     Example: kvproxy savings --ledger
     """
-    from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, save_charts
-
     if ledger:
         found = source.open().ledger(since)
         return Output(asdict(found) | _first_counted_day(since), lambda: _print_ledger(found, since, layout))
-    check_writable(plot, PLOT_SUFFIXES)
     report = source.open().savings(by, since)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
-
-    def show() -> None:
-        _print_savings(report, by, since, layout)
-        print_charts(charts)
-
-    return Output(asdict(report) | _first_counted_day(since), show)
+    document = asdict(report) | _first_counted_day(since)
+    return Output(document, lambda: _print_savings(report, by, since, layout), charts=charts)
 
 
 def _first_counted_day(since: float | None) -> dict[str, str | None]:

@@ -3,8 +3,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from kvproxy.errors import NotFound, ProxyUnreachable
-from kvproxy.proxy_client.client import ProxyClient, configured_url, quote_path_segment
+from kvproxy.errors import NotFound
+from kvproxy.proxy_client.client import ProxyClient, client_of_running_proxy, quote_path_segment
 
 if TYPE_CHECKING:
     from kvproxy.index.store import UsageKey
@@ -83,13 +83,9 @@ def open_cache(
     the configured store. `create` creates a missing store of `store` or `data`.
     """
     is_named = store is not None or data is not None
-    if not is_named:
-        client = ProxyClient(url, token)
-        if client.is_reachable():
-            yield RemoteCache(client)
-            return
-        if url != configured_url():
-            raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read the store's file")
+    if not is_named and (client := client_of_running_proxy(url, token)) is not None:
+        yield RemoteCache(client)
+        return
     from kvproxy.checks.configured_store import open_configured_store, store_exists
     from kvproxy.pattern_redaction import load_redactor
     from kvproxy.proxy_client.direct_cache import DirectCache

@@ -146,6 +146,18 @@ def configured_url(data: Path | None = None) -> str:
     return _url_of(load_settings(data=data))
 
 
+def client_of_running_proxy(url: str, token: str | None) -> ProxyClient | None:
+    """Return a client of the proxy at the URL; None if no proxy answers at `configured_url`. Raises ProxyUnreachable."""
+    client = ProxyClient(url, token)
+    if client.is_reachable():
+        return client
+    if url != configured_url():
+        raise ProxyUnreachable(
+            f"no proxy answers at {url}: start one, or leave out --url to read the files of the proxy"
+        )
+    return None
+
+
 def used_data_folder(data: Path | None) -> Path | None:
     """Return `data`, or if it is None and KVPROXY_DATA is unset, the data folder of the running proxy at the configured URL.
 

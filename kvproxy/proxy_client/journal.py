@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
-from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
+from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.index.store import is_url
 from kvproxy.journal.reader import (
     Group,
@@ -32,7 +32,7 @@ from kvproxy.journal.sessions.session_reader import (
     Turn,
     turn_tree,
 )
-from kvproxy.proxy_client.client import ProxyClient, configured_url, quote_path_segment
+from kvproxy.proxy_client.client import ProxyClient, client_of_running_proxy, configured_url, quote_path_segment
 from kvproxy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -241,20 +241,14 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
     If `data` is None, open the journal of the proxy at the URL. If the URL is `configured_url` and no proxy answers, open
     the journal of the default data folder.
     """
-    if data is None:
-        client = ProxyClient(url, token)
-        if client.is_reachable():
-            health = client.get("/health")
-            folder = health.get("data")
-            if isinstance(folder, str) and _has_journal(Path(folder), health.get("journal")):
-                return DirectJournal(Path(folder))
-            # The folder is on another machine, or hidden from this client.
-            if isinstance(folder, str) or url != configured_url():
-                return RemoteJournal(client)
-        elif url != configured_url():
-            raise ProxyUnreachable(
-                f"cannot reach {url}: start the proxy, or leave out --url to read the journal's file"
-            )
+    if data is None and (client := client_of_running_proxy(url, token)) is not None:
+        health = client.get("/health")
+        folder = health.get("data")
+        if isinstance(folder, str) and _has_journal(Path(folder), health.get("journal")):
+            return DirectJournal(Path(folder))
+        # The folder is on another machine, or hidden from this client.
+        if isinstance(folder, str) or url != configured_url():
+            return RemoteJournal(client)
     return DirectJournal(load_settings(data=data).data)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.commands.files import PLOT_SUFFIXES, check_writable, explain_write_errors
+from kvproxy.commands.files import check_writable, checked_plot, explain_write_errors
 from kvproxy.errors import InvalidRequest, KvproxyError, SettingsError
 from kvproxy.index.store import NewEntry, open_store
 from tests.commands.run import NOWHERE, ROOT, Demo, ask, command, kvproxy, printed_facts, result, variables
@@ -154,11 +154,11 @@ def test_a_missing_folder_is_reported_before_the_work(arguments: list[str], opti
 
 
 def test_unwritable_files_are_reported(tmp_path: Path) -> None:
-    check_writable(None, PLOT_SUFFIXES)
-    check_writable(tmp_path / "a.SVG", PLOT_SUFFIXES)
+    checked_plot(None)
+    checked_plot(tmp_path / "a.SVG")
     check_writable(Path("/dev/null"))
     with pytest.raises(InvalidRequest, match=r"must end in \.png, \.svg or \.pdf"):
-        check_writable(tmp_path / "a.gif", PLOT_SUFFIXES)
+        checked_plot(tmp_path / "a.gif")
     with pytest.raises(InvalidRequest, match="name a file"):
         check_writable(tmp_path)
 

@@ -161,7 +161,7 @@ def test_an_unknown_column_and_a_stopped_proxy_have_a_hint(tmp_path: Path) -> No
         # The journal of the default data folder would be that of another proxy.
         done = kvproxy(*arguments, "--url", url, KVPROXY_DATA=str(tmp_path))
         assert (done.returncode, done.stdout) == (4, ""), arguments
-        assert f"cannot reach {url}" in done.stderr
+        assert f"no proxy answers at {url}" in done.stderr
 
 
 def test_an_unreachable_store_is_one_line(tmp_path: Path) -> None:

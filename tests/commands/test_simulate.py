@@ -35,16 +35,6 @@ def test_rates_are_shares_of_the_tokens(tmp_path: Path) -> None:
     assert found["rates"]["lru"][-1] == found["unlimited"] == 32 / 54
 
 
-def test_wrong_usage(tmp_path: Path) -> None:
-    trace = DATA / "mooncake-300.jsonl"
-    assert kvproxy("simulate", trace, "--policies", "mru").returncode == 2
-    assert kvproxy("simulate", trace, "--blocks", "many").returncode == 2
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("nonsense\n")
-    done = kvproxy("simulate", bad)
-    assert (done.returncode, "line 1: not JSON" in done.stderr) == (2, True)
-
-
 def test_memory_sets_the_pools_of_a_fleet() -> None:
     trace = DATA / "mooncake-300.jsonl"
     options = ("simulate", trace, "--engines", 2, "--bytes-per-token", 1024, "--memory")
@@ -69,9 +59,11 @@ def test_options_without_effect_on_a_fleet_are_an_error(
     assert "cannot be used with --engines or --ttft" in done.stderr
 
 
-def test_options_that_exclude_each_other() -> None:
+def test_wrong_usage() -> None:
     trace = DATA / "mooncake-300.jsonl"
     for options, message in (
+        (("--policies", "mru"), "unknown policy 'mru': use lru"),
+        (("--blocks", "many"), "--blocks takes integers of at least 1"),
         (("--engines", 2, "--ttft", 60), "--engines cannot be used with --ttft"),
         (("--event-loss", 0.5), "--event-loss cannot be used without --engines or --ttft"),
         (("--blocks", 1000, "--memory", "1GiB"), "--blocks and --memory exclude each other"),

@@ -1,14 +1,15 @@
 """kvproxy top."""
 
 import contextlib
-import json
 import re
-import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+
+import httpx
+import pytest
 
 from kvproxy.settings import load_settings
-from tests.commands.run import Demo, ask, kvproxy
+from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.terminal import top
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
@@ -18,31 +19,24 @@ from tests.servers import run_proxy
 COLOURED = re.compile(rb"\x1b\[(\d+;)*([34][0-8]|9[0-7]|10[0-7])(;\d+)*m")
 
 
-def test_top_prints_json_lines(demo: Demo) -> None:
+def test_top_prints_one_update(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     url = demo[0]
     ask(url, "What is a token?", "For the test of top.")
 
-    stopped = threading.Event()
+    def exact_hits() -> list[str]:
+        return re.findall(
+            r'^kvproxy_requests_total{endpoint="chat",layer="exact".*', httpx.get(f"{url}/metrics").text, re.M
+        )
 
-    def traffic() -> None:
-        while not stopped.is_set():
-            ask(url, "What is a token?", "For the test of top.")
+    def sleep(seconds: float) -> None:
+        before = exact_hits()
+        ask(url, "What is a token?", "For the test of top.")
+        until(lambda: exact_hits() != before)
 
-    last: dict[str, Any] = {}
-
-    def counts_traffic() -> bool:
-        done = kvproxy("top", "--json", "--interval", 0.3, url=url)
-        assert done.returncode == 0, done.stderr
-        last.update(json.loads(done.stdout))
-        return last["per_second"]["exact"] > 0
-
-    thread = threading.Thread(target=traffic)
-    thread.start()
-    try:
-        until(counts_traffic)
-    finally:
-        stopped.set()
-        thread.join()
+    monkeypatch.setattr("kvproxy.commands.top.time", SimpleNamespace(sleep=sleep))
+    last = result("top", url=url)
+    monkeypatch.undo()
+    assert last["per_second"]["exact"] > 0
     assert (last["from_cache"], last["first_byte_ms"]["error"], last["blocks"]["num_blocks"]) == (1.0, None, 512)
     assert min(last["first_byte_ms"]["exact"], last["requests"]["forward"], last["entries"]) > 0
     page = kvproxy("top", "--once", "--interval", 0.1, url=url, COLUMNS="20").stdout

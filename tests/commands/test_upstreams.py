@@ -104,14 +104,16 @@ def test_a_block_id_never_selects_another_route(demo: Demo) -> None:
         assert (done.returncode, done.stdout) == (3, "")
 
 
-def test_a_server_that_is_not_a_kvproxy_is_reported() -> None:
+@pytest.mark.parametrize("answer", [Response("<html>"), JSONResponse({"detail": "Not Found"}, 404)])
+def test_a_server_that_is_not_a_kvproxy_is_reported(answer: Response) -> None:
     async def page(request: Request) -> Response:
-        return Response("<html>", media_type="text/html")
+        return answer
 
     with run_upstream(page) as url:
-        for arguments in (("blocks", "stats"), ("upstreams",), ("explain", "x", "--model", "m")):
+        for arguments in (("blocks", "stats"), ("blocks", "pins"), ("reload",), ("explain", "x", "--model", "m")):
             done = kvproxy(*arguments, url=url)
-            assert (done.returncode, "is not a kvproxy" in done.stderr) == (1, True)
+            told = f"kvproxy: the server at {url} is not a kvproxy: correct --url\n"
+            assert (done.returncode, done.stderr) == (1, told)
         assert kvproxy("cache", "ls", url=url).returncode == 4
         checks = {check["check"]: check for check in json.loads(kvproxy("doctor", "--json", url=url).stdout)}
         assert "is not kvproxy" in checks["proxy"]["detail"]
@@ -168,19 +170,6 @@ def test_doctor_reports_a_proxy_whose_upstream_is_down(tmp_path: Path) -> None:
         assert listed.startswith("#\tUpstream\t")
         assert f"\n1\t{NOWHERE}\t" in listed
         assert f"\ncannot reach the upstream {NOWHERE}" in listed
-
-
-def test_another_server_is_no_proxy() -> None:
-    async def answer(request: Request) -> Response:
-        return JSONResponse({"detail": "Not Found"}, 404)
-
-    with run_upstream(answer) as url:
-        for command in (["reload"], ["upstreams"], ["blocks", "pins"]):
-            done = kvproxy(*command, url=url)
-            assert (done.returncode, done.stderr) == (
-                1,
-                f"kvproxy: the server at {url} is not a kvproxy: correct --url\n",
-            )
 
 
 def test_serve_reads_the_settings_of_its_data_folder(demo: Demo, tmp_path: Path) -> None:

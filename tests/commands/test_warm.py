@@ -213,37 +213,27 @@ def test_each_line_is_in_one_count_and_a_failed_request_determines_no_field(tmp_
     ("status", "code"),
     [("other; hit, kvproxy; fwd=bypass", 1), ("kvproxy; fwd=uri-miss; stored", 0), ("kvproxy; hit", 0), ("", 0)],
 )
-def test_warm_fails_if_the_cache_stores_nothing(tmp_path: Path, status: str, code: int) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one\ntwo")
+def test_warm_fails_if_the_cache_stores_nothing(status: str, code: int) -> None:
     with Upstream(headers={"cache-status": status} if status else None).run() as url:
-        done = kvproxy("warm", prompts, url=url)
+        done = kvproxy("warm", "-", url=url, stdin=b"one\ntwo")
         assert (done.returncode, "nothing was stored" in done.stderr) == (code, bool(code))
-        assert kvproxy("warm", prompts, "--prefix-only", url=url).returncode == 0
+        assert kvproxy("warm", "-", "--prefix-only", url=url, stdin=b"one\ntwo").returncode == 0
 
 
-def test_responses_that_are_not_stored_are_named(tmp_path: Path) -> None:
+def test_responses_that_are_not_stored_and_failures_are_named() -> None:
     async def answer(request: Request) -> Response:
-        stored = b"two" not in await request.body()
-        return JSONResponse({}, headers={"cache-status": f"kvproxy; fwd=uri-miss{'; stored' if stored else ''}"})
+        body = await request.body()
+        if b"three" in body:
+            return JSONResponse({"error": {"message": "no such user"}}, 422)
+        stored = "" if b"two" in body else "; stored"
+        return JSONResponse({}, headers={"cache-status": f"kvproxy; fwd=uri-miss{stored}"})
 
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one\ntwo\nthree")
     with run_upstream(answer) as url:
-        done = kvproxy("warm", prompts, "--model", "m", url=url)
+        done = kvproxy("warm", "-", "--model", "m", url=url, stdin=b"one\ntwo")
+        failed = kvproxy("warm", "-", "--model", "m", url=url, stdin=b"one\ntwo\nthree")
     told = "not stored: line 2: truncated, private, no-store, or excluded by a rule\n"
     assert (done.returncode, done.stderr) == (0, told)
-
-
-def test_a_failure_has_the_status_of_the_response(tmp_path: Path) -> None:
-    async def answer(request: Request) -> Response:
-        return JSONResponse({"error": {"message": "no such user"}}, 422)
-
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one")
-    with run_upstream(answer) as url:
-        done = kvproxy("warm", prompts, "--model", "m", url=url)
-    assert (done.returncode, done.stderr) == (1, "line 1: HTTP 422: no such user\n")
+    assert (failed.returncode, failed.stderr) == (1, f"{told}line 3: HTTP 422: no such user\n")
 
 
 def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -> None:

@@ -115,6 +115,10 @@ def test_a_transcript_is_read_by_its_texts(tmp_path: Path) -> None:
         ("a.jsonl", lines({"input_length": 9, "timestamp": 1}, {"input_length": 9}), "line 2: has no timestamp"),
         ("a.jsonl", lines({"input_length": 9}, {"input_length": -1}), "line 2: bad request"),
         ("a.jsonl", "\ud83d", "line 1: not JSON"),
+        ("a.jsonl", lines({"tokens": [1]}, {"tokens": "x"}), "line 2: bad request"),
+        ("a.jsonl", lines({"tokens": [1]}, []), "line 2: expected a JSON object"),
+        ("a.jsonl", lines({"hash_ids": [1], "input_length": 600}, {}), "line 2: bad request"),
+        ("a.jsonl", lines({"other": 1}), "line 1: expected hash_ids"),
         ("a.txt", "", "line 1: the file is empty"),
     ],
 )

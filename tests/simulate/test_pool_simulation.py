@@ -96,22 +96,6 @@ def test_default_sizes_of_a_small_trace_differ_by_a_tenth() -> None:
     assert all(larger >= 1.1 * smaller - 1 for smaller, larger in itertools.pairwise(sizes))
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ('{"tokens": [1]}\n{"tokens": "x"}\n', "line 2: bad request"),
-        ('{"tokens": [1]}\n[]\n', "line 2: expected a JSON object"),
-        ('{"hash_ids": [1], "input_length": 600}\n{}\n', "line 2: bad request"),
-        ('{"other": 1}\n', "line 1: expected hash_ids"),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, text: str, complaint: str) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(text)
-    with pytest.raises(TraceError, match=complaint):
-        read_chains(trace, 4)
-
-
 def lines(*requests: Any) -> str:
     return "".join(json.dumps(request) + "\n" for request in requests)
 

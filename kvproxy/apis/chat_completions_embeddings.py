@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question
-from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_integer, check_object, check_objects
+from kvproxy.apis.field_checks import (
+    allows_semantic,
+    check_common_fields,
+    check_integer,
+    check_messages,
+    check_object,
+    check_objects,
+)
 from kvproxy.apis.json import (
     Json,
     JsonMap,
@@ -178,7 +185,7 @@ class Chat(ChoicesApi):
 
     def check(self, body: JsonMap) -> None:
         check_common_fields(body)
-        _check_messages(body.get("messages"))
+        check_messages(body)
         check_integer(body, "top_logprobs", least=0, most=20)
         check_objects(body, "tools")
         check_object(body, "stream_options")
@@ -207,18 +214,6 @@ class Chat(ChoicesApi):
             numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
             yield {"index": index, "delta": {"tool_calls": numbered}, "logprobs": None, "finish_reason": None}
         yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")}
-
-
-def _check_messages(messages: Json) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages is required: a list with at least one message", param="messages")
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"messages[{number}] must be an object with a role", param=f"messages[{number}]")
-        if not isinstance(message.get("content"), str | list | None):
-            raise InvalidRequest(
-                f"messages[{number}].content must be a text or a list", param=f"messages[{number}].content"
-            )
 
 
 class Completions(ChoicesApi):

@@ -1,5 +1,7 @@
 """Checks of fields. Each raises InvalidRequest with the field and its valid values."""
 
+from types import NoneType
+
 from kvproxy.apis.json import Json, JsonMap
 from kvproxy.errors import InvalidRequest
 
@@ -51,6 +53,17 @@ def check_common_fields(body: JsonMap, *, least_tokens: int = 1) -> None:
     check_integer(body, "seed")
     check_flag(body, "stream")
     check_texts(body, "stop")
+
+
+def check_messages(body: JsonMap, content: tuple[type, ...] = (str, list, NoneType)) -> None:
+    """Check that `messages` is a list of objects with a role, and a content of one of these types."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages is required: a list with at least one message", param="messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"messages[{number}] must be an object with a role", param=f"messages[{number}]")
+        _require(isinstance(message.get("content"), content), f"messages[{number}].content", "a text or a list")
 
 
 def check_flag(body: JsonMap, name: str) -> None:

@@ -28,7 +28,7 @@ def loads(data: bytes) -> Json:
     return exact
 
 
-def dumps(value: Json, *, sort_keys: bool = False) -> bytes:
+def dumps(value: object, *, sort_keys: bool = False) -> bytes:
     try:
         # orjson's result has a buffer of at least 4 KiB, which a copy does not keep in memory.
         return bytes(memoryview(orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)))

@@ -7,6 +7,7 @@ from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common_fields,
     check_integer,
+    check_messages,
     check_object,
     check_objects,
     check_texts,
@@ -19,7 +20,6 @@ from kvproxy.apis.json import (
     as_list,
     as_object,
     as_text,
-    field,
     loads,
     objects,
     text_of,
@@ -110,8 +110,7 @@ class Messages(Api):
     def check_prompt(self, body: JsonMap) -> None:
         """Check the fields that requests to `/v1/messages/count_tokens` also have. Raises InvalidRequest."""
         check_common_fields(body)
-        if not _is_message_list(body.get("messages")):
-            raise InvalidRequest("messages is required: a list of objects with role and content", param="messages")
+        check_messages(body, (str, list))
         if not isinstance(body.get("system"), str | list | None):
             raise InvalidRequest("system must be a text or a list of text blocks", param="system")
         check_texts(body, "stop_sequences")
@@ -168,16 +167,6 @@ def anthropic_error(error: KvproxyError) -> JsonObject:
 
 def encode_typed_event(data: JsonObject) -> bytes:
     return encode_event(data, as_text(data["type"]))
-
-
-def _is_message_list(messages: Json) -> bool:
-    return (
-        bool(messages)
-        and isinstance(messages, list)
-        and all(
-            isinstance(field(turn, "role"), str) and isinstance(field(turn, "content"), str | list) for turn in messages
-        )
-    )
 
 
 def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]:

@@ -6,12 +6,11 @@ from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.backends.protocol import Backend
 from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
-from kvproxy.settings import Settings, UpstreamServer
+from kvproxy.settings import Settings
 
 if TYPE_CHECKING:
     from kvproxy.engine.async_llm import AsyncLLM
     from kvproxy.upstreams.fleet import Fleet
-    from kvproxy.upstreams.fleet_engine import FleetEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +48,12 @@ def _build_embedded(settings: Settings) -> BuiltBackend:
 
 def _build_fleet(settings: Settings) -> BuiltBackend:
     from kvproxy.upstreams.fleet import Fleet
+    from kvproxy.upstreams.fleet_engine import FleetEngine
     from kvproxy.upstreams.fleet_prefix_cache import FleetPrefixCache
     from kvproxy.upstreams.prompt_tokenizer import load_tokenizer
 
-    engines = [_build_engine(server, settings) for server in settings.servers]
+    engines = [FleetEngine(server, settings) for server in settings.servers]
     if len({engine.url for engine in engines}) < len(engines):
         raise SettingsError("two upstreams have the same URL: set a weight if one is faster", param="upstreams")
     fleet = Fleet(engines, load_tokenizer(settings.forward.tokenizer), settings.routing)
     return BuiltBackend(fleet, FleetPrefixCache(fleet), fleet=fleet)
-
-
-def _build_engine(server: UpstreamServer, settings: Settings) -> "FleetEngine":
-    from kvproxy.upstreams.fleet_engine import FleetEngine
-    from kvproxy.upstreams.llama.server import LlamaServer
-
-    engine = FleetEngine(server, settings.forward, settings.routing, settings.limits)
-    if engine.mirror is None:
-        engine.llama = LlamaServer(engine.client, settings.slots, settings.data, load_cipher(settings.encryption))
-    return engine

@@ -7,22 +7,22 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
+from kvproxy.encryption import load_cipher
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.mirror.prefix_match import HashedPrompt
 from kvproxy.mirror.sequencer import StreamStatus
-from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings
-from kvproxy.settings.access import LimitSettings
+from kvproxy.settings import Settings, UpstreamServer
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
+from kvproxy.upstreams.llama.server import LlamaServer
+from kvproxy.upstreams.llama.slots import SlotsStatus
 from kvproxy.upstreams.mirror_monitor import MirrorMonitor, ReuseStats
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad
 
 if TYPE_CHECKING:
     from kvproxy.mirror.mirror import Mirror
-    from kvproxy.upstreams.llama.server import LlamaServer
-    from kvproxy.upstreams.llama.slots import SlotsStatus
 
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
@@ -47,29 +47,28 @@ class EngineStatus:
     metrics: EngineMetrics | None
     notes: tuple[str, ...]  # Problems with their fixes.
     advice: tuple[str, ...]
-    slots: "SlotsStatus | None"
+    slots: SlotsStatus | None
 
 
 class FleetEngine:
     """An upstream with its mirror, load, and health. Raises SettingsError if the address of its KV events is invalid."""
 
-    def __init__(
-        self,
-        server: UpstreamServer,
-        forward: UpstreamSettings,
-        routing: RoutingSettings,
-        limits: LimitSettings = LimitSettings(),
-    ) -> None:
+    def __init__(self, server: UpstreamServer, settings: Settings) -> None:
+        routing = settings.routing
         self.url = server.url
         self.weight = server.weight
-        self.client = UpstreamClient(server, forward, limits)
+        self.client = UpstreamClient(server, settings.forward, settings.limits)
         self.health = Health(self.client, routing.eject_after, routing.health_timeout)
         self.load = EngineLoad()
         self.sent = 0
         self.mirror = _make_mirror(server)
         self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
-        self.llama: LlamaServer | None = None  # Of a server that may be llama.cpp: it publishes no KV events.
+        self.llama: LlamaServer | None = None
+        if self.mirror is None:
+            # A server without KV events may be llama.cpp.
+            cipher = load_cipher(settings.encryption)
+            self.llama = LlamaServer(self.client, settings.slots, settings.data, cipher)
         self._monitor = None if self.mirror is None else MirrorMonitor(server, self.mirror)
         self._problems: list[str] = []
         self._metrics: tuple[float, EngineMetrics] | None = None

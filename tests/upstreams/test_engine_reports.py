@@ -18,7 +18,7 @@ from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.checks.servers import check_proxy
 from kvproxy.errors import KvproxyError
 from kvproxy.mirror.mirror import Mirror
-from kvproxy.settings import RoutingSettings, UpstreamServer, UpstreamSettings, load_settings
+from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor, ReuseStats
@@ -149,7 +149,7 @@ def test_missing_events_are_a_problem_after_computed_prompts() -> None:
 
 def test_the_reuse_that_an_engine_reports_is_added_for_each_model() -> None:
     server = UpstreamServer.model_validate({"url": "http://e", "kv_events": "tcp://127.0.0.1:1"})
-    engine = FleetEngine(server, UpstreamSettings(), RoutingSettings())
+    engine = FleetEngine(server, load_settings())
     counted: list[tuple[int, bool]] = []
 
     class Monitor:

@@ -1,16 +1,15 @@
-import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
-import orjson
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import dumps
 from kvproxy.blocks.row_types import BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
 from kvproxy.http.request_bodies import read_api_request, read_body
@@ -25,12 +24,7 @@ T = TypeVar("T", bound=str)
 
 def reply(value: object, headers: dict[str, str] | None = None) -> Response:
     """Return a JSON response; the value may contain dataclasses."""
-    try:
-        written = orjson.dumps(value)
-    except TypeError:
-        # A stored request may contain an integer beyond 64 bits.
-        written = json.dumps(value).encode()
-    return Response(written, media_type="application/json", headers=headers)
+    return Response(dumps(value), media_type="application/json", headers=headers)
 
 
 def fields_of(row: Row) -> dict[str, object]:

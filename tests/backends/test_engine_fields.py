@@ -1,15 +1,12 @@
 """Fields of the embedded engine: echo, log-probabilities, priorities, and sampling defaults."""
 
-import json
 from itertools import accumulate
 from typing import Any
 
 import httpx
 import pytest
 
-from kvproxy.apis.codecs import CODECS
 from kvproxy.http.services import Services
-from tests.engine.models import load, random_model
 
 PROMPT = "What is a block? A block is a run of tokens. What is a block?"
 
@@ -56,22 +53,6 @@ def test_a_prompt_is_scored_without_generated_tokens(demo: tuple[str, Services])
     assert one["token_logprobs"] == one["top_logprobs"] == [None]
 
 
-def test_a_scored_prompt_streams_and_is_cached(demo: tuple[str, Services]) -> None:
-    body = {"model": "demo", "prompt": "A scored prompt of the cache.", "max_tokens": 0, "echo": True, "logprobs": 1}
-    url = f"{demo[0]}/v1/completions"
-    first = httpx.post(url, json=body, timeout=60)
-    again = httpx.post(url, json=body, timeout=60)
-    assert "hit" in again.headers["cache-status"]
-    assert again.json()["choices"] == first.json()["choices"]
-    assert "hit" not in httpx.post(url, json=body | {"logprobs": 0}, timeout=60).headers["cache-status"]
-    assert "hit" not in httpx.post(url, json=body | {"max_tokens": 1}, timeout=60).headers["cache-status"]
-    for headers in ({}, {"cache-control": "no-cache"}):
-        streamed = httpx.post(url, json=body | {"stream": True}, headers=headers, timeout=60)
-        chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == body["prompt"]
-    assert chunks[0]["choices"][0]["logprobs"]["tokens"] == first.json()["choices"][0]["logprobs"]["tokens"]
-
-
 def chat(demo: tuple[str, Services], question: str, **fields: Any) -> httpx.Response:
     body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 4, "temperature": 0}
     return httpx.post(f"{demo[0]}/v1/chat/completions", json=body | fields, timeout=60)
@@ -95,39 +76,11 @@ def test_prompt_log_probabilities_have_vllms_format(demo: tuple[str, Services], 
             assert all((other["rank"] < chosen["rank"]) == (other["logprob"] > chosen["logprob"]) for other in others)
 
 
-def test_prompt_log_probabilities_of_a_chat_are_cached_for_equal_requests_only(demo: tuple[str, Services]) -> None:
-    question = "What is a block, and what is it for?"
-    chat(demo, question)
-    first = chat(demo, question, prompt_logprobs=1)
-    assert "hit" not in first.headers["cache-status"]
-    scores = first.json()["prompt_logprobs"]
-    assert len(scores) == first.json()["usage"]["prompt_tokens"]
+def test_prompt_log_probabilities_of_a_chat(demo: tuple[str, Services]) -> None:
+    answer = chat(demo, "What is a block, and what is it for?", prompt_logprobs=1).json()
+    scores = answer["prompt_logprobs"]
+    assert len(scores) == answer["usage"]["prompt_tokens"]
     assert (scores[0], set(next(iter(scores[1].values())))) == (None, {"logprob", "rank", "decoded_token"})
-    again = chat(demo, question, prompt_logprobs=1)
-    assert "hit" in again.headers["cache-status"]
-    assert again.json()["prompt_logprobs"] == scores
-    # A similar question has another prompt.
-    for count in (0, 1):
-        chat(demo, question, prompt_logprobs=count)
-        other = chat(demo, f"{question[:-1]} ?", prompt_logprobs=count)
-        assert "hit" not in other.headers["cache-status"]
-    streamed = chat(demo, question, prompt_logprobs=1, stream=True)
-    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")
-    assert chat(demo, question, prompt_logprobs=21).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("said", "temperature", "top_p", "top_k"),
-    [({}, 0.6, 0.9, 20), ({"temperature": 0, "top_p": 1, "top_k": 0}, 0, 1, 0), ({"temperature": 1.5}, 1.5, 0.9, 20)],
-)
-def test_sampling_defaults_come_from_the_model(
-    said: dict[str, Any], temperature: float, top_p: float, top_k: int
-) -> None:
-    model = random_model("llama")
-    model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, top_k=20)
-    recommended = load(model).default_sampling_params
-    found = CODECS["chat"].decode({"messages": []} | said, recommended).sampling
-    assert (found.temperature, found.top_p, found.top_k) == (temperature, top_p, top_k)
 
 
 def test_the_demo_model_recommends_greedy_sampling(demo: tuple[str, Services]) -> None:

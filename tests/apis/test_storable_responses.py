@@ -8,6 +8,7 @@ import pytest
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.sse import encode_event
 from kvproxy.flow.backend_response import UpstreamReader
 
 
@@ -68,6 +69,8 @@ REASONS = ("abort", "error", "cancelled", "content_filter", "length", "", None, 
         ("chat", {"choices": [{"index": 0, "finish_reason": "stop"}]}, LIMITS),
         ("chat", {"choices": [{}]}, LIMITS),
         ("chat", {"choices": []}, LIMITS),
+        ("chat", {"choices": 5}, LIMITS),
+        ("chat", {"choices": [None]}, LIMITS),
         ("embeddings", {"data": [{"embedding": []}]}, LIMITS),
         ("embeddings", {"data": [{"embedding": [1]}, {}]}, LIMITS),
         ("embeddings", {"data": [{"embedding": [1]}], "error": {}}, LIMITS),
@@ -83,6 +86,32 @@ REASONS = ("abort", "error", "cancelled", "content_filter", "length", "", None, 
 )
 def test_other_responses_are_not_storable(name: ApiName, whole: JsonObject, body: JsonObject) -> None:
     assert not APIS[name].is_storable(whole, body)
+
+
+def chunk(delta: JsonObject, reason: str | None = None) -> bytes:
+    return encode_event({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+
+MORE, STOP, DONE = chunk({"content": "Hello"}), chunk({}, "stop"), encode_event(b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("stream", "storable"),
+    [
+        (MORE + STOP + DONE, True),
+        (encode_event({"choices": [None]}) + STOP + DONE, False),
+        (MORE + STOP + chunk({}, "length") + STOP + DONE, False),
+        (MORE + STOP + DONE + MORE, False),
+        (MORE + STOP + MORE + DONE, False),
+        (MORE + DONE, False),
+        (MORE + STOP, False),
+    ],
+)
+def test_a_storable_stream_is_complete_and_ends(stream: bytes, storable: bool) -> None:
+    reader = UpstreamReader(APIS["chat"], stream=True, limit=100_000)
+    reader.push(stream)
+    whole = asyncio.run(reader.result())
+    assert (whole is not None and APIS["chat"].is_storable(whole, {})) == storable
 
 
 def test_stored_responses_without_an_index_are_replayed() -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.plain_upstream import run_plain_upstream
+from tests.requests import chat
 from tests.servers import run_front
 
 
@@ -19,8 +20,8 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
         httpx.Client(base_url=url, headers={"x-request-id": "mine"}) as client,
     ):
         for model, question in [("m", "one"), ("m", "two"), ("other", "one")]:
-            body = {"model": model, "messages": [{"role": "user", "content": question}]}
             headers = {"x-kvproxy-tags": f"{model}, v1 ,{model}", "cache-control": "confirm"}
+            body = chat(question, model=model)
             assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
         yield client
 

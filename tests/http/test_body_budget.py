@@ -13,6 +13,7 @@ import pytest
 from kvproxy.http.services import Services
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
+from tests.requests import chat
 from tests.servers import run_front
 from tests.statuses import makes_entry
 
@@ -28,17 +29,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield found
 
 
-def chat(text: str, **fields: object) -> bytes:
-    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **fields}).encode()
-
-
 @pytest.mark.parametrize(
     "many",
     [[{"a": 1}] * 600, [[]] * 1001, {f"k{number}": 1 for number in range(1001)}, [1] * 1001, ["a"] * 1001],
     ids=["objects", "lists", "members", "numbers", "texts"],
 )
 def test_a_body_of_too_many_items_is_refused_before_it_is_parsed(url: str, many: object) -> None:
-    answer = httpx.post(url + PATH, content=chat("Hi", documents=many))
+    answer = httpx.post(url + PATH, json=chat("Hi", documents=many))
     assert answer.status_code == 413
     assert "limits.items" in answer.json()["error"]["message"]
 
@@ -46,7 +43,7 @@ def test_a_body_of_too_many_items_is_refused_before_it_is_parsed(url: str, many:
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize("path", [PATH, "/v1/messages", "/admin/explain"])
 def test_a_body_beyond_the_limit_is_refused(url: str, announced: bool, path: str) -> None:
-    data = chat("x" * 600_000)
+    data = json.dumps(chat("x" * 600_000)).encode()
     parts = (data[start : start + 1000] for start in range(0, len(data), 1000))
     answer = httpx.post(url + path, content=data if announced else parts)
     assert answer.status_code == 413
@@ -55,7 +52,7 @@ def test_a_body_beyond_the_limit_is_refused(url: str, announced: bool, path: str
 
 
 def test_a_long_text_is_no_item(url: str) -> None:
-    assert httpx.post(url + PATH, content=chat("word " * 40_000)).status_code == 200
+    assert httpx.post(url + PATH, json=chat("word " * 40_000)).status_code == 200
 
 
 @contextlib.contextmanager
@@ -69,7 +66,7 @@ def unfinished(url: str, size: int) -> Iterator[None]:
 
 def test_unfinished_bodies_share_one_budget_which_small_requests_do_not_need(url: str) -> None:
     def ask(size: int) -> httpx.Response:
-        return httpx.post(url + PATH, content=chat("x" * size))
+        return httpx.post(url + PATH, json=chat("x" * size))
 
     with contextlib.ExitStack() as opened:
         for _ in range(4):

@@ -9,6 +9,7 @@ import pytest
 from kvproxy.http.services import Services
 from kvproxy.settings import Settings, load_settings
 from tests.http.conftest import Recorder
+from tests.requests import post
 from tests.servers import run_proxy, until_stored
 from tests.statuses import makes_entry
 
@@ -26,12 +27,6 @@ def proxy(recording: Recorder, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
-def ask(url: str, question: str = "hi", path: str = "chat/completions", **headers: str) -> httpx.Response:
-    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(f"{url}/v1/{path}", json=body, headers=named)
-
-
 @pytest.mark.parametrize(
     ("max_ttl", "kept"),
     [
@@ -46,28 +41,32 @@ def test_a_request_sets_the_lifetime_within_the_limit(
     with run_proxy(settings(tmp_path, recording.url, max_ttl=max_ttl)) as (url, services):
         for asked, seconds in kept.items():
             control = {"x_kvproxy_ttl": asked} if asked else {}
-            status = ask(url, f"for {asked}", cache_control="confirm", **control).headers["cache-status"]
+            status = post(url, f"for {asked}", cache_control="confirm", **control).headers["cache-status"]
             # A client sees how much of its lifetime is granted.
             assert ("; stored" in status, f"; ttl={seconds};" in status) == (True, asked != "")
             entry = services.answerer.store.list_entries(limit=1)[0]
             assert entry.expires - entry.created == pytest.approx(seconds)
             # How long an answer is kept is no part of the question; as with no-store, a stored answer is served.
-            assert "hit" in ask(url, f"for {asked}", x_kvproxy_ttl="0").headers["cache-status"]
-        assert not makes_entry(ask(url, "never", x_kvproxy_ttl="0").headers["cache-status"])
+            assert "hit" in post(url, f"for {asked}", x_kvproxy_ttl="0").headers["cache-status"]
+        assert not makes_entry(post(url, "never", x_kvproxy_ttl="0").headers["cache-status"])
 
 
 def test_cache_status_tells_why_a_request_was_forwarded(proxy: Proxy) -> None:
     url = proxy[0]
 
     def forwarded(**headers: str) -> str:
-        return ask(url, "why", **headers).headers["cache-status"].split("; ")[1]
+        return post(url, "why", **headers).headers["cache-status"].split("; ")[1]
 
     assert forwarded(cache_control="no-store") == forwarded(cache_control="no-cache, no-store") == "fwd=uri-miss"
     assert forwarded(cache_control="confirm") == "fwd=uri-miss"
     assert forwarded(cache_control="no-cache, no-store") == forwarded(cache_control="max-age=0") == "fwd=request"
     assert httpx.get(f"{url}/v1/other").headers["cache-status"] == "kvproxy; fwd=bypass"
     # Nothing was forwarded, so the response is the proxy's own (RFC 9211, section 2).
-    refused = [ask(url, "new", cache_control="only-if-cached"), ask(url, x_kvproxy_ttl="x"), httpx.get(f"{url}/health")]
+    refused = [
+        post(url, "new", cache_control="only-if-cached"),
+        post(url, x_kvproxy_ttl="x"),
+        httpx.get(f"{url}/health"),
+    ]
     assert [(answer.status_code, answer.headers.get("cache-status")) for answer in refused] == [
         (504, None),
         (400, None),
@@ -79,8 +78,8 @@ OURS = {"x_kvproxy_tags": "a", "x_kvproxy_ttl": "60", "X_KVProxy_Priority": "3"}
 
 
 def test_our_headers_end_here(proxy: Proxy, recorder: Recorder) -> None:
-    for path in ("chat/completions", "audio/speech"):
-        ask(proxy[0], "ends here", path=path, cache_control="max-age=5", x_other="kept", **OURS)
+    for path in ("/v1/chat/completions", "/v1/audio/speech"):
+        post(proxy[0], "ends here", path=path, cache_control="max-age=5", x_other="kept", **OURS)
     for headers in recorder.headers:
         assert not [name for name in headers if name.startswith("x-kvproxy-")]
         assert headers["x-other"] == "kept"
@@ -93,12 +92,12 @@ def test_a_chain_of_proxies_hands_them_on(recorder: Recorder, tmp_path: Path) ->
         run_proxy(settings(tmp_path / "back", recorder.url)) as (back, behind),
         run_proxy(settings(tmp_path / "front", back, chain=True)) as (front, before),
     ):
-        ask(front, **OURS)
+        post(front, **OURS)
         for services in (behind, before):
             until_stored(services)
             (entry,) = services.answerer.store.list_entries()
             assert (entry.tags, entry.expires - entry.created) == (("a",), pytest.approx(60.0))
         assert not [name for name in recorder.headers[0] if name.startswith("x-kvproxy-")]
         # A fresh answer is fresh all the way.
-        ask(front, cache_control="no-cache")
+        post(front, cache_control="no-cache")
         assert len(recorder.requests) == 2

@@ -17,6 +17,7 @@ from kvproxy.http.services import Services
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.processes import answers
+from tests.requests import chat, post
 from tests.servers import run_front, run_upstream
 
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
@@ -67,10 +68,6 @@ def proxy(hanging: tuple[str, Hanging], tmp_path_factory: pytest.TempPathFactory
         yield running
 
 
-def chat(question: str, **fields: object) -> dict[str, object]:
-    return {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/rerank"])
 def test_a_request_that_hangs_is_ended(proxy: tuple[str, Services], hanging: tuple[str, Hanging], path: str) -> None:
     def count() -> float:
@@ -79,7 +76,7 @@ def test_a_request_that_hangs_is_ended(proxy: tuple[str, Services], hanging: tup
         return float(found[1]) if found else 0.0
 
     before = count()
-    answer = httpx.post(proxy[0] + path, json=chat("hang", max_tokens=5), timeout=60)
+    answer = post(proxy[0], "hang", path, {"max_tokens": 5})
     assert answer.status_code == 504
     error = answer.json()["error"]
     assert "limits.request_seconds" in error["message"]
@@ -93,7 +90,7 @@ def test_a_request_that_hangs_is_ended(proxy: tuple[str, Services], hanging: tup
 def test_a_stream_that_goes_on_too_long_ends_with_an_error(
     proxy: tuple[str, Services], hanging: tuple[str, Hanging]
 ) -> None:
-    answer = httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat("x", stream=True), timeout=60)
+    answer = post(proxy[0], "x", fields={"stream": True})
     events = [line for line in answer.text.split("\n\n") if line]
     assert answer.status_code == 200
     assert events[0] + "\n\n" == EVENT.decode()
@@ -104,17 +101,15 @@ def test_a_stream_that_goes_on_too_long_ends_with_an_error(
 
 def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
     def ask(question: str, seconds: str) -> httpx.Response:
-        headers = {"x-kvproxy-timeout": seconds}
-        return httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat(question), headers=headers, timeout=60)
+        return post(proxy[0], question, x_kvproxy_timeout=seconds)
 
     for seconds in ("0.1", "0"):
         told = ask("hang", seconds).json()["error"]["message"]
         # It names what set the limit, and not the setting, which allows more.
         assert f"within {seconds} s, the limit of the header x-kvproxy-timeout" in told
         assert "limits.request_seconds" not in told
-    assert (
-        "within 1 s, the limit of the setting limits.request_seconds" in ask("hang", "1000").json()["error"]["message"]
-    )
+    told = ask("hang", "1000").json()["error"]["message"]
+    assert "within 1 s, the limit of the setting limits.request_seconds" in told
     assert {each.reason for each in proxy[1].answerer.journal.latest(3)} == {"error-timeout"}
     assert ask("Hi", "10").status_code == 200
     assert ask("Hi", "soon").status_code == 400
@@ -123,7 +118,7 @@ def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
 @pytest.mark.parametrize("field", ["n", "best_of"])
 def test_a_request_may_not_ask_for_any_number_of_answers(proxy: tuple[str, Services], field: str) -> None:
     for number, status in ((4, 200), (5, 400), (1e30, 400)):
-        answer = httpx.post(f"{proxy[0]}/v1/chat/completions", json=chat("n", **{field: number}))
+        answer = post(proxy[0], "n", fields={field: number})
         assert answer.status_code == status
     assert (answer.json()["error"]["param"], "limits.choices" in answer.text) == (field, True)
 

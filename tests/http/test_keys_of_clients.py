@@ -16,19 +16,13 @@ from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
 from tests.http.conftest import Recorder
 from tests.polling import until
+from tests.requests import post
 from tests.servers import run_proxy
 from tests.statuses import makes_entry
-
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def settings(data: Path, upstream: str, **fields: object) -> Settings:
     return load_settings(data=data, upstream=upstream, cache={"semantic": False}, **fields)
-
-
-def post(url: str, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(url + path, json=BODY, headers=named)
 
 
 def test_only_clients_are_answered(tmp_path: Path, recorder: Recorder) -> None:
@@ -37,7 +31,7 @@ def test_only_clients_are_answered(tmp_path: Path, recorder: Recorder) -> None:
     with run_proxy(found) as (url, services):
         for headers in ({}, {"authorization": "Bearer x"}, {"x_api_key": key_digest(one)}, {"authorization": one[:-1]}):
             for path in ("/v1/chat/completions", "/v1/rerank"):
-                refused = post(url, path, **headers)
+                refused = post(url, path=path, **headers)
                 code, text = (
                     ("invalid_api_key", "does not know") if headers else ("missing_api_key", "no API key was given")
                 )
@@ -50,10 +44,10 @@ def test_only_clients_are_answered(tmp_path: Path, recorder: Recorder) -> None:
         # Another client's answers are its own.
         assert "; stored" in post(url, api_key=two, cache_control="confirm").headers["cache-status"]
         assert {entry.tenant for entry in services.answerer.store.list_entries()} == {"client:one", "client:two"}
-        post(url, "/v1/rerank", authorization=f"Bearer {two}")
-        told = post(url, "/admin/explain", authorization=f"Bearer {one}", x_kvproxy_admin_token="operators").json()
+        post(url, path="/v1/rerank", authorization=f"Bearer {two}")
+        told = post(url, path="/admin/explain", authorization=f"Bearer {one}", x_kvproxy_admin_token="operators").json()
         assert (told["tenant"], told["layer"]) == ("client:one", "exact")
-        assert post(url, "/admin/explain", authorization=f"Bearer {one}").status_code == 401
+        assert post(url, path="/admin/explain", authorization=f"Bearer {one}").status_code == 401
     assert not [headers for headers in recorder.headers if one in str(headers) or two in str(headers)]
 
 

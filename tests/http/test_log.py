@@ -12,14 +12,14 @@ from kvproxy.http.services import Services
 from kvproxy.journal.reader import RecordQuery
 from kvproxy.journal.record import Record
 from tests.plain_upstream import run_plain_upstream
+from tests.requests import chat
 from tests.servers import run_front
 
 Running = tuple[httpx.Client, Services]
 
 
 def ask(client: httpx.Client, question: str, **fields: object) -> httpx.Response:
-    messages = [{"role": "user", "content": question}]
-    return client.post("/v1/chat/completions", json={"model": "m", "messages": messages, **fields})
+    return client.post("/v1/chat/completions", json=chat(question, **fields))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from kvproxy.http.services import Services
 from tests.plain_upstream import WHOLE
 from tests.polling import until
+from tests.requests import chat
 from tests.servers import run_front, run_upstream
 
 
@@ -42,9 +43,8 @@ def counted(url: str) -> dict[tuple[str, str], float]:
 
 
 def test_a_client_that_hangs_up_is_gone_and_no_error(url: str) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "slow"}]}
     with contextlib.suppress(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=0.3)
+        httpx.post(f"{url}/v1/chat/completions", json=chat("slow"), timeout=0.3)
     until(lambda: ("disconnected", "499") in counted(url))
     assert counted(url)["disconnected", "499"] == 1
     assert not [key for key in counted(url) if key[0] == "error"]

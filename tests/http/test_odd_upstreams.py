@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from kvproxy.apis.sse import encode_event
 from kvproxy.http.services import Services
 from tests.polling import until
+from tests.requests import chat
 from tests.servers import run_front, run_upstream, until_stored
 from tests.statuses import makes_entry
 
@@ -74,13 +75,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client
         yield client, services, server
 
 
-def question(model: str, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
-
-
 def post(client: httpx.Client, model: str, *, stream: bool = False, **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return client.post("/v1/chat/completions", json=question(model, stream=stream), headers=named)
+    return client.post("/v1/chat/completions", json=chat(model=model, stream=stream), headers=named)
 
 
 @contextlib.contextmanager
@@ -106,7 +103,7 @@ def test_bytes_pass_untouched_and_come_back_from_the_cache(odd: tuple[httpx.Clie
     client, _, server = odd
     fields = {"vendor_option": [1, {"a": None}]}
     headers = {"authorization": "Bearer secret"}
-    first = client.post("/v1/chat/completions?api-version=1", json=question("m", **fields), headers=headers)
+    first = client.post("/v1/chat/completions?api-version=1", json=chat(**fields), headers=headers)
     seen = server.seen[-1]
     assert seen.headers["authorization"] == "Bearer secret"
     assert (seen.scope["raw_path"], seen.scope["query_string"]) == (b"/v1/chat/completions", b"api-version=1")
@@ -115,7 +112,7 @@ def test_bytes_pass_untouched_and_come_back_from_the_cache(odd: tuple[httpx.Clie
     again = client.send(first.request)
     assert first.json() == again.json() == WHOLE
     assert "hit" in again.headers["cache-status"]
-    streamed = client.post(first.request.url, json=question("m", stream=True, **fields), headers=headers)
+    streamed = client.post(first.request.url, json=chat(stream=True, **fields), headers=headers)
     assert streamed.text.endswith("data: [DONE]\n\n")
     assert server.seen[-1] is seen
 

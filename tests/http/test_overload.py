@@ -16,6 +16,7 @@ from kvproxy.settings import load_settings
 from tests.http.test_request_heads import connected, post, statuses, until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
+from tests.requests import chat
 from tests.servers import run_app, run_front, run_proxy
 
 
@@ -46,25 +47,21 @@ def slow(tmp_path: Path) -> Iterator[tuple[str, Slow]]:
         yield url, server
 
 
-def question(text: object) -> dict[str, object]:
-    return {"model": "m", "messages": [{"role": "user", "content": str(text)}]}
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank"])
 def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slow], path: str) -> None:
     url, server = slow
     server.gate.set()
-    httpx.post(f"{url}/v1/chat/completions", json=question("known"))
+    httpx.post(f"{url}/v1/chat/completions", json=chat("known"))
     server.gate.clear()
 
     async def all_of_them() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=60) as client:
-            asked = [asyncio.create_task(client.post(url + path, json=question(number))) for number in range(20)]
+            asked = [asyncio.create_task(client.post(url + path, json=chat(number))) for number in range(20)]
             waiting = set(asked)
             while len(waiting) > 7:
                 _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             # The caches and the operator are served.
-            known = await client.post(f"{url}/v1/chat/completions", json=question("known"))
+            known = await client.post(f"{url}/v1/chat/completions", json=chat("known"))
             assert "hit" in known.headers["cache-status"]
             for served in ("/health", "/admin/cache"):
                 assert (await client.get(url + served)).status_code == 200
@@ -80,7 +77,7 @@ def test_hanging_requests_make_no_further_one_wait_for_ever(slow: tuple[str, Slo
         if answer.status_code == 503:
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == "overloaded"
-    assert httpx.post(url + path, json=question("after"), timeout=60).status_code == 200
+    assert httpx.post(url + path, json=chat("after"), timeout=60).status_code == 200
 
 
 def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
@@ -88,14 +85,14 @@ def test_clients_that_leave_make_room(slow: tuple[str, Slow]) -> None:
 
     async def leave() -> None:
         async with httpx.AsyncClient(timeout=0.3) as client:
-            asked = [client.post(f"{url}/v1/chat/completions", json=question(number)) for number in range(7)]
+            asked = [client.post(f"{url}/v1/chat/completions", json=chat(number)) for number in range(7)]
             await asyncio.gather(*asked, return_exceptions=True)
 
     asyncio.run(leave())
     until(lambda: server.most > 0)
     server.gate.set()
     # That they left may be noticed a moment later.
-    until(lambda: httpx.post(f"{url}/v1/chat/completions", json=question("after"), timeout=60).status_code == 200)
+    until(lambda: httpx.post(f"{url}/v1/chat/completions", json=chat("after"), timeout=60).status_code == 200)
 
 
 def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None:

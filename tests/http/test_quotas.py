@@ -25,6 +25,7 @@ from kvproxy.quotas import Account, Quotas, TokenBucket
 from kvproxy.settings.access import ClientSettings
 from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until
+from tests.requests import chat
 from tests.servers import run_front, run_upstream
 from tests.statuses import makes_entry
 
@@ -71,8 +72,7 @@ class Proxy:
     def ask(
         self, key: str, question: str = "Hi", path: str = "/v1/chat/completions", **fields: object
     ) -> httpx.Response:
-        body = {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
-        return self.send(key, path, json=body)
+        return self.send(key, path, json=chat(question, **fields))
 
     def send(self, key: str, path: str, **request: Any) -> httpx.Response:
         headers = request.pop("headers", {}) | {"authorization": f"Bearer {key}"}
@@ -120,7 +120,7 @@ def test_tokens_are_what_was_used_in_the_end(proxy: Proxy) -> None:
     assert remaining(proxy.ask(key, "x" * 400)) == left, "nor does an error"
     # Without usage: a quarter of the bytes of texts and names, and an event is about a token.
     proxy.ask(key, "y" * 400, stream=True)
-    body = {"model": "m", "messages": [{"role": "user", "content": "y" * 400}], "stream": True}
+    body = chat("y" * 400, stream=True)
     left -= estimate_prompt_tokens(body) + 11
     assert 100 < estimate_prompt_tokens(body) < 120
     assert remaining(proxy.ask(key, "x" * 400)) == left
@@ -170,7 +170,7 @@ def test_a_client_without_tokens_gets_cached_answers_and_no_others(proxy: Proxy)
 def test_a_client_stores_so_much_and_no_more(proxy: Proxy) -> None:
     key, other = proxy.client("small", stored_bytes=2500), proxy.client("large")
     for number in range(20):
-        body = {"model": "m", "messages": [{"role": "user", "content": f"question {number}"}]}
+        body = chat(f"question {number}")
         # Users of one client share what it may store.
         for each, headers in ((key, {"cookie": f"user={number % 3}"}), (other, {})):
             answer = proxy.send(each, "/v1/chat/completions", json=body, headers=headers)

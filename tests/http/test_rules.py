@@ -16,7 +16,7 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from tests.commands.run import kvproxy, result
 from tests.plain_upstream import run_plain_upstream
-from tests.requests import api_request
+from tests.requests import api_request, post
 from tests.servers import run_proxy, until_stored
 
 EDITS = (
@@ -77,18 +77,6 @@ def proxy(upstream: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         yield running
 
 
-def ask(
-    url: str,
-    question: str = "Hi",
-    fields: dict[str, object] | None = None,
-    path: str = "v1/chat/completions",
-    **headers: str,
-) -> httpx.Response:
-    body = {"model": "m", "messages": [{"role": "user", "content": question}], **(fields or {})}
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(f"{url}/{path}", json=body, headers=named)
-
-
 def stored(services: Services, question: str) -> Entry:
     until_stored(services)
     (entry,) = [entry for entry in services.answerer.store.list_entries() if entry.prompt == question]
@@ -106,18 +94,18 @@ SECRET = {"model": "secret-1"}
 def test_a_rule_sets_what_holds_for_its_requests_alone(proxy: Proxy) -> None:
     url, services = proxy
     for _ in range(2):
-        assert ask(url, fields=SECRET).headers["cache-status"] == "kvproxy; fwd=bypass"
+        assert post(url, fields=SECRET).headers["cache-status"] == "kvproxy; fwd=bypass"
     assert services.answerer.journal.latest(1)[0].reason == "bypass-rule"
-    ask(url, "usual")
-    ask(url, "sales", x_team="sales-2")
-    ask(url, "docs", x_kvproxy_tags="docs")
-    ask(url, "less", x_kvproxy_tags="docs", x_kvproxy_ttl="7")
+    post(url, "usual")
+    post(url, "sales", x_team="sales-2")
+    post(url, "docs", x_kvproxy_tags="docs")
+    post(url, "less", x_kvproxy_tags="docs", x_kvproxy_ttl="7")
     assert [lifetime(services, each) for each in ("usual", "sales", "docs", "less")] == [5000, 60, 90_000, 7]
     (tagged,) = httpx.get(f"{url}/admin/cache", params={"tag": "sales"}).json()
     assert tagged["prompt"] == "sales"
-    told = ask(url, fields=SECRET, path="admin/explain").json()
+    told = post(url, fields=SECRET, path="/admin/explain").json()
     assert (told["rule"], told["semantic"]["reason"]) == ("never", "the rule never takes no stored answer")
-    assert ask(url, path="admin/explain").json()["rule"] is None
+    assert post(url, path="/admin/explain").json()["rule"] is None
     body = b'{"model": "secret-1", "messages": [{"role": "user", "content": "Hi"}]}'
     assert "rule       never" in kvproxy("explain", "--file", "-", url=url, stdin=body).stdout
 
@@ -127,7 +115,7 @@ def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: Proxy) ->
     file = services.settings.data / "kvproxy.toml"
     file.write_text(FILE.replace("ttl = 60", "ttl = 70"))
     assert result("reload", "--data", file.parent, url=url) == {"rules": 4, "restart": []}
-    ask(url, "changed", x_team="sales")
+    post(url, "changed", x_team="sales")
     assert lifetime(services, "changed") == 70
     wrong, unknown = FILE.replace("ttl = 60", "ttl = -1"), FILE.replace("ttl = 60", "tll = 1")
     for broken, line in {wrong: 14, unknown: 14, f"{FILE}x = \n": FILE.count("\n") + 1}.items():
@@ -135,7 +123,7 @@ def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: Proxy) ->
         for command in (("reload", "--url", url), ("config", "check", "--data", file.parent)):
             failed = kvproxy(*command)
             assert (failed.returncode, f"line {line}" in failed.stderr) == (2, True)
-    ask(url, "unchanged", x_team="sales")
+    post(url, "unchanged", x_team="sales")
     assert lifetime(services, "unchanged") == 70
     file.write_text(FILE)
     assert result("config", "check", "--data", file.parent) == {"rules": ["never", "short", "long", "ours"]}
@@ -145,8 +133,8 @@ def test_rules_are_read_again_and_a_broken_file_changes_nothing(proxy: Proxy) ->
 def test_a_rule_sets_stale_times_and_what_the_journal_keeps(proxy: Proxy) -> None:
     url, services = proxy
     long = f"a question of many {'words ' * 60}"
-    ask(url, f"{long}ours", x_team="ours")
-    ask(url, f"{long}theirs")
+    post(url, f"{long}ours", x_team="ours")
+    post(url, f"{long}theirs")
     entry = stored(services, f"{long}ours")
     assert (lifetime(services, entry.prompt), entry.stale_while_revalidate, entry.stale_if_error) == (7, 8, 9)
     services.answerer.journal.latest(1)
@@ -157,8 +145,8 @@ def test_a_rule_sets_stale_times_and_what_the_journal_keeps(proxy: Proxy) -> Non
 
 def test_a_rule_says_which_edits_are_made(proxy: Proxy) -> None:
     url, services = proxy
-    ask(url, "on 2026-11-20 ##", x_team="ours")
-    ask(url, "on 2026-11-20 ##")
+    post(url, "on 2026-11-20 ##", x_team="ours")
+    post(url, "on 2026-11-20 ##")
     assert stored(services, "on  ##").tags == ("edit:date",)
     assert stored(services, "on  ").tags == ("edit:date", "edit:noise")
 
@@ -170,15 +158,15 @@ def test_a_rule_decides_how_similar_questions_are_judged(upstream: str, tmp_path
     ours = {"name": "checked", "headers": {"x-team": "ours"}, "policy": "checked", "min_probability": 0.9}
     settings = load_settings(data=tmp_path, upstream=upstream, rules=[theirs, ours], cache={"judge": "none"})
     with run_proxy(settings) as (url, _):
-        ask(url, one, cache_control="confirm")
-        told = ask(url, other, path="admin/explain", x_team="ours").json()["semantic"]
+        post(url, one, cache_control="confirm")
+        told = post(url, other, path="/admin/explain", x_team="ours").json()["semantic"]
         assert (told["policy"], told["min_probability"], told["max_error"]) == ("checked", 0.9, None)
-        told = ask(url, other, path="admin/explain", x_team="theirs").json()["semantic"]
+        told = post(url, other, path="/admin/explain", x_team="theirs").json()["semantic"]
         assert (told["policy"], told["min_similarity"]) == ("threshold", 0.9999)
         assert told["neighbours"][0]["verdict"] == "low similarity"
         assert told["neighbours"][0]["score"] is None
-        assert "semantic" in ask(url, other, x_team="ours").headers["cache-status"]
-        assert "hit" not in ask(url, other + " ", x_team="theirs").headers["cache-status"]
+        assert "semantic" in post(url, other, x_team="ours").headers["cache-status"]
+        assert "hit" not in post(url, other + " ", x_team="theirs").headers["cache-status"]
 
 
 def test_a_rule_can_only_make_similar_questions_stricter(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.upstreams.client import UpstreamClient
 from tests.plain_upstream import WHOLE
+from tests.requests import chat
 from tests.servers import run_front, run_upstream
-
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def test_a_path_without_a_slash_is_rejected() -> None:
@@ -43,7 +42,7 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
     url = seen[0].replace("http://", "http://user:SECRET@")
     with caplog.at_level(logging.DEBUG), run_front(tmp_path, url) as (proxy, _), httpx.Client(base_url=proxy) as asking:
         for client in ({}, {"authorization": "Bearer mine"}, {"x-api-key": "mine", "api-key": "mine"}):
-            assert asking.post("/v1/chat/completions", json=BODY, headers=client).status_code == 200
+            assert asking.post("/v1/chat/completions", json=chat(), headers=client).status_code == 200
         told = [asking.get(path).text for path in ("/health", "/ready", "/metrics", "/admin/upstreams", "/admin/cache")]
     for headers in seen[1]:
         assert headers["authorization"].startswith("Basic ")
@@ -54,7 +53,7 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
 
 def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
     with run_front(tmp_path, "http://user:SECRET@127.0.0.1:9") as (proxy, services):
-        down = httpx.post(f"{proxy}/v1/chat/completions", json=BODY)
+        down = httpx.post(f"{proxy}/v1/chat/completions", json=chat())
         assert (down.status_code, services.answerer.store.count()) == (502, 0)
         assert "cannot reach the upstream" in down.json()["error"]["message"]
         assert "(Connection refused)" in down.json()["error"]["message"]
@@ -64,7 +63,7 @@ def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
 
 def test_only_the_operator_sees_the_address_of_an_upstream(tmp_path: Path) -> None:
     with run_front(tmp_path, "http://127.0.0.1:9", admin_token="TOKEN") as (proxy, _):
-        for path, body in (("/v1/chat/completions", BODY), ("/v1/other", {})):
+        for path, body in (("/v1/chat/completions", chat()), ("/v1/other", {})):
             shown = [
                 httpx.post(proxy + path, json=body, headers={"x-kvproxy-admin-token": token}).json()["error"]
                 for token in ("TOKEN", "")

@@ -250,11 +250,14 @@ class EmbeddedPrefixCache(PrefixCache):
     async def pins(self) -> list[PinRow]:
         return await self._worker.access_pins(Pins.list)
 
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
-        chain = await self._find_chain_to_pin(request, leaf_hash)
-        size, block = len(chain.tokens) - 1, self._worker.block_size
-        if request is not None and size < block:
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest) -> int:
+        generation = await self._backend.generation_request(request)
+        chain, block = self._backend.cache_request("pin", generation), self._worker.block_size
+        size = len(chain.tokens)
+        if size < block:
             raise InvalidRequest(f"the prompt has {size} tokens, fewer than a block ({block}), so it cannot be pinned")
+        # A lookup never matches the last token, so add one.
+        chain.append(0)
 
         def pin(pins: Pins) -> int:
             try:
@@ -263,20 +266,6 @@ class EmbeddedPrefixCache(PrefixCache):
                 raise InvalidRequest(f"{error}: remove a pin, or start with more blocks (--num-blocks)") from None
 
         return await self._worker.access_pins(pin)
-
-    async def _find_chain_to_pin(self, request: ApiRequest | None, leaf_hash: str | None) -> CacheRequest:
-        if request is not None:
-            generation = await self._backend.generation_request(request)
-            chain = self._backend.cache_request("pin", generation)
-            # A lookup never matches the last token, so add one.
-            chain.append(0)
-            return chain
-        found = None
-        if leaf_hash:
-            found = await self._worker.inspect(lambda manager: pool_rows.find_cached_prompt(manager, leaf_hash))
-        if found is None:
-            raise NotFound(f"no cached block has a hash that begins with {leaf_hash!r}: see blocks chains")
-        return found
 
     async def unpin(self, name: str) -> bool:
         return await self._worker.access_pins(lambda pins: pins.unpin(name))

@@ -160,11 +160,8 @@ class PrefixCache(Protocol):
     async def pins(self) -> list[PinRow]:
         raise _no_blocks_error()
 
-    async def pin(self, name: str, ttl: float | None, request: ApiRequest | None, leaf_hash: str | None) -> int:
-        """Pin the request's prompt for `ttl` seconds (None: no limit); return the number of pinned tokens.
-
-        Without a request, pin the chain whose last block has a hash that begins with `leaf_hash`.
-        """
+    async def pin(self, name: str, ttl: float | None, request: ApiRequest) -> int:
+        """Pin the request's prompt for `ttl` seconds (None: no limit); return the number of pinned tokens."""
         raise _no_blocks_error()
 
     async def unpin(self, name: str) -> bool:

@@ -145,17 +145,6 @@ def _blocks_in_tables(manager: KVCacheManager) -> set[int]:
     return {block.id for group in manager.groups for table in group.tables.values() for block in table}
 
 
-def find_cached_prompt(manager: KVCacheManager, hash_prefix: str) -> CacheRequest | None:
-    """Return a request whose prompt ends with the cached block whose hash begins with `hash_prefix`, if there is one."""
-    for block in manager.pool.blocks:
-        if block.hash is not None and block.source is not None and block.hash.hex().startswith(hash_prefix):
-            request, start = block.source
-            # A lookup leaves one token to compute, so add one.
-            tokens = [*request.tokens[: start + manager.block_size], 0]
-            return CacheRequest("chain", tokens, salt=request.salt, lora=request.lora, mm=request.mm)
-    return None
-
-
 def match_prefix(manager: KVCacheManager, request: CacheRequest) -> PrefixMatch:
     computed = manager.get_computed_blocks(request)
     null = manager.pool.null_block

@@ -33,7 +33,7 @@ from kvproxy.provider_cache_policy import (
 from kvproxy.quotas import TokenBucket
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
 
-Pin = Callable[[str, float | None, ApiRequest | None, str | None], Awaitable[int]]
+Pin = Callable[[str, float | None, ApiRequest], Awaitable[int]]
 _MAX_SESSIONS = 256
 _MAX_BYTES = 32 * 2**20
 _log = logging.getLogger("kvproxy")
@@ -182,7 +182,7 @@ class KeepWarm:
         body = await in_thread_if_large(len(raw), lambda: as_object(loads(raw)))
         # A prompt may be shorter than a block, and pins may hold too many blocks already.
         with suppress(KvproxyError):
-            await self._pin(session.pin, seconds, replace(session.request, body=body), None)
+            await self._pin(session.pin, seconds, replace(session.request, body=body))
 
     def _charge_budgets(self, session: _Session) -> bool:
         rule, price = session.request.control.rule, price_of(session.model, self._model_prices)

@@ -87,8 +87,7 @@ def _operation(method: str, path: str, summary: str) -> dict[str, Any]:
     if key == "post /admin/cache/import":
         written["requestBody"] = {"required": True, "content": {_LINES: {"schema": _TEXT}}}
     elif method == "post" and path in _BODIES:
-        required = path != "/admin/blocks/pins"
-        written["requestBody"] = {"required": required, "content": {_JSON: {"schema": _BODIES[path]}}}
+        written["requestBody"] = {"required": True, "content": {_JSON: {"schema": _BODIES[path]}}}
     return written
 
 
@@ -114,7 +113,7 @@ _NAME = {"name": _TEXT}
 QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/blocks/what-if": {"tier": _TEXT, "bytes_per_token": _NUMBER},
     "get /admin/blocks/tree": {"parent": _TEXT} | _PAGE,
-    "post /admin/blocks/pins": _NAME | {"ttl": _TEXT, "leaf": _TEXT, "api": _one_of(*APIS)},
+    "post /admin/blocks/pins": _NAME | {"ttl": _TEXT, "api": _one_of(*APIS)},
     "get /admin/cache": _PAGE | _FILTERS,
     "delete /admin/cache": {"all": _YES, "soft": _YES} | _FILTERS,
     "get /admin/cache/queue": _PAGE,

@@ -25,7 +25,7 @@ from kvproxy.mirror.prefix_match import (
 )
 from kvproxy.mirror.sequencer import Sequencer, StreamStatus
 
-_TCP = re.compile(r"(tcp://[^\s]+:)(\d+)(?:-(\d+))?")
+_TCP = re.compile(r"(tcp://[^\s*]+:)(\d+)(?:-(\d+))?")
 _LOG_INTERVAL_SECONDS = 60.0
 _END_OF_REPLAY = b"\xff" * 8
 _REPLAY_TIMEOUT_SECONDS = 5.0
@@ -64,7 +64,6 @@ class Mirror:
         replay: str | None = None,
         *,
         hasher: BlockHasher | None = None,
-        topic: str = "",
         idle: float = 10.0,
     ) -> None:
         endpoints = expand_endpoint(endpoint)
@@ -75,16 +74,12 @@ class Mirror:
             )
         self.hasher = hasher or BlockHasher()
         self.subscribers = [
-            EventSubscriber(one, other, topic=topic, idle=idle) for one, other in zip(endpoints, replays, strict=True)
+            EventSubscriber(one, other, idle=idle) for one, other in zip(endpoints, replays, strict=True)
         ]
 
     async def start(self) -> None:
-        try:
-            for subscriber in self.subscribers:
-                await subscriber.start()
-        except BaseException:
-            await self.close()
-            raise
+        for subscriber in self.subscribers:
+            await subscriber.start()
 
     async def close(self) -> None:
         for subscriber in self.subscribers:
@@ -156,12 +151,9 @@ class Mirror:
 
 
 class EventSubscriber:
-    """Receives the events of one publisher through a SUB socket, and replays through a DEALER socket.
+    """Receives the events of one publisher through a SUB socket, and replays through a DEALER socket."""
 
-    If the host in `endpoint` is `*`, the proxy binds the socket, and the publisher connects.
-    """
-
-    def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", idle: float = 10.0) -> None:
+    def __init__(self, endpoint: str, replay: str | None = None, *, idle: float = 10.0) -> None:
         self.endpoint = endpoint
         self.state = MirrorState()
         self.sequencer = Sequencer(self.state, has_replay=replay is not None, on_error=self._warn)
@@ -169,7 +161,6 @@ class EventSubscriber:
         self._is_disconnected = False
         self._replay_fails = False
         self._replay = replay
-        self._topic = topic.encode()
         self._idle = idle
         self._last_error: str | None = None
         self._next_log = 0.0
@@ -184,13 +175,10 @@ class EventSubscriber:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._monitor = zmq.Socket.shadow(monitor)
-        if "*" in self.endpoint:
-            socket.bind(self.endpoint)
-        else:
-            socket.connect(self.endpoint)
+        socket.connect(self.endpoint)
         loops = (partial(self._watch_connection, monitor), partial(self._receive, socket), self._request_replays)
         self._tasks = [asyncio.create_task(self._run_forever(loop)) for loop in loops]
 

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     upstreams: tuple[UpstreamServer, ...] = Field(
         (),
         description="Upstreams as URLs, or as tables with url, api_key, authorization, weight, kv_events, kv_replay,"
-        " kv_topic, hash_algorithm and hash_seed, see [routing](routing.md).",
+        " hash_algorithm and hash_seed, see [routing](routing.md).",
     )
     embedder: str = Field("default", description="default, multilingual, a folder, or a sentence-transformers id.")
     data: Path = Field(

@@ -31,7 +31,6 @@ class UpstreamSettings(Section):
     max_connections: int = Field(512, ge=1, description="Maximum connections to an upstream.")
     retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
     api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
-    chain: bool = Field(False, description="Forward Cache-Control and x-kvproxy-* headers to a kvproxy.")
     tokenizer: str = Field(
         "upstream", description="Tokenizer of mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id."
     )
@@ -46,7 +45,6 @@ class UpstreamServer(Section):
     weight: float = Field(1.0, gt=0, description="Relative speed.")
     kv_events: str | None = Field(None, description="Address of its KV events: tcp://host:5557, or :5557-5560.")
     kv_replay: str | None = Field(None, description="Address to replay missed KV events, in the same form.")
-    kv_topic: str = Field("", description="Prefix of the topics.")
     hash_algorithm: Literal["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"] = Field(
         "sha256_cbor", description="Its --prefix-caching-hash-algo."
     )

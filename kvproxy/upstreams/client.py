@@ -5,7 +5,7 @@ import orjson
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, loads
-from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER, HEADER_PREFIX
+from kvproxy.apis.request_directives import HEADER_PREFIX
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
@@ -73,8 +73,7 @@ class UpstreamClient:
         path = request.api.path + (f"?{request.query}" if request.query else "")
         # The flow parses the response, so it must not be compressed.
         headers = {**request.headers, "accept-encoding": "identity", "x-request-id": request.request_id}
-        if not self._settings.chain:
-            headers.pop("cache-control", None)  # It addresses this proxy.
+        headers.pop("cache-control", None)  # It addresses this proxy.
         return await self.forward("POST", path, headers, request.raw)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
@@ -106,12 +105,11 @@ class UpstreamClient:
                 retries -= 1
 
     def _headers(self, headers: Mapping[str, str], path: str, *, omits_length: bool) -> Headers:
-        def is_sent(name: str) -> bool:
-            if name == ADMIN_TOKEN_HEADER or (omits_length and name == "content-length"):
-                return False
-            return self._settings.chain or not name.startswith(HEADER_PREFIX)
-
-        sent = [(name, value) for name, value in end_to_end_headers(headers.items()) if is_sent(name)]
+        sent = [
+            (name, value)
+            for name, value in end_to_end_headers(headers.items())
+            if not name.startswith(HEADER_PREFIX) and not (omits_length and name == "content-length")
+        ]
         return self._with_api_key(sent, path)
 
     def _with_api_key(self, headers: Headers, path: str) -> Headers:

@@ -204,6 +204,6 @@ def _make_mirror(server: UpstreamServer) -> "Mirror | None":
 
     hasher = BlockHasher(server.hash_algorithm, server.hash_seed)
     try:
-        return Mirror(server.kv_events, server.kv_replay, hasher=hasher, topic=server.kv_topic)
+        return Mirror(server.kv_events, server.kv_replay, hasher=hasher)
     except ValueError as error:
         raise SettingsError(f"setting kv_events of {server.url}: {error}", param="kv_events") from None

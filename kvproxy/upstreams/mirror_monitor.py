@@ -86,7 +86,7 @@ class MirrorMonitor:
                 f"nothing publishes at {server.kv_events}: start the engine with {_CONFIG}, or correct kv_events"
             )
         elif self._computed > _MIN_COMPUTED and now - self._last_message > GRACE_SECONDS:
-            found["no_events"] = _no_events_error(server, metrics)
+            found["no_events"] = _no_events_error(metrics)
         if any(stream.replay_fails for stream in self._mirror.streams()):
             found["replay"] = (
                 f"the replay port {server.kv_replay} does not respond, so missed events are lost: correct kv_replay, or set"
@@ -134,8 +134,7 @@ class MirrorMonitor:
         )
 
 
-def _no_events_error(server: UpstreamServer, metrics: EngineMetrics | None) -> str:
+def _no_events_error(metrics: EngineMetrics | None) -> str:
     if metrics is not None and metrics.prefix_caching is False:
         return "the prefix cache is disabled, so there are no events: start the engine with --enable-prefix-caching"
-    fix = f", or correct kv_topic, which selects topics that begin with {server.kv_topic!r}" if server.kv_topic else ""
-    return f"the engine responds but publishes no events: start it with {_CONFIG}{fix}"
+    return f"the engine responds but publishes no events: start it with {_CONFIG}"

@@ -10,15 +10,14 @@ from kvproxy.http.services import Services
 from kvproxy.settings import Settings, load_settings
 from tests.http.conftest import Recorder
 from tests.requests import post
-from tests.servers import run_proxy, until_stored
+from tests.servers import run_proxy
 from tests.statuses import makes_entry
 
 Proxy = tuple[str, Services]
 
 
-def settings(data: Path, url: str, *, max_ttl: float | None = None, chain: bool = False) -> Settings:
-    cache = {"semantic": False, "ttl": 1000.0, "max_ttl": max_ttl}
-    return load_settings(data=data, upstream=url, cache=cache, forward={"chain": chain})
+def settings(data: Path, url: str, *, max_ttl: float | None = None) -> Settings:
+    return load_settings(data=data, upstream=url, cache={"semantic": False, "ttl": 1000.0, "max_ttl": max_ttl})
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +84,3 @@ def test_our_headers_end_here(proxy: Proxy, recorder: Recorder) -> None:
         assert headers["x-other"] == "kept"
     # A route that is not cached here may be cached behind.
     assert [headers.get("cache-control") for headers in recorder.headers] == [None, "max-age=5"]
-
-
-def test_a_chain_of_proxies_hands_them_on(recorder: Recorder, tmp_path: Path) -> None:
-    with (
-        run_proxy(settings(tmp_path / "back", recorder.url)) as (back, behind),
-        run_proxy(settings(tmp_path / "front", back, chain=True)) as (front, before),
-    ):
-        post(front, **OURS)
-        for services in (behind, before):
-            until_stored(services)
-            (entry,) = services.answerer.store.list_entries()
-            assert (entry.tags, entry.expires - entry.created) == (("a",), pytest.approx(60.0))
-        assert not [name for name in recorder.headers[0] if name.startswith("x-kvproxy-")]
-        # A fresh answer is fresh all the way.
-        post(front, cache_control="no-cache")
-        assert len(recorder.requests) == 2

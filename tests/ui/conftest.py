@@ -24,11 +24,14 @@ ASKED = [
 JUDGED = [("How can I reset my password?", "hit-semantic"), ("Is the pool full at 200 blocks?", "veto-numbers")]
 
 
-def ask(url: str, tenant: str, question: str, **headers: str) -> httpx.Response:
+def body_of(question: str) -> dict[str, object]:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    body = {"model": "demo", "temperature": 0, "max_tokens": 4, "messages": messages}
+    return {"model": "demo", "temperature": 0, "max_tokens": 4, "messages": messages}
+
+
+def ask(url: str, tenant: str, question: str, **headers: str) -> httpx.Response:
     given = {"authorization": f"Bearer {tenant}", **headers}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=given, timeout=60)
+    return httpx.post(f"{url}/v1/chat/completions", json=body_of(question), headers=given, timeout=60)
 
 
 def until_judged(url: str, services: Services, question: str, reason: str) -> None:

@@ -16,7 +16,7 @@ from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
 from tests.servers import run_front, run_proxy
-from tests.ui.conftest import ask
+from tests.ui.conftest import ASKED, ask, body_of
 from tests.ui.page import Page
 
 STATIC = Path(ui.__file__).parent / "static"
@@ -137,13 +137,14 @@ def test_a_failing_request_changes_neither_focus_nor_view(
 
 
 def test_the_current_row_follows_its_block(page: Page, url: str) -> None:
-    leaf = httpx.get(f"{url}/admin/blocks/chains").json()[0]["leaf"]
     # The last rows are those of a tenant of its own.
     ask(url, "erin", "Whose block is in the last row?")
     last = select_last_row(page, url)
     before = page.find(".panes .grid").get_attribute("aria-rowcount")
     # Pinned blocks leave the order.
-    httpx.post(f"{url}/admin/blocks/pins", params={"name": "x", "leaf": leaf}).raise_for_status()
+    tenant, question = ASKED[0]
+    pin = {"params": {"name": "x"}, "headers": {"authorization": f"Bearer {tenant}"}, "json": body_of(question)}
+    httpx.post(f"{url}/admin/blocks/pins", **pin).raise_for_status()  # type: ignore[arg-type]
     page.until(lambda: page.find(".panes .grid").get_attribute("aria-rowcount") != before)
     page.until(lambda: page.texts(CURRENT) == [last])
     httpx.delete(f"{url}/admin/blocks/pins/x").raise_for_status()

@@ -100,20 +100,19 @@ async def pins(request: Request) -> Response:
 
 
 async def pin(request: Request) -> Response:
-    """Pin the cached blocks of a prompt, or the chain that ends with block `leaf`, for the time `ttl`.
+    """Pin the cached blocks of a prompt for the time `ttl`.
 
     Pinned blocks are not evicted. The body is a request with the prompt, in the format of `api` (default: chat).
     """
     app, query = services(request), request.query_params
-    name, leaf = query.get("name"), query.get("leaf")
+    name = query.get("name")
     if not name:
         raise InvalidRequest("a pin requires a name: add ?name=NAME", param="name")
     lifetime = query.get("ttl")
     ttl = None if lifetime is None else parse_duration(lifetime, "ttl")
     if ttl == 0:
         raise InvalidRequest("ttl must be above 0", param="ttl")
-    asked = None if leaf else await read_request(request)
-    tokens = await app.prefix.pin(name, ttl, asked, leaf)
+    tokens = await app.prefix.pin(name, ttl, await read_request(request))
     if tokens == 0:
         raise NotFound("no full block of this prompt is cached: send it once, then pin it")
     return reply({"name": name, "tokens": tokens, "ttl": ttl})

@@ -164,11 +164,6 @@ async def feedback(request: Request) -> Response:
     return reply({"id": entry.id, "right": right})
 
 
-async def pins(request: Request) -> Response:
-    """List the ids of pinned responses."""
-    return reply(await asyncio.to_thread(services(request).answerer.store.pinned_ids))
-
-
 async def pin(request: Request) -> Response:
     """Pin a response: it is evicted last until it expires."""
     return await _set_pinned(request, True)
@@ -189,7 +184,6 @@ async def _set_pinned(request: Request, pinned: bool) -> Response:
 
 ROUTES = [
     Route("/cache/{id}/feedback", feedback, methods=["POST"]),
-    Route("/cache/pins", pins, methods=["GET"]),
     Route("/cache/{id}/pin", pin, methods=["POST"]),
     Route("/cache/{id}/pin", unpin, methods=["DELETE"]),
     Route("/cache", list_entries, methods=["GET"]),

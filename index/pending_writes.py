@@ -1,56 +1,50 @@
 """Entries that are being stored: equal requests already hit them, and semantic lookups wait for similar ones."""
 
 import asyncio
+from dataclasses import dataclass
 
 from kvproxy.index.entry import Entry
 
 _MAX_BYTES = 32 * 2**20  # Above this size, a new response ends only after `wait_for_space`.
 
 
+@dataclass(eq=False, slots=True)
 class PendingWrite:
     """An entry that is being stored.
 
-    Args:
+    Attributes:
         namespace: None if no semantic lookup waits for the entry, because it will be embedded later or never.
-        entry: the redacted entry; None if redaction forbids storing it.
+        redacted: the redacted entry; None if redaction forbids storing it.
         size: estimated bytes of memory.
     """
 
-    def __init__(
-        self,
-        key: str,
-        namespace: str | None,
-        entry: "asyncio.Future[Entry | None]",
-        task: "asyncio.Task[bool]",
-        size: int = 0,
-    ) -> None:
-        self.key = key
-        self.namespace = namespace
-        self.task = task
-        self.size = size
-        self._entry = entry
+    key: str
+    namespace: str | None
+    redacted: "asyncio.Future[Entry | None]"
+    task: "asyncio.Task[bool]"
+    size: int = 0
 
     @property
     def question(self) -> str | None:
-        entry = self._redacted()
+        entry = self._redacted_entry()
         return None if entry is None else entry.prompt
 
     @property
     def id(self) -> str | None:
         """The entry's id; None until redaction has ended, and if storing failed."""
-        entry = self._redacted()
+        entry = self._redacted_entry()
         failed = self.task.done() and not self._was_stored()
         return None if entry is None or failed else entry.id
 
     async def wait_for_entry(self, seconds: float | None = None) -> Entry | None:
         """Wait for redaction and return the entry; None after a timeout, or if redaction forbids storing it."""
-        if not self._entry.done():
-            await asyncio.wait([self._entry], timeout=seconds)
-        return self._redacted()
+        if not self.redacted.done():
+            await asyncio.wait([self.redacted], timeout=seconds)
+        return self._redacted_entry()
 
-    def _redacted(self) -> Entry | None:
-        is_done = self._entry.done() and not self._entry.cancelled()
-        return self._entry.result() if is_done and self._entry.exception() is None else None
+    def _redacted_entry(self) -> Entry | None:
+        is_done = self.redacted.done() and not self.redacted.cancelled()
+        return self.redacted.result() if is_done and self.redacted.exception() is None else None
 
     async def wait_until_stored(self) -> bool:
         if not self.task.done():

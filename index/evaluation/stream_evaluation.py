@@ -84,17 +84,10 @@ def cumulative_counts(outcome: ReplayOutcome) -> list[tuple[int, int, int]]:
 
 def read_stream(path: Path) -> list[StreamLine]:
     """Read a stream from a file with lines such as `{"text": .., "answer": ..}`; see `read_json_lines`."""
-    lines = list(read_json_lines(path, _parse_line, '{"text": "How do I ..", "answer": ".."}'))
+    lines = list(read_json_lines(path, StreamLine, '{"text": "How do I ..", "answer": ".."}'))
     if not lines:
         raise ImportFailed(f'{path} holds no lines {{"text", "answer"}}')
     return lines
-
-
-def _parse_line(record: dict[str, Any]) -> StreamLine:
-    line = StreamLine(record["text"], record["answer"])
-    if not (isinstance(line.text, str) and isinstance(line.answer, str)):
-        raise ValueError
-    return line
 
 
 def embed_stream(

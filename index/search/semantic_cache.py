@@ -218,15 +218,13 @@ class SemanticCache:
         return stored
 
     def rebuild(self) -> int:
-        """Embed entries without a vector, and load the indexes; return the number of embedded entries. Raises EmbedderError."""
+        """Load the indexes, and embed entries without a vector; return the number of embedded entries. Raises EmbedderError."""
+        self._vector_search.load()
         embedded = 0
         while missing := self._store.missing_vectors(self._embedder.name, _REBUILD_BATCH):
             vectors = self._vectors_of(missing)
-            found = [(entry, vectors[entry.id]) for entry in missing if entry.id in vectors]
-            self._store.add_vectors(found, self._embedder.name)
-            self._store.unindex([entry.id for entry in missing if entry.id not in vectors])
-            embedded += len(found)
-        self._vector_search.load()
+            self._store_vectors(missing, vectors)
+            embedded += len(vectors)
         return embedded
 
     def _vectors_of(self, entries: Sequence[Entry]) -> dict[str, np.ndarray]:

@@ -122,18 +122,3 @@ def on_small_disk(folder: Path, size: int) -> Iterator[disks.SmallDisk]:
         if disk is None:
             pytest.skip("only root may mount a disk")
         yield disk
-
-
-def test_hits_that_could_not_be_written_are_counted_later(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r.db")
-    store.put(make_entry(id="a"))
-    store.record_hit("a")
-    path, away = tmp_path / "r.db", tmp_path / "away.db"
-    path.rename(away)
-    with pytest.raises(CacheStoreError):
-        store.flush()
-    store.record_hit("a")
-    away.rename(path)
-    (entry,) = store.list_entries()
-    assert entry.hits == 2
-    store.close()

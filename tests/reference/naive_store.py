@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, Freshness
 
 
 @dataclass
@@ -69,7 +69,11 @@ class NaiveStore:
 
     def find(self, key: str) -> Entry | None:
         kept = self.kept.get(key)
-        return kept.entry if kept is not None and self.now < self._until(kept.entry) else None
+        return kept.entry if kept is not None and self.freshness(kept.entry) != "expired" else None
+
+    def freshness(self, entry: Entry) -> Freshness:
+        """Entries of the future expire, because the clock was set back."""
+        return entry.freshness(self.now) if entry.created <= self.now + 60 else "expired"
 
     def _until(self, entry: Entry) -> float:
         return entry.expires + max(entry.stale_while_revalidate, entry.stale_if_error)

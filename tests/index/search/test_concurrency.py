@@ -102,25 +102,6 @@ async def test_an_entry_of_another_namespace_is_never_a_candidate(make_store: Ma
     assert [candidate.id == other.id for candidate in found.candidates] == [False]
 
 
-@pytest.mark.parametrize("seconds", [-3600.0, -1e8])
-def test_a_clock_that_is_set_back_does_not_extend_a_lifetime(make_store: MakeStore, seconds: float) -> None:
-    now = 2e9
-    store = make_store(clock=lambda: now)
-    entry = make_entry(created=now, expires=now + 600)
-    store.put(entry)
-    assert store.find(entry.key) is not None
-    now += seconds
-    assert store.find(entry.key) is None
-    assert store.questions([entry.id])[entry.id].freshness == "expired"
-    # A fresh response replaces it for its full lifetime.
-    fresh = make_entry(created=now, expires=now + 600)
-    store.put(fresh)
-    assert store.find(entry.key) == fresh
-    now += 601
-    assert store.find(entry.key) is None
-    assert [gone.id for gone in store.remove_expired()] == [fresh.id]
-
-
 def test_expired_entries_are_removed_in_parts(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvproxy.index.store.eviction._MAX_EXPIRED", 40)
     now = 1000.0

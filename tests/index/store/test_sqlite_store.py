@@ -13,7 +13,7 @@ import pytest
 
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
 from kvproxy.index.store import open_observations, open_store
-from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema
+from kvproxy.index.store.sqlite.connection import connect, create_schema
 from tests.index.entries import make_entry
 
 
@@ -146,25 +146,3 @@ def test_a_schema_that_fails_leaves_the_file_unchanged(tmp_path: Path) -> None:
         create_schema(connection, "r.db", 1, ["create table one (id integer)"])
     assert connection.execute("select count(*) from one").fetchone() == (0,)
     connection.close()
-
-
-def test_the_log_of_a_moved_file_is_merged_into_it(tmp_path: Path) -> None:
-    path, moved = tmp_path / "r.db", tmp_path / "moved.db"
-    writer = connect(path)
-    with writer:
-        writer.execute("create table one (id integer)")
-    files = DatabaseFiles(path, writer)
-    assert not files.were_replaced()
-    with writer:
-        writer.execute("insert into one values (7)")
-    path.rename(moved)
-    assert files.were_replaced()
-    # SQLite would apply the old log to a new file.
-    for _ in range(2):
-        files.checkpoint()
-    assert Path(f"{path}-wal").stat().st_size == 0
-    writer.close()
-    assert execute(moved, "select id from one") == [(7,)]
-    files = DatabaseFiles(tmp_path / "none.db", writer)
-    assert not files.were_replaced()
-    files.checkpoint()

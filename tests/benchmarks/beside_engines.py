@@ -7,7 +7,6 @@ second after its last request. Each request is a new prompt of about 16 words wi
 those of a long new prompt, and of the same prompt with another end.
 """
 
-import argparse
 import contextlib
 import itertools
 import random
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.benchmarks.options import read_options
 from tests.benchmarks.servers import kvproxy
 from tests.benchmarks.timing import interleave, median_ratio, report
 from tests.engines.llama import llama_server
@@ -108,14 +108,7 @@ def servers(engines: Path, model: Model) -> Iterator[dict[str, Server]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", type=Path)
-    parser.add_argument("--model", choices=("demo", "gemma"), default="demo")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--words", type=int, default=800, help="of the long prompt")
-    options = parser.parse_args()
+    options = read_options(__doc__, "engines", model="demo", rounds=3, seconds=10.0, connections=[1, 8, 32], words=800)
     model = {"demo": PLAIN, "gemma": HYBRID}[options.model]
     with servers(options.engines.resolve(), model) as found:
         for server in found.values():

@@ -1,12 +1,11 @@
 """The embedded engine: time to first token, and decode rate.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine ttft      # cold and warm prefix of 1,024 tokens, suffix of 64
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine decode    # beside transformers' `generate`
+OMP_NUM_THREADS=1 python -m tests.benchmarks.engine [--only ttft]
 
+`ttft` measures cold and warm prefixes of 1,024 tokens with a suffix of 64, and `decode` batches beside transformers' `generate`.
 The model has 50 million random parameters, and prompts are random.
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from kvproxy.engine.core import EngineCore
 from kvproxy.settings import EngineSettings
+from tests.benchmarks.options import read_options
 from tests.benchmarks.random_engine import generate, load_random, random_model, random_tokens
 from tests.benchmarks.timing import interleave, report
 from tests.engine.models import load
@@ -80,13 +80,10 @@ def decode(rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = {"ttft": ttft, "decode": decode}
-    parser.add_argument("measure", choices=measures)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = read_options(__doc__, rounds=5, only="ttft decode")
     print(f"{torch.get_num_threads()} threads")
-    measures[options.measure](options.rounds)
+    for name in options.only.split():
+        {"ttft": ttft, "decode": decode}[name](options.rounds)
 
 
 if __name__ == "__main__":

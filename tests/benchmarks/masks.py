@@ -1,12 +1,11 @@
 """Cost of token masks in a decode step: batches with and without a JSON schema, in turn.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.masks [MODEL] [--rows 8] [--rounds 5] [--top-p 1]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.masks [--model MODEL] [--rows 8] [--rounds 5] [--top-p 1]
 
 Whole steps vary by more than a mask costs. So only the part of a step that masks change is compared: computing the mask,
 sampling, and adding the token, in CPU time.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -19,6 +18,7 @@ from kvproxy.engine.models.loader import load_model
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.generation import Grammar
 from kvproxy.settings import EngineSettings
+from tests.benchmarks.options import read_options
 from tests.benchmarks.random_engine import submit
 
 STEPS = 48
@@ -57,12 +57,7 @@ class Stopwatch:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    options = parser.parse_args()
+    options = read_options(__doc__, model="demo", rows=8, rounds=5, top_p=1.0)
     watch = Stopwatch()
     core.allowed_tokens = watch.wrap(core.allowed_tokens)  # type: ignore[attr-defined]
     core.sample = watch.wrap(core.sample)  # type: ignore[attr-defined]

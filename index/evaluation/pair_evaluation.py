@@ -65,18 +65,16 @@ class Calibration:
     def document(self) -> dict[str, Any]:
         counts = {"pairs": self.pairs, "same": self.same, "contradictory": self.contradictory}
         return (
-            counts
-            | {"target_error": self.target_error}
-            | {
-                name: {
-                    "default_level": self.default[name],
-                    "recommended_level": self.recommended[name],
-                    "p_chr_auc": self.p_chr_auc[name],
-                    "curve": [asdict(point) for point in curve],
-                }
-                for name, curve in self.curves.items()
-            }
+            counts | {"target_error": self.target_error} | {name: self._policy_document(name) for name in self.curves}
         )
+
+    def _policy_document(self, name: str) -> dict[str, Any]:
+        return {
+            "default_level": self.default[name],
+            "recommended_level": self.recommended[name],
+            "p_chr_auc": self.p_chr_auc[name],
+            "curve": [asdict(point) for point in self.curves[name]],
+        }
 
 
 def calibrate(
@@ -134,12 +132,10 @@ def _cosines(
 
 
 def _pass_guards(pairs: Sequence[LabelledPair], chosen: np.ndarray, guards: Sequence[Guard]) -> np.ndarray:
-    return np.array(
-        [
-            bool(asked) and not any(guard.vetoes(pair.a, pair.b) for guard in guards)
-            for pair, asked in zip(pairs, chosen, strict=True)
-        ]
-    )
+    def passes(pair: LabelledPair) -> bool:
+        return not any(guard.vetoes(pair.a, pair.b) for guard in guards)
+
+    return np.array([bool(asked) and passes(pair) for pair, asked in zip(pairs, chosen, strict=True)])
 
 
 def _verifier_scores(

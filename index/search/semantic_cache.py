@@ -246,12 +246,10 @@ class SemanticCache:
             return None
 
     def _store_vectors(self, entries: Sequence[Entry], vectors: dict[str, np.ndarray]) -> None:
-        embedded = [entry for entry in entries if entry.id in vectors]
+        name = self._embedder.name
+        embedded = [NewEntry(entry, vectors[entry.id], name) for entry in entries if entry.id in vectors]
         with self._order:
-            numbers = self._store.add_vectors([(entry, vectors[entry.id]) for entry in embedded], self._embedder.name)
-            added = [NewEntry(entry, vectors[entry.id], self._embedder.name) for entry in embedded]
-            result = WriteResult(tuple(numbers.get(entry.id) for entry in embedded), ())
-            self._vector_search.index_entries(added, result)
+            self._vector_search.index_entries(embedded, self._store.add_vectors(embedded))
         self._store.unindex([entry.id for entry in entries if entry.id not in vectors])
 
     async def _embed_deferred(self) -> bool:

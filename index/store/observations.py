@@ -32,9 +32,7 @@ class Observation:
     vetoes: tuple[str, ...] = ()  # Names of the guards that vetoed.
     joined: str = ""  # Class that the fresh answer joined.
     checked: bool = False  # The policy `checked` accepted the answer.
-    repeat: bool = (
-        False  # The questions are equal, so different answers are an error of the judge or a random difference.
-    )
+    repeat: bool = False  # The questions are equal, so answers differ by an error of the judge or at random.
     served: int = 0  # Hits in the namespace since the last observation.
     risk: float = 0.0  # Sum of the estimated errors of these hits.
     number: int = 0  # Position in the log, which the database assigns.

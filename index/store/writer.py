@@ -2,7 +2,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -114,11 +114,14 @@ class StoreWriter:
         run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "priority": priority})
         tags = [{"tag": text(tag), "id": row["id"]} for tag in sorted(set(entry.tags))]
         run.executemany("insert into tags (tag, id) values (:tag, :id)", tags)
-        return None if new.vector is None else self._insert_vector(run, entry, new.vector, new.embedder)
+        return self._insert_vector(run, new)
 
-    def _insert_vector(self, run: Transaction, entry: Entry, vector: np.ndarray, embedder: str) -> int:
-        values = {"id": entry.id, "namespace": entry.namespace, "vector": self.database.as_vector_parameter(vector)}
-        return int(run(_INSERT_VECTOR, values | {"embedder": embedder})[0]["number"])
+    def _insert_vector(self, run: Transaction, new: NewEntry) -> int | None:
+        if new.vector is None:
+            return None
+        entry, vector = new.entry, self.database.as_vector_parameter(new.vector)
+        values = {"id": entry.id, "namespace": entry.namespace, "vector": vector, "embedder": new.embedder}
+        return int(run(_INSERT_VECTOR, values)[0]["number"])
 
     def delete(self, ids: Sequence[str]) -> list[RemovedEntry]:
         with self.database.transaction() as run:
@@ -232,17 +235,19 @@ class StoreWriter:
                 self._add_hits(id, count, last)
             raise
 
-    def add_vectors(self, vectors: Iterable[tuple[Entry, np.ndarray]], embedder: str) -> dict[str, int]:
-        """Store the vectors of entries without a vector of this embedder; return the vectors' numbers by entry id."""
-        given = {entry.id: (entry, vector) for entry, vector in vectors}
-        chosen, values = self.database.in_list("r.id", list(given))
+    def add_vectors(self, entries: Sequence[NewEntry]) -> WriteResult:
+        """Store the vectors of stored entries that have no vector of the same embedder. All vectors have one embedder."""
+        if not entries:
+            return WriteResult((), ())
+        chosen, values = self.database.in_list("r.id", [new.entry.id for new in entries])
         without_vector = (
             f"select id from responses r where {chosen} and not exists"
             " (select 1 from vectors v where v.id = r.id and v.embedder = :embedder)"
         )
         with self.database.transaction(durable=False) as run:
-            rows = run(without_vector, values | {"embedder": embedder})
-            return {row["id"]: self._insert_vector(run, *given[row["id"]], embedder) for row in rows}
+            ids = {row["id"] for row in run(without_vector, values | {"embedder": entries[0].embedder})}
+            numbers = [self._insert_vector(run, new) if new.entry.id in ids else None for new in entries]
+        return WriteResult(tuple(numbers), ())
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

@@ -61,12 +61,12 @@ def test_missing_vectors_are_listed_until_they_are_added(make_store: MakeStore) 
     missing = store.missing_vectors("e", 3)
     assert len(missing) == 3
     while missing:
-        store.add_vectors([(entry, np.ones(3, np.float32)) for entry in missing], "e")
+        store.add_vectors([NewEntry(entry, np.ones(3, np.float32), "e") for entry in missing])
         missing = store.missing_vectors("e", 3)
     assert store.missing_vectors("another", 10) != []
     # An entry removed meanwhile gets no vector.
     store.delete([entries[0].id])
-    store.add_vectors([(entries[0], np.ones(3, np.float32))], "e")
+    store.add_vectors([NewEntry(entries[0], np.ones(3, np.float32), "e")])
     assert store.missing_vectors("e", 10) == []
 
 

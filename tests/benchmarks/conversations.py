@@ -17,7 +17,6 @@ keys, the store, and the policy of a proxy with `cache.conversations`. The sets 
 """
 
 import asyncio
-import json
 import random
 import tempfile
 from collections import Counter
@@ -33,10 +32,10 @@ from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings
 from tests.benchmarks.options import read_options
 from tests.index.entries import make_entry
+from tests.index.policies import directions
 from tests.index.policies.directions import make_rewordings, make_swaps
 from tests.requests import api_request
 
-DATA = Path(__file__).parents[1] / "index" / "data"
 Texts = tuple[str, str]
 """Two texts: of the stored conversation, and of the conversation that asks."""
 FOLLOW_UPS: tuple[Texts, ...] = (
@@ -62,7 +61,7 @@ class Case:
 
 
 def read(name: str) -> list[Texts]:
-    return [_texts(json.loads(line)) for line in (DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
+    return [*map(_texts, directions.read_pairs(name))]
 
 
 def _texts(pair: dict[str, str]) -> Texts:

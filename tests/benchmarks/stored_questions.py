@@ -15,12 +15,12 @@ from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import NewEntry, Store, open_store
 from tests.index.entries import make_entry
+from tests.index.policies.directions import read_pairs
 from training.demo.corpus import load_pairs
 
 DIM, EMBEDDER, NAMESPACE = 384, "e", "n"
 FOLDER = Path.home() / ".cache" / "kvproxy-benchmarks"
 _BATCH = 5_000
-_OPPOSITES = Path(__file__).parents[1] / "index" / "data" / "opposites.jsonl"
 _RESPONSE = json.dumps({"choices": [{"message": {"content": "word " * 100}}]}).encode()
 
 
@@ -32,8 +32,8 @@ class QuestionVectors:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             texts = {text for pair in load_pairs() for text in (*pair.wordings, *pair.held_out)}
-            opposites = [json.loads(line) for line in _OPPOSITES.read_text().splitlines()]
-            np.save(path, load_embedder().embed(sorted(texts | {pair[side] for pair in opposites for side in "ab"})))
+            opposites = {pair[side] for pair in read_pairs("opposites") for side in "ab"}
+            np.save(path, load_embedder().embed(sorted(texts | opposites)))
         self._real = np.load(path)
         self._generator = np.random.default_rng(seed)
 

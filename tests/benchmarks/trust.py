@@ -3,22 +3,14 @@
 Each set of pairs is in the tests' data or made from templates there. `checked` decides in new namespaces.
 """
 
-import json
-from pathlib import Path
-
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
-from tests.index.policies.directions import make_rewordings, make_swaps
+from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs
 from tests.reference.memory_observations import MemoryObservations
 
-DATA = Path(__file__).parents[1] / "index" / "data"
 THRESHOLDS = (0.85, 0.92, 0.95)
-
-
-def read(name: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
 
 
 def main() -> None:
@@ -27,11 +19,11 @@ def main() -> None:
     sets = {
         "exchanged directions": make_swaps(),
         "exchanged directions, second set": make_swaps(second=True),
-        "near-misses": read("near_misses"),
-        "opposites, by guard": read("opposites"),
+        "near-misses": read_pairs("near_misses"),
+        "opposites, by guard": read_pairs("opposites"),
         "kept directions": make_rewordings(),
         "kept directions, second set": make_rewordings(second=True),
-        "rewordings": read("rewordings"),
+        "rewordings": read_pairs("rewordings"),
     }
     print("| pairs | number | `checked` |", *(f"cosine {each} |" for each in THRESHOLDS))
     print("|---" * (3 + len(THRESHOLDS)) + "|")

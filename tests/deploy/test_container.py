@@ -5,10 +5,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.deploy.container import Containers
+from tests.faults.proxies import ask, hit, stored
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.ports import free_port
@@ -37,11 +37,7 @@ def upstream() -> Iterator[str]:
         yield url
 
 
-def ask(port: int) -> str:
-    body = {"model": "plain", "messages": [{"role": "user", "content": "Does the image answer?"}]}
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    answer = httpx.post(url, json=body, headers={"cache-control": "confirm"}, timeout=30).raise_for_status()
-    return str(answer.headers["cache-status"])
+QUESTION = "Does the image answer?"
 
 
 def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: str) -> None:
@@ -49,8 +45,8 @@ def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: s
     arguments = ("--upstream", upstream, "--open", "--port", str(port))
     containers.run(TAG, "first", *arguments, volume=TAG)
     until(lambda: answers(f"http://127.0.0.1:{port}/ready"))
-    assert "stored" in ask(port)
-    assert "; hit" in ask(port)
+    assert stored(ask(f"http://127.0.0.1:{port}", QUESTION))
+    assert hit(ask(f"http://127.0.0.1:{port}", QUESTION))
     assert containers("exec", "first", "id", "-u") == "8484"
     # What is in the image cannot be changed from inside.
     assert "Read-only file system" in containers("exec", "first", "sh", "-c", "echo > /opt/kvproxy/x", ok=False)
@@ -64,8 +60,8 @@ def test_it_answers_and_keeps_what_it_stored(containers: Containers, upstream: s
 
     containers.run(TAG, "second", *arguments, volume=TAG)
     until(lambda: answers(f"http://127.0.0.1:{port}/ready"))
-    assert "; hit" in ask(port)
-    assert "Does the image answer?" in containers("exec", "second", "kvproxy", "cache", "ls", "--data", "/data")
+    assert hit(ask(f"http://127.0.0.1:{port}", QUESTION))
+    assert QUESTION in containers("exec", "second", "kvproxy", "cache", "ls", "--data", "/data")
     containers("kill", "second")
 
 

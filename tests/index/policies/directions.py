@@ -4,10 +4,19 @@
 `make_rewordings()` returns 100 pairs that keep the direction. The second set of templates was written after the guard.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
+from pathlib import Path
 
 Pair = dict[str, str]
+_DATA = Path(__file__).parents[1] / "data"
+
+
+def read_pairs(name: str) -> list[Pair]:
+    """Return the hand-written pairs of a file: `rewordings`, `near_misses`, or `opposites`."""
+    return [json.loads(line) for line in (_DATA / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
 
 _COUNTRIES = (
     "Spain Spanish|Kenya Kenyan|Japan Japanese|Norway Norwegian|the UK British|India Indian|the US American|Canada Canadian"

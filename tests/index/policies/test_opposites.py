@@ -1,10 +1,8 @@
 """The default policy serves almost no near-miss: similar questions that need different answers."""
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,24 +14,17 @@ from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Neighbour, Policy
 from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
-from tests.index.policies.directions import make_rewordings, make_swaps
+from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs
 from tests.index.policies.learned.test_replay import cluster_stream
 from tests.reference.memory_observations import MemoryObservations
 
 Cosine = Callable[[dict[str, str]], float]
 
 
-DATA = Path(__file__).parents[1] / "data"
-
-
-def read(name: str) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (DATA / name).read_text("utf-8").splitlines()]
-
-
-PAIRS = read("opposites.jsonl")
+PAIRS = read_pairs("opposites")
 # Held out: written after the guards and the verifier were finished.
-FURTHER = read("near_misses.jsonl")
-REWORDINGS = read("rewordings.jsonl")
+FURTHER = read_pairs("near_misses")
+REWORDINGS = read_pairs("rewordings")
 
 
 def test_each_guard_has_enough_pairs() -> None:

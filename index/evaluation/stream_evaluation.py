@@ -11,6 +11,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.labelled_pairs import read_json_lines
 from kvproxy.index.evaluation.stream_replay import AnswersEqual, ReplayOutcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
+from kvproxy.index.models.verifier.multilingual import a_few_words_differ
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
@@ -93,7 +94,7 @@ def read_stream(path: Path) -> list[StreamLine]:
 def embed_stream(
     lines: Sequence[StreamLine], embedder: Embedder, min_cosine: float | None, progress: Progress
 ) -> Stream:
-    """Embed the questions of a stream. Answers are equal if their words are, or if their cosine is at least `min_cosine`."""
+    """Embed the questions of a stream. Answers are equal if their words are, or by the judge `similarity` with `min_cosine`."""
     texts, answers = [line.text for line in lines], [line.answer for line in lines]
     vectors = embed_texts(texts, embedder, progress)
     digests = [text_digest(answer) for answer in answers]
@@ -102,7 +103,8 @@ def embed_stream(
     def same(one: int, other: int) -> bool:
         if digests[one] == digests[other] or of_answers is None or min_cosine is None:
             return digests[one] == digests[other]
-        return float(of_answers[one] @ of_answers[other]) >= min_cosine
+        cosine = float(of_answers[one] @ of_answers[other])
+        return cosine >= min_cosine and not a_few_words_differ(answers[one], answers[other])
 
     return Stream(texts, answers, vectors, same)
 

@@ -14,6 +14,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.models.verifier.multilingual import a_few_words_differ
 from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
@@ -144,5 +145,7 @@ class ResponseComparer:
         if judge == "model":
             return await judge_with_model(self._backend, request, question, cached, fresh)
         return (
-            judge == "similarity" and await self._semantic.similarity(cached, fresh) >= self._settings.judge_similarity
+            judge == "similarity"
+            and await self._semantic.similarity(cached, fresh) >= self._settings.judge_similarity
+            and not await asyncio.to_thread(a_few_words_differ, cached, fresh)
         )

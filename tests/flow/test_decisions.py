@@ -218,8 +218,8 @@ class Similar:
         ("equality", 0.0, "one TEXT", True),
         ("equality", 1.0, "Another text", False),
         ("similarity", 0.0, "one TEXT", True),
-        ("similarity", 0.9, "Another text", True),
-        ("similarity", 0.8, "Another text", False),
+        ("similarity", 0.9, "This is quite another text", True),
+        ("similarity", 0.8, "This is quite another text", False),
     ],
 )
 async def test_answers_are_compared_by_text_and_by_similarity(
@@ -232,3 +232,30 @@ async def test_answers_are_compared_by_text_and_by_similarity(
         await comparer.have_same_meaning(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh)
         is same
     )
+
+
+@pytest.mark.parametrize(
+    ("cached", "fresh", "same"),
+    [
+        ("Tap Cards, then Lock.", "Tap Cards, then Unlock.", False),
+        ("This is the answer about first 3.", "This is the answer about first 4.", False),
+        ("The capital of France is Paris.", "Paris is the capital of France.", True),
+        ("You can reset it in the settings.", "You can reset it in the menu.", True),
+        ("die Karte sperren", "die Karte entsperren", False),
+        ("Sie können die Karte sperren.", "Hier können Sie die Karten sperren.", True),
+        ("die Bestellung vor dem Versand stornieren", "die Bestellung nach dem Versand stornieren", False),
+        ("冻结我的银行卡", "解冻我的银行卡", False),
+        ("カードの限度額を上げる", "カードの限度額を下げる", False),
+        (
+            "Öffnen Sie die App, tippen Sie auf Karten, und sperren Sie dort die verlorene Karte.",
+            "Tippen Sie in der App auf Karten, wählen Sie die verlorene Karte aus, dann Sperren und Bestätigen.",
+            True,
+        ),
+    ],
+)
+async def test_similar_answers_differ_if_a_few_words_change_the_meaning(cached: str, fresh: str, same: bool) -> None:
+    semantic: Any = Similar(0.95)
+    model: Any = Judge()
+    comparer = ResponseComparer(semantic, model, CacheSettings())
+    asked = api_request({"model": "m", "messages": []})
+    assert await comparer.have_same_meaning(asked, "Why?", cached, fresh) is same

@@ -14,6 +14,7 @@ from kvproxy.index.models.e5 import NAME
 from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, BuiltInVerifier, is_english
+from kvproxy.index.policies.guards import GUARDS
 
 # Words that do not change an answer, unlike negations, prepositions, and most question words.
 EMPTY = {
@@ -91,6 +92,26 @@ def content_words(text: str) -> frozenset[str]:
         plain = re.sub(f"({_KEPT})|{phrases}", lambda match: f" {match[1] or ''} ", plain)
     found = {word for word in _WORD.findall(plain) if len(word) > 1 or not _KANA[0] <= word <= _KANA[1]}
     return frozenset(found.difference(empty))
+
+
+_FEW_WORDS = 3
+_MAX_COMPARED = 2000  # Characters; the embedder reads less.
+
+
+def a_few_words_differ(one: str, other: str) -> bool:
+    """Whether two answers are equal but for a few words that change the meaning: `lock the card` and `unlock the card`.
+
+    The cosine of their embeddings is often above 0.9. In English, the guards decide whether the meaning changes.
+    """
+    if max(len(one), len(other)) > _MAX_COMPARED:
+        return False
+    ours, theirs = content_words(one), content_words(other)
+    if max(len(ours - theirs), len(theirs - ours)) > _FEW_WORDS:
+        return False
+    if any(guard.vetoes(one, other) for guard in GUARDS):
+        return True
+    are_english = is_surely_english(one) and is_surely_english(other)
+    return not are_english and bool(new_words(one, [other]) or new_words(other, [one]))
 
 
 _SAME_WORDS = 0.95

@@ -135,11 +135,13 @@ def test_answers_are_compared_by_words_or_by_cosine() -> None:
     lines = [
         StreamLine("one", "the pool has blocks"),
         StreamLine("two", "The pool has blocks!"),
-        StreamLine("one", "no idea at all"),
+        StreamLine("one", "no idea at all, since nobody has asked before"),
+        StreamLine("two", "the pool has no blocks"),
     ]
     strict = embed_stream(lines, HashEmbedder(), None, lambda share: None)
     loose = embed_stream(lines, HashEmbedder(), -1.0, lambda share: None)
     assert (strict.answers_equal(0, 1), strict.answers_equal(0, 2), loose.answers_equal(0, 2)) == (True, False, True)
+    assert not loose.answers_equal(0, 3), "a few words change the meaning"
     assert (strict.vectors[0] == strict.vectors[2]).all()
     turned = strict.reordered([2, 0, 1])
     assert (turned.texts, turned.answers_equal(1, 2), turned.answers_equal(0, 1)) == (

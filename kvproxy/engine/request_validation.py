@@ -1,4 +1,3 @@
-import math
 from dataclasses import dataclass
 
 from kvproxy.errors import ContextTooLong, InvalidRequest
@@ -76,16 +75,12 @@ def _validate_scheduling(request: GenerationRequest) -> None:
 
 
 def validate_sampling(params: SamplingParams) -> None:
-    for name, (least, most) in _INTEGERS.items():
+    for name, (least, most) in (_INTEGERS | _NUMBERS).items():
         value = getattr(params, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        if type(value) is not int or not least <= value <= most:
-            raise InvalidRequest(f"{name} must be an integer from {least} to {most}", param=name)
-    for name, (least, most) in _NUMBERS.items():
-        value = getattr(params, name)
-        if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
-            raise InvalidRequest(f"{name} must be a number from {least} to {most}", param=name)
+        is_valid_type = type(value) is int or (name in _NUMBERS and type(value) is float)
+        if (value is not None or name not in _OPTIONAL) and not (is_valid_type and least <= value <= most):
+            kind = "a number" if name in _NUMBERS else "an integer"
+            raise InvalidRequest(f"{name} must be {kind} from {least} to {most}", param=name)
     texts = params.stop if isinstance(params.stop, tuple) else (None,)
     if len(texts) > MAX_STOP_STRINGS or any(not isinstance(text, str) or len(text) > MAX_STOP_LENGTH for text in texts):
         raise InvalidRequest(

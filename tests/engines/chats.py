@@ -10,7 +10,7 @@ import zmq
 from tests.engines.running import Vllm
 from tests.polling import until
 
-_WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()
+WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()
 Chat = list[dict[str, str]]
 
 
@@ -22,7 +22,7 @@ class Chats:
         self._chats: list[Chat] = []
 
     def _text(self, words: int) -> str:
-        return " ".join(self._chance.choice(_WORDS) for _ in range(words))
+        return " ".join(self._chance.choice(WORDS) for _ in range(words))
 
     def next(self) -> Chat:
         roll = self._chance.random()

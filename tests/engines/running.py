@@ -16,6 +16,14 @@ from kvproxy.demo import model_path
 from tests.polling import until
 from tests.ports import free_port
 
+# Of a vLLM server on two cores, without calls home.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 START_SECONDS = 600.0
 """Timeout for the start of an engine, which takes 40 s on an idle machine."""
 
@@ -70,14 +78,7 @@ class Vllm:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = os.environ | {
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "2",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+        environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
         with self.log.open("ab") as output:
             # In a session of its own, so that a kill ends its child processes too.
             self._process = subprocess.Popen(

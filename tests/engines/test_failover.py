@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from kvproxy.settings import load_settings
 from tests.engines.chats import Chats, PredictionClient
@@ -17,7 +16,6 @@ from tests.engines.running import PLAIN, Vllm, running
 from tests.polling import until
 from tests.servers import run_proxy
 
-pytestmark = pytest.mark.engines
 CLIENTS = 4
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from kvproxy.settings import load_settings
+from tests.engines.chats import WORDS
 from tests.engines.conftest import Table
 from tests.engines.running import Model, Vllm, running
 from tests.polling import until
@@ -23,7 +24,6 @@ from tests.thinking_model import make_thinking_model
 
 BLOCK = 32
 KINDS = ("content", "reasoning")
-WORDS = "cache block prefix engine token queue chain evict hash pool model prompt answer stream window group".split()
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "4096", "--num-gpu-blocks-override", "600", "--enable-scale-out"),
     *("--reasoning-parser", "deepseek_v3", "--reasoning-config"),

@@ -13,8 +13,6 @@ from tests.engines.running import HYBRID, PLAIN, Model, Vllm, running
 from tests.polling import until
 from tests.servers import run_proxy
 
-pytestmark = pytest.mark.engines
-
 
 def settings(data: Path, *engines: Vllm, **routing: object) -> Settings:
     told = {"health_interval": 0.5, "prediction_sample_rate": 1.0} | routing

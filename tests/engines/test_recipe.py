@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.commands.run import ROOT
 from tests.engines.conftest import Table
-from tests.engines.running import await_health
+from tests.engines.running import ENVIRONMENT, await_health
 from tests.ports import free_port
 from tests.tour.shell import MARK, Step, steps, with_output
 from tests.tour.test_tour import normal
 
-pytestmark = pytest.mark.engines
 RECIPE = ROOT / "docs/recipes/in-front-of-vllm.md"
 START = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 PORTS = ("8000", "5557", "5558", "8484")
@@ -100,17 +98,14 @@ class Recipe:
         if not link.exists():
             link.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{ours / "python"}" -m kvproxy "$@"\n')
             link.chmod(0o755)
-        variables = os.environ | {
+        variables = {
+            **os.environ,
+            **ENVIRONMENT,
             "PATH": f"{folder / 'bin'}:{path}",
             "KVPROXY_URL": self._proxy,
             "KVPROXY_DATA": str(folder / "data"),
             "KVPROXY_ROUTING__METRICS_INTERVAL": "0.2",
             "NO_COLOR": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "2",
         }
         for name in ("OPENAI_API_KEY", "COLUMNS", "LINES"):
             variables.pop(name, None)

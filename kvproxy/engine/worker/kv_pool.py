@@ -32,7 +32,6 @@ class KVPool:
         self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.shape = shape
-        self.num_blocks = num_blocks
         self.block_size = block_size
         try:
             self.data = _zeros((shape.layers, 2, num_blocks, block_size, shape.kv_heads, shape.head_dim), dtype, device)

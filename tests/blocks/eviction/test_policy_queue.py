@@ -34,7 +34,7 @@ def test_a_hit_on_a_second_copy_counts_for_the_content() -> None:
     cache = manager(8)
     for request in [begin(cache, name, [1, 1]) for name in ("b", "a")][::-1]:
         cache.free(request)
-    oldest = cache.get_computed_blocks(CacheRequest("c", [1, 1, 5])).blocks[0]
+    oldest = cache.get_computed_blocks(CacheRequest("c", [1, 1, 5])).groups[0][0]
     assert list(cache.pool.free_queue)[-2:][0] is oldest, "the copy freed last is the spare one"
     cache.pool.touch([oldest])
     assert oldest not in list(cache.pool.free_queue)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.blocks.eviction.session_policy import CacheUse, ReturnRates, SessionPolicy
-from kvproxy.offline.simulate.pool_simulation import LRU, ChainRequest, simulate
+from kvproxy.offline.simulate.pool_simulation import LRU
 
 
 @given(st.lists(st.integers(0, 9), max_size=60))
@@ -105,15 +105,6 @@ def test_a_session_whose_user_must_answer_counts_as_older() -> None:
             traffic.send("t" * (3 * length - turn), "ann", 1.0)
     traffic.send("u" * 14, "bob", 1.0, awaits_user=True)
     assert traffic.evict(1) == ["u" * 14]
-
-
-def test_a_simulated_pool_keeps_a_slow_session_instead_of_those_that_a_client_left() -> None:
-    requests = []
-    for number in range(200):
-        client, start = ("slow", 0) if number % 10 == 0 else ("fast", 1_000 * (1 + number // 3))
-        blocks = range(start, start + 20)
-        requests.append(ChainRequest(blocks, len(blocks), partial=False, use=CacheUse(60.0 * number, client)))
-    assert simulate(requests, 60, "sessions").hits > simulate(requests, 60, "lru").hits + 200
 
 
 def test_a_shared_beginning_outlives_the_sessions_that_clients_left() -> None:

@@ -165,8 +165,9 @@ def changes(body: dict[str, Any], draw: random.Random) -> dict[str, tuple[dict[s
 
     put("model", "another model was asked: m then, m2 now", model="m2")
     put("temperature", "the field temperature", temperature=0.25)
+    put("seed", "the field seed, at character", seed=draw.getrandbits(20) + 8)
     for name, value in {
-        "top_p": 0.9, "seed": draw.getrandbits(20), "stop": ["x"], "logit_bias": {"5": 1}, "extra_field": [draw.random()],
+        "top_p": 0.9, "stop": ["x"], "logit_bias": {"5": 1}, "extra_field": [draw.random()],
         "response_format": {"type": "json_object"}, "metadata_of_ours": {"a": draw.getrandbits(20)},
     }.items():  # fmt: skip
         put(name, f"the field {name} is new", **{name: value})

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from kvproxy.settings.journal import PriceSettings
+
 KEEP_WARM_SECONDS = 290.0
 """Interval of keep-warm requests for a prefix that expires after five minutes."""
 HOUR = 3_600.0
@@ -19,15 +21,8 @@ _LIKELY = 0.95
 _PRIOR_WEIGHT = 500.0  # Number of pauses that a prior distribution counts as.
 # Number of pauses in each class, in 60 Claude Code sessions (callanjfox/kv-cache-tester); the last one counts ends of sessions.
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-
-
-@dataclass(frozen=True, slots=True)
-class CachePrices:
-    """Prices of cached prompt tokens, as multiples of the price of uncached tokens. The defaults are Anthropic's."""
-
-    read: float = 0.1
-    write_5m: float = 1.25
-    write_1h: float = 2.0
+ANTHROPIC_PRICES = PriceSettings(input=1.0, cached=0.1, write_5m=1.25, write_1h=2.0)
+"""Prices as multiples of the price of uncached tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +81,15 @@ def pause_quantile(survival: SurvivalFunction, share: float = _LIKELY) -> float:
     return next((bound for bound, left in places if 1.0 - left >= share * returned), HOUR)
 
 
-def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept_share: float = 0.0) -> int:
+def keep_warm_requests(survival: SurvivalFunction, prices: PriceSettings, kept_share: float = 0.0) -> int:
     """Return the number of keep-warm requests in a pause that minimises the expected price.
 
     `kept_share` is the fraction of the prefix that the provider keeps for one hour anyway.
     """
     best, chosen, expected, left = 0.0, 0, 0.0, 1.0
-    saved = (1.0 - kept_share) * (prices.write_5m - prices.read)
+    saved = (1.0 - kept_share) * (prices.price_of_5m_write - prices.price_of_reuse)
     for count, ends in enumerate(survival.pause_end_probabilities(), 1):
-        expected += left * (ends * saved - prices.read)
+        expected += left * (ends * saved - prices.price_of_reuse)
         left *= 1.0 - ends
         if expected > best:
             best, chosen = expected, count
@@ -102,13 +97,12 @@ def keep_warm_requests(survival: SurvivalFunction, prices: CachePrices, kept_sha
 
 
 def should_cache_for_an_hour(
-    new_tokens: int, short_lived_tokens: int, survival: SurvivalFunction, prices: CachePrices
+    new_tokens: int, short_lived_tokens: int, survival: SurvivalFunction, prices: PriceSettings
 ) -> bool:
     """Whether the provider should cache the new tokens of a prompt for one hour, not five minutes.
 
     `short_lived_tokens` are all tokens that the provider does not keep for one hour yet, including the new ones.
     """
     likely = survival.pause_probability(KEEP_WARM_SECONDS, HOUR)
-    return (prices.write_1h - prices.write_5m) * new_tokens <= likely * (
-        prices.write_5m - prices.read
-    ) * short_lived_tokens
+    saved = likely * (prices.price_of_5m_write - prices.price_of_reuse)
+    return (prices.price_of_1h_write - prices.price_of_5m_write) * new_tokens <= saved * short_lived_tokens

@@ -22,9 +22,9 @@ from kvproxy.flow.revalidate import BackgroundRequests
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.provider_cache_policy import (
+    ANTHROPIC_PRICES,
     HOUR,
     KEEP_WARM_SECONDS,
-    CachePrices,
     PauseTimes,
     keep_warm_requests,
     pause_quantile,
@@ -70,7 +70,6 @@ class KeepWarm:
         self._model_prices = prices
         self.interval = KEEP_WARM_SECONDS
         self.pauses = PauseTimes()
-        self._prices = CachePrices()
         self._pin = pin
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
@@ -101,7 +100,9 @@ class KeepWarm:
         is_alive = self._clock() - session.used < self.interval
         kept = session.one_hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
-        if should_cache_for_an_hour(new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), self._prices):
+        if should_cache_for_an_hour(
+            new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), ANTHROPIC_PRICES
+        ):
             return len(digests) - 1
         return session.last_one_hour_message if kept else -1
 
@@ -160,7 +161,7 @@ class KeepWarm:
             await self._pin_prompt(session)
         kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
         try:
-            for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), self._prices, kept)):
+            for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), ANTHROPIC_PRICES, kept)):
                 await self._sleep_until(session.used + self.interval)
                 if not self._charge_budgets(session) or not await self._send(session):
                     break

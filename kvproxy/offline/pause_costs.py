@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from kvproxy.provider_cache_policy import (
     HOUR,
     KEEP_WARM_SECONDS,
-    CachePrices,
     SurvivalFunction,
     keep_warm_requests,
     should_cache_for_an_hour,
 )
+from kvproxy.settings.journal import PriceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,23 @@ LongWrite = Callable[[int, int], bool]
 """Returns whether a request writes for one hour. Arguments: uncached tokens, and tokens not yet written for one hour."""
 
 
-def session_price(session: Session, max_keep_warm: KeepWarmCount, long_write: LongWrite, prices: CachePrices) -> float:
-    """Return the price of a session's input, as a multiple of the price of one uncached token."""
+def session_price(
+    session: Session, max_keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings
+) -> float:
+    """Return the price of a session's input, in the unit of `prices` per token."""
     total, kept, before = 0.0, 0, 0
     for step in session:
         sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, max_keep_warm(before, kept))
-        total += sent * prices.read * step.shared
+        total += sent * prices.price_of_reuse * step.shared
         if step.pause == math.inf:
             break
         live = cached_tokens(step, sent, kept)
         kept = min(kept, live)
         new = step.tokens - live
         is_long = long_write(new, step.tokens - kept)
-        total += prices.read * live + (prices.write_1h if is_long else prices.write_5m) * new
+        total += (
+            prices.price_of_reuse * live + (prices.price_of_1h_write if is_long else prices.price_of_5m_write) * new
+        )
         kept = step.tokens if is_long else kept
         before = step.tokens
     return total
@@ -80,7 +84,7 @@ def cached_tokens(step: SessionStep, num_keep_warm: float, one_hour_tokens: int)
     return min(one_hour_tokens, step.shared) if step.pause - num_keep_warm * KEEP_WARM_SECONDS <= HOUR else 0
 
 
-def provider_policy_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
+def provider_policy_price(session: Session, survival: SurvivalFunction, prices: PriceSettings) -> float:
     """Return `session_price` for the keep-warm requests and one-hour writes that `provider_cache_policy` chooses."""
     return session_price(
         session,

@@ -28,7 +28,7 @@ from kvproxy.journal.sessions.session_reader import (
 from kvproxy.offline.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.transcripts import TraceSession
-from kvproxy.provider_cache_policy import CachePrices, PauseTimes
+from kvproxy.provider_cache_policy import PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
 
 # Anthropic's prices as multiples of the input price.
@@ -216,15 +216,13 @@ def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceS
     survival = PauseTimes().survival()
     for turns in sessions:
         price = price_of(turns[0].model, prices)
-        if price is None or not price.input:
+        if price is None:
             continue
-        paid = (price.price_of_reuse, price.price_of_5m_write, price.price_of_1h_write)
-        relative = CachePrices(*(each / price.input for each in paid))
         sizes = [(turn.prompt_tokens, _common_prefix_share(turn), turn.pause) for turn in turns]
         steps = [SessionStep(tokens, round(tokens * share), pause) for tokens, share, pause in sizes]
         steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
         for name, long_write in writes.items():
-            costs[name] += price.input * session_price(steps, lambda tokens, kept: 0, long_write, relative)
-        costs["pause policy"] += price.input * provider_policy_price(steps, survival, relative)
+            costs[name] += session_price(steps, lambda tokens, kept: 0, long_write, price)
+        costs["pause policy"] += provider_policy_price(steps, survival, price)
     base = costs["five-minute writes"]
     return {name: cost / base for name, cost in costs.items()} if base else {}

@@ -24,7 +24,8 @@ from kvproxy.offline.pause_costs import (
     session_price,
 )
 from kvproxy.offline.transcripts import read_transcripts
-from kvproxy.provider_cache_policy import CachePrices, PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.provider_cache_policy import ANTHROPIC_PRICES, PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.settings.journal import PriceSettings
 from tests.benchmarks.options import read_options
 
 
@@ -44,7 +45,7 @@ def _session(rows: Sequence[dict[str, Any]], size: int) -> Session:
     return [*steps, SessionStep(0, rows[-1]["in"], math.inf)]
 
 
-def warm_price(session: Session, survival: SurvivalFunction, prices: CachePrices) -> float:
+def warm_price(session: Session, survival: SurvivalFunction, prices: PriceSettings) -> float:
     """Return the price of a session with the policy's keep-warm requests, and without one-hour writes."""
 
     def requests(tokens: int, kept: int) -> int:
@@ -53,7 +54,7 @@ def warm_price(session: Session, survival: SurvivalFunction, prices: CachePrices
     return session_price(session, requests, lambda new, unprotected: False, prices)
 
 
-def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) -> float:
+def lowest_price(session: Session, prices: PriceSettings, *, long_writes: bool) -> float:
     """Return the lowest price of a session if all pauses are known in advance."""
     states = {0: 0.0}
     for step in session:
@@ -64,11 +65,11 @@ def lowest_price(session: Session, prices: CachePrices, *, long_writes: bool) ->
             for sent in (0, step.required_keep_warm_requests):
                 live = cached_tokens(step, sent, kept)
                 still = min(kept, live)
-                spent = paid + (sent * step.shared + live) * prices.read
+                spent = paid + (sent * step.shared + live) * prices.price_of_reuse
                 new = step.tokens - live
-                options = [(still, spent + prices.write_5m * new)]
+                options = [(still, spent + prices.price_of_5m_write * new)]
                 if long_writes:
-                    options.append((step.tokens, spent + prices.write_1h * new))
+                    options.append((step.tokens, spent + prices.price_of_1h_write * new))
                 for state, cost in options:
                     found[state] = min(cost, found.get(state, math.inf))
         states = _undominated(found)
@@ -119,14 +120,14 @@ def learn(sessions: Iterable[Session], typical: Sequence[int] = ()) -> SurvivalF
     return times.survival()
 
 
-def compare_policies(folds: Sequence[tuple[SurvivalFunction, Sequence[Session]]], prices: CachePrices) -> Comparison:
+def compare_policies(folds: Sequence[tuple[SurvivalFunction, Sequence[Session]]], prices: PriceSettings) -> Comparison:
     """Compare policies. Each fold has sessions, and the survival function of the pauses of other sessions."""
     tested = [session for _, sessions in folds for session in sessions]
 
     def total(requests: KeepWarmCount, long_write: LongWrite = lambda new, unprotected: False) -> float:
         return sum(session_price(session, requests, long_write, prices) for session in tested)
 
-    def learned(price_of: Callable[[Session, SurvivalFunction, CachePrices], float]) -> float:
+    def learned(price_of: Callable[[Session, SurvivalFunction, PriceSettings], float]) -> float:
         return sum(price_of(session, survival, prices) for survival, sessions in folds for session in sessions)
 
     base = total(lambda tokens, kept: 0)
@@ -155,7 +156,7 @@ def cross_validated(files: list[list[Session]], folds: int, seed: int) -> Compar
         tested = set(order[fold::folds])
         training = [session for place, file in enumerate(files) if place not in tested for session in file]
         parts.append((learn(training), [session for place in sorted(tested) for session in files[place]]))
-    return compare_policies(parts, CachePrices())
+    return compare_policies(parts, ANTHROPIC_PRICES)
 
 
 def main() -> None:
@@ -163,7 +164,7 @@ def main() -> None:
     files = folder(given.folder)
     if given.train is not None:
         survival = learn(session for file in folder(given.train) for session in file)
-        runs = [compare_policies([(survival, [session for file in files for session in file])], CachePrices())]
+        runs = [compare_policies([(survival, [session for file in files for session in file])], ANTHROPIC_PRICES)]
     else:
         runs = [cross_validated(files, given.folds, seed) for seed in range(given.seeds)]
     one = runs[0]

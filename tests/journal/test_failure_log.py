@@ -5,7 +5,6 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from kvproxy.errors import SettingsError
@@ -13,9 +12,6 @@ from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings.journal import JournalSettings
 from tests.faults.test_disks import on_small_disk
 from tests.journal.test_file import finished
-from tests.plain_upstream import run_plain_upstream
-from tests.polling import until
-from tests.servers import run_front
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -76,7 +72,6 @@ def test_a_file_that_was_taken_away_is_told_once(
     journal.close()
 
 
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda whole: whole[: len(whole) // 3],
     "overwritten header": lambda whole: bytes(100) + whole[100:],
@@ -86,20 +81,14 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def damage(path: Path, name: str) -> bytes:
-    """Damage a closed file and return its content."""
-    damaged = DAMAGES[name](path.read_bytes())
-    path.write_bytes(damaged)
-    return damaged
-
-
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_journal_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     path = tmp_path / "journal.db"
     journal = open_stored_journal(path, JournalSettings())
     journal.add(finished("one", "before"))
     journal.close()
-    damaged = damage(path, name)
+    damaged = DAMAGES[name](path.read_bytes())
+    path.write_bytes(damaged)
     with caplog.at_level(logging.WARNING, "kvproxy"):
         journal = open_stored_journal(path, JournalSettings())
     journal.add(finished("one", "after"))
@@ -108,17 +97,6 @@ def test_a_damaged_journal_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptur
     (aside,) = (each for each in tmp_path.glob("journal.db.damaged-*") if each.name.split("-")[-1].isdigit())
     assert aside.read_bytes() == damaged
     assert sum("journal.db.damaged-" in line for line in caplog.messages) == 1
-
-
-def test_a_proxy_starts_with_a_damaged_journal(tmp_path: Path) -> None:
-    with run_plain_upstream() as upstream:
-        with run_front(tmp_path, upstream) as (url, _):
-            assert httpx.post(f"{url}/v1/chat/completions", json=BODY).status_code == 200
-        damage(tmp_path / "journal.db", "damaged pages")
-        with run_front(tmp_path, upstream) as (url, services):
-            assert "hit" in httpx.post(f"{url}/v1/chat/completions", json=BODY).headers["cache-status"]
-            # A client may have its response a moment before the exchange ends.
-            until(lambda: [record.layer for record in services.answerer.journal.latest(5)] == ["exact"])
 
 
 def test_a_journal_of_another_schema_is_refused_and_kept(tmp_path: Path) -> None:

@@ -1,20 +1,14 @@
 """The prefill time of a token, and forecasts of the pool size."""
 
 import random
-import time
 from pathlib import Path
 
 import pytest
 
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.journal.pool_forecast import forecast_hit_rates
-from kvproxy.journal.request_regions import regions_of
 from kvproxy.journal.savings import prefill_cost
-from kvproxy.journal.sessions.session_matching import chain_of
-from kvproxy.offline.simulate.pool_simulation import lru_hits
-from kvproxy.offline.workload_reader import read_workload
 from tests.benchmarks.live_curve import LONG, replay
-from tests.journal.sessions.requests import START, Sessions, assistant, request, user
 
 
 def requests(
@@ -51,27 +45,6 @@ def test_the_live_curve_equals_a_replay_of_the_journal(tmp_path: Path) -> None:
     # A smaller pool refuses requests in the replay.
     accepted = [rate for size, rate in rates.items() if size >= curve.max_prompt_tokens + 16]
     assert all(abs(live - offline) < 0.005 for live, offline in accepted)
-
-
-@pytest.mark.parametrize("varied", [False, True])
-def test_the_live_curve_differs_from_a_replay_only_by_the_bytes_of_a_token(tmp_path: Path, varied: bool) -> None:
-    sessions, messages, draw = Sessions(str(tmp_path / "journal.db")), [user("x" * 500)], random.Random(0)
-    for number in range(30):
-        messages += [assistant("a" * draw.randrange(1, 400)), user("b" * draw.randrange(1, 400))]
-        exchange = request(list(messages), 1, 0, time.time() - START)
-        assert exchange.key is not None
-        size = sum(chain_of(regions_of(exchange.key.parts), "").sizes)
-        exchange.prompt_tokens = size // draw.choice((1, 2)) if varied else size
-        exchange.request_id = f"r{number}"
-        sessions.journal.add(exchange)
-    sessions.journal.flush()
-    live = sessions.journal.reuse_curves()[""].hit_rate(1e12)
-    sessions.close()
-    workload = read_workload(tmp_path / "journal.db")
-    [hits] = lru_hits(workload.chains, [None])
-    offline = hits * workload.block_tokens / sum(arrival.tokens for arrival in workload.arrivals)
-    assert 0.5 < live < 1
-    assert (live == offline) is not varied
 
 
 def test_a_forecast_states_changes_from_the_current_pool() -> None:

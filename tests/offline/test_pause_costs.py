@@ -10,16 +10,14 @@ import pytest
 
 from kvproxy.offline.pause_costs import Session, SessionStep, provider_policy_price, session_price
 from kvproxy.provider_cache_policy import (
+    ANTHROPIC_PRICES,
     HOUR,
     KEEP_WARM_SECONDS,
-    CachePrices,
     PauseTimes,
     keep_warm_requests,
     should_cache_for_an_hour,
 )
 from tests.benchmarks.pauses import compare_policies, learn, lowest_price, read_sessions, warm_price
-
-PRICES = CachePrices()
 
 
 def _times(*pauses: float, repeat: int = 1_000, client: str = "", hour: int = 0) -> PauseTimes:
@@ -31,20 +29,20 @@ def _times(*pauses: float, repeat: int = 1_000, client: str = "", hour: int = 0)
 
 
 def test_keep_warm_requests_follow_the_pauses() -> None:
-    assert keep_warm_requests(_times(10, math.inf).survival(), PRICES) == 0
-    assert keep_warm_requests(_times(10, 400).survival(), PRICES) == 1
-    assert keep_warm_requests(_times(10, 1_000, math.inf).survival(), PRICES) == 3
+    assert keep_warm_requests(_times(10, math.inf).survival(), ANTHROPIC_PRICES) == 0
+    assert keep_warm_requests(_times(10, 400).survival(), ANTHROPIC_PRICES) == 1
+    assert keep_warm_requests(_times(10, 1_000, math.inf).survival(), ANTHROPIC_PRICES) == 3
     # One of ten sessions returns: requests for the other sessions cost more than its prefix.
-    assert keep_warm_requests(_times(400, *[math.inf] * 11).survival(), PRICES) == 0
-    assert keep_warm_requests(_times(10, 400).survival(), PRICES, kept_share=0.95) == 0
+    assert keep_warm_requests(_times(400, *[math.inf] * 11).survival(), ANTHROPIC_PRICES) == 0
+    assert keep_warm_requests(_times(10, 400).survival(), ANTHROPIC_PRICES, kept_share=0.95) == 0
 
 
 def test_only_small_additions_are_written_for_an_hour() -> None:
     survival = _times(*[10] * 9, 1_000).survival()
     assert survival.pause_probability(KEEP_WARM_SECONDS, HOUR) == pytest.approx(0.1)
-    assert should_cache_for_an_hour(1_000, 100_000, survival, PRICES)
-    assert not should_cache_for_an_hour(100_000, 100_000, survival, PRICES)
-    assert not should_cache_for_an_hour(1_000, 100_000, _times(10, 7_200).survival(), PRICES)
+    assert should_cache_for_an_hour(1_000, 100_000, survival, ANTHROPIC_PRICES)
+    assert not should_cache_for_an_hour(100_000, 100_000, survival, ANTHROPIC_PRICES)
+    assert not should_cache_for_an_hour(1_000, 100_000, _times(10, 7_200).survival(), ANTHROPIC_PRICES)
 
 
 def test_groups_with_few_pauses_follow_all_pauses() -> None:
@@ -78,14 +76,14 @@ def test_prices_of_a_trace(tmp_path: Path) -> None:
     def never(new: int, unprotected: int) -> bool:
         return False
 
-    expired = session_price(session, lambda tokens, kept: 0, never, PRICES)
+    expired = session_price(session, lambda tokens, kept: 0, never, ANTHROPIC_PRICES)
     assert expired == pytest.approx(first + second + 1.25 * 768)
-    warm = session_price(session, lambda tokens, kept: 1, never, PRICES)
+    warm = session_price(session, lambda tokens, kept: 1, never, ANTHROPIC_PRICES)
     assert warm == pytest.approx(first + second + 2 * 0.1 * 704 + 1.25 * 64 + 0.1 * 768)
     # The second request writes 64 tokens for one hour, so the prefix survives the pause.
-    hour = session_price(session, lambda tokens, kept: 0, lambda new, unprotected: new == 64, PRICES)
+    hour = session_price(session, lambda tokens, kept: 0, lambda new, unprotected: new == 64, ANTHROPIC_PRICES)
     assert hour == pytest.approx(first + 0.1 * 640 + 2 * 64 + 0.1 * 704 + 2 * 64)
-    assert lowest_price(session, PRICES, long_writes=True) == pytest.approx(hour - 0.75 * 64)
+    assert lowest_price(session, ANTHROPIC_PRICES, long_writes=True) == pytest.approx(hour - 0.75 * 64)
 
 
 def _random_session(draw: random.Random) -> Session:
@@ -104,8 +102,8 @@ def test_no_policy_is_cheaper_than_known_pauses() -> None:
     survival = learn(sessions)
     for session in sessions:
         for price_of, long_writes in ((warm_price, False), (provider_policy_price, True)):
-            least = lowest_price(session, PRICES, long_writes=long_writes)
-            assert least <= price_of(session, survival, PRICES) + 1e-6
-    found = compare_policies([(survival, sessions)], PRICES)
+            least = lowest_price(session, ANTHROPIC_PRICES, long_writes=long_writes)
+            assert least <= price_of(session, survival, ANTHROPIC_PRICES) + 1e-6
+    found = compare_policies([(survival, sessions)], ANTHROPIC_PRICES)
     assert found.bound <= found.warm_bound <= min(found.fixed.values())
     assert found.closed(found.warm_bound) == pytest.approx(1)

@@ -8,9 +8,9 @@ from starlette.requests import Request
 
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
-from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.request_directives import CACHE_FIELD, apply_litellm_switches, read_directives
-from kvproxy.errors import Overloaded, RequestTooLarge, RequestTooSlow
+from kvproxy.errors import InvalidRequest, Overloaded, RequestTooLarge, RequestTooSlow
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
@@ -148,6 +148,15 @@ def joined_headers(request: Request) -> dict[str, str]:
 def query_of(request: Request) -> str:
     query: bytes = request.scope["query_string"]
     return query.decode("latin-1")
+
+
+def check_number_of_choices(body: JsonMap, limit: int) -> None:
+    for name in ("n", "best_of"):
+        asked = body.get(name)
+        if isinstance(asked, int | float) and asked > limit:
+            raise InvalidRequest(
+                f"{name} is {limit} at the most: see the setting limits.choices", param=name, limit="choices"
+            )
 
 
 async def stream_upload(request: Request, upload_done: asyncio.Event, seconds: float) -> AsyncIterator[bytes]:

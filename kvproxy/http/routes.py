@@ -21,6 +21,7 @@ from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import (
     BodyReservation,
+    check_number_of_choices,
     query_of,
     read_api_request,
     read_body,
@@ -66,6 +67,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
         parsed = await read_api_request(request, api, raw, app.settings, check_fields=forwarder is None)
         exchange.tenant = parsed.tenant
         exchange.request = app.with_trace(exchange, await app.prepare(parsed))
+        check_number_of_choices(exchange.request.body, limits.choices)
         deadline.shorten(exchange.request.control.timeout)
         answer = await app.answerer.answer(exchange, lambda work: deadline.cancel_when_over(request.receive, work))
     except InvalidRequest as error:

@@ -83,6 +83,7 @@ class LimitSettings(Section):
         description="Maximum duration of a request; x-kvproxy-timeout lowers it. Then 504, or an error in the stream.",
     )
     drain_seconds: Seconds = Field(25.0, ge=0, description="Time in which requests in flight may finish at shutdown.")
+    choices: int = Field(128, ge=1, description="Maximum choices of a request (`n`, `best_of`); excess receives 400.")
     queue_size: int = Field(256, ge=0, description="Maximum requests queued for the engine or an upstream; else 503.")
     queue_seconds: Seconds = Field(30.0, gt=0, description="Maximum time in this queue; then 503.")
     connections: int = Field(4096, ge=1, description="Maximum client connections; excess receives 503.")

@@ -63,7 +63,7 @@ def hanging() -> Iterator[tuple[str, Hanging]]:
 @pytest.fixture(scope="module")
 def proxy(hanging: tuple[str, Hanging], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
     data = tmp_path_factory.mktemp("proxy")
-    limits = {"request_seconds": 1.0}
+    limits = {"request_seconds": 1.0, "choices": 4}
     with run_front(data, hanging[0], limits=limits) as running:
         yield running
 
@@ -113,6 +113,14 @@ def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
     assert {each.reason for each in proxy[1].answerer.journal.latest(3)} == {"error-timeout"}
     assert ask("Hi", "10").status_code == 200
     assert ask("Hi", "soon").status_code == 400
+
+
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_a_request_may_not_ask_for_any_number_of_answers(proxy: tuple[str, Services], field: str) -> None:
+    for number, status in ((4, 200), (5, 400), (1e30, 400)):
+        answer = post(proxy[0], "n", fields={field: number})
+        assert answer.status_code == status
+    assert (answer.json()["error"]["param"], "limits.choices" in answer.text) == (field, True)
 
 
 def test_the_deadline_frees_the_blocks_of_the_embedded_engine(demo: tuple[str, Services]) -> None:

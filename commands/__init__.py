@@ -5,6 +5,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from kvproxy.commands import backup, blocks, cache, config, doctor, explain, keys, serve, top, upstreams, warm
 from kvproxy.commands.analyse import audit, calibrate, estimate, lint, simulate
@@ -42,7 +43,7 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """A caching reverse proxy for LLMs."""

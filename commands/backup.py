@@ -2,7 +2,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.formatting import local_time
 from kvproxy.commands.options import Data, Store, load_settings
@@ -12,14 +12,14 @@ from kvproxy.units import format_bytes
 if TYPE_CHECKING:
     from kvproxy.backup import BackupSummary
 
-Archive = Annotated[Path, typer.Argument(help="Archive: a .tar, .tar.gz or .tgz file.")]
+Archive = Annotated[Path, Argument(help="Archive: a .tar, .tar.gz or .tgz file.")]
 
 
 def backup(
     archive: Archive,
     data: Data = None,
     store: Store = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing archive.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing archive.")] = False,
 ) -> Output:
     """Save responses, journal, clients and settings to a file.
 
@@ -41,7 +41,7 @@ def restore(
     archive: Archive,
     data: Data = None,
     store: Store = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite existing files.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Overwrite existing files.")] = False,
 ) -> Output:
     """Restore a backup to a data folder that no proxy uses.
 

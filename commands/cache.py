@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import read_bytes, write_chunks
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
-Id = Annotated[str, typer.Argument(help="Id of the response, or its first digits.")]
-Question = Annotated[str | None, typer.Option(help="Question for which the response was served; the policy learns.")]
+Id = Annotated[str, Argument(help="Id of the response, or its first digits.")]
+Question = Annotated[str | None, Option(help="Question for which the response was served; the policy learns.")]
 
 _EMPTY = "no response is stored"
 _LISTED = 20
@@ -39,18 +40,14 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class EntryOptions:
-    namespace: Annotated[str | None, typer.Option(help="Only this namespace; its first digits suffice.")] = None
-    model: Annotated[str | None, typer.Option(help="Only responses of this model.")] = None
-    search: Annotated[str | None, typer.Option(help="Only prompts that contain this text.")] = None
-    key: Annotated[str | None, typer.Option(help="Only this exact key; its first digits suffice.")] = None
-    prompt: Annotated[str | None, typer.Option(help="Only prompts that begin with this text.")] = None
-    tag: Annotated[str | None, typer.Option(help="Only responses with this tag.")] = None
-    older_than: Annotated[float | None, duration_option(help="Only responses older than this, such as 1h or 7d.")] = (
-        None
-    )
-    tenant: Annotated[
-        str | None, typer.Option(help="Only responses of this tenant, or of the client with this name.")
-    ] = None
+    namespace: Annotated[str | None, Option(help="Only this namespace; its first digits suffice.")] = None
+    model: Annotated[str | None, Option(help="Only responses of this model.")] = None
+    search: Annotated[str | None, Option(help="Only prompts that contain this text.")] = None
+    key: Annotated[str | None, Option(help="Only this exact key; its first digits suffice.")] = None
+    prompt: Annotated[str | None, Option(help="Only prompts that begin with this text.")] = None
+    tag: Annotated[str | None, Option(help="Only responses with this tag.")] = None
+    older_than: Annotated[float | None, duration_option(help="Only responses older than this, such as 7d.")] = None
+    tenant: Annotated[str | None, Option(help="Only responses of this tenant, or of the client with this name.")] = None
 
     @property
     def filter_values(self) -> "FilterValues":
@@ -129,14 +126,12 @@ def _format_field_value(name: str, value: Any) -> Any:
 @app.subcommand
 def rm(
     *,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their first digits.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove all responses.")] = False,
+    ids: Annotated[list[str] | None, Argument(help="Ids, or their first digits.")] = None,
+    everything: Annotated[bool, Option("--all", help="Remove all responses.")] = False,
     where: EntryOptions,
-    soft: Annotated[
-        bool, typer.Option("--soft", help="Expire the responses instead; stale serving still applies.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the responses, and change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without confirmation.")] = False,
+    soft: Annotated[bool, Option("--soft", help="Expire the responses instead; stale serving still applies.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the responses, and change nothing.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Remove without confirmation.")] = False,
     responses: StoreOptions,
 ) -> Output:
     """Remove stored responses by id, or by filter.
@@ -192,9 +187,7 @@ def stats(responses: StoreOptions) -> Output:
 @app.subcommand
 def usage(
     *,
-    by: Annotated[
-        Literal["tenant", "model", "endpoint", "tag"], typer.Option(help="Group responses by this field.")
-    ] = "tenant",
+    by: Annotated[Literal["tenant", "model", "endpoint", "tag"], Option(help="Group by this field.")] = "tenant",
     responses: StoreOptions,
 ) -> Output:
     """Sum the stored responses by tenant, model, endpoint or tag.
@@ -293,7 +286,7 @@ def _send_verdict(id: str, question: str | None, responses: StoreOptions, *, rig
 @app.subcommand
 def export(
     *,
-    file: Annotated[Path | None, typer.Argument(help="File to write, by default stdout.")] = None,
+    file: Annotated[Path | None, Argument(help="File to write, by default stdout.")] = None,
     responses: StoreOptions,
 ) -> Output | None:
     """Export all stored responses as JSON lines.
@@ -318,7 +311,7 @@ def export(
 
 @app.subcommand
 def import_(
-    file: Annotated[Path, typer.Argument(help="File written by export; - is stdin.")], responses: StoreOptions
+    file: Annotated[Path, Argument(help="File written by export; - is stdin.")], responses: StoreOptions
 ) -> Output:
     """Import exported responses, and skip those already stored."""
     lines = read_bytes(file)

@@ -1,6 +1,6 @@
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from kvproxy.commands.options import ProxyOptions, Store, TierOptions, load_settings
 from kvproxy.commands.output import Output, print_text
@@ -10,9 +10,9 @@ def doctor(
     *,
     proxy: ProxyOptions,
     store: Store = None,
-    model: Annotated[str | None, typer.Option(help="Model of the embedded engine.")] = None,
-    upstream: Annotated[list[str] | None, typer.Option(help="Upstream to check; repeat for several.")] = None,
-    embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.")] = None,
+    model: Annotated[str | None, Option(help="Model of the embedded engine.")] = None,
+    upstream: Annotated[list[str] | None, Option(help="Upstream to check; repeat for several.")] = None,
+    embedder: Annotated[str | None, Option(help="Embedder, as in serve.")] = None,
     tiers: TierOptions,
 ) -> Output:
     """Check the installation, the model and the upstreams.

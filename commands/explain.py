@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.blocks.engine_lines import layer_group_name
 from kvproxy.commands.formatting import escape_controls, local_time, one_line
@@ -30,12 +30,12 @@ _LIMITS = {
 
 def explain(
     *,
-    prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
-    api: Annotated[ApiName | None, typer.Option(help="API of the body.", show_default="detected")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of the request.", show_default="the first listed")] = None,
-    request: Annotated[str | None, typer.Option(help="Id of an earlier request, to explain its cache miss.")] = None,
+    prompt: Annotated[str | None, Argument(help="Question of the user.")] = None,
+    system: Annotated[str | None, Option(help="System prompt before the question.")] = None,
+    file: Annotated[Path | None, Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
+    api: Annotated[ApiName | None, Option(help="API of the body.", show_default="detected")] = None,
+    model: Annotated[str | None, Option(help="Model of the request.", show_default="the first listed")] = None,
+    request: Annotated[str | None, Option(help="Id of an earlier request, to explain its cache miss.")] = None,
     changes: RequestFieldOptions,
     api_key: ApiKey = None,
     layout: Layout,

@@ -3,7 +3,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import format_age, local_time, table_time
@@ -18,23 +18,15 @@ if TYPE_CHECKING:
 
 app = CommandGroup("keys", help="Manage clients and their API keys.")
 
-Name = Annotated[str, typer.Argument(help="Name of the client.")]
+Name = Annotated[str, Argument(help="Name of the client.")]
 
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Maximum requests per minute; excess receives 429.")
-    ] = None
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Maximum computed tokens per minute; excess receives 429.")
-    ] = None
-    concurrent_requests: Annotated[
-        int | None, typer.Option(min=1, help="Maximum requests in flight; excess receives 429.")
-    ] = None
-    stored_bytes: Annotated[
-        int | None, size_option(help="Maximum size of stored responses; beyond it, its own are evicted.")
-    ] = None
+    requests_per_minute: Annotated[int | None, Option(min=1, help="Requests per minute; excess receives 429.")] = None
+    tokens_per_minute: Annotated[int | None, Option(min=1, help="Computed tokens per minute; excess gets 429.")] = None
+    concurrent_requests: Annotated[int | None, Option(min=1, help="Requests in flight; excess receives 429.")] = None
+    stored_bytes: Annotated[int | None, size_option(help="Size of its stored responses; excess is evicted.")] = None
 
 
 @app.subcommand
@@ -117,9 +109,7 @@ def _last_use_by_client(journal_location: str) -> dict[str, float]:
 @app.subcommand
 def rotate(
     name: Name,
-    grace: Annotated[
-        float, duration_option(help="Time in which the old key stays valid.", show_default="1d")
-    ] = 86_400.0,
+    grace: Annotated[float, duration_option(help="Time while the old key stays valid.", show_default="1d")] = 86_400.0,
     data: Data = None,
 ) -> Output:
     """Replace the API key of a client, and print the new one.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from kvproxy.commands.files import checked_plot
 from kvproxy.proxy_client.cache import CacheClient, open_cache
@@ -28,7 +29,7 @@ def _option_parsed_by(parse: Callable[[Any], float], metavar: str) -> Callable[.
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return partial(typer.Option, parser=parser, metavar=metavar)
+    return partial(Option, parser=parser, metavar=metavar)
 
 
 duration_option = _option_parsed_by(parse_seconds, "DURATION")
@@ -52,19 +53,19 @@ def _token_or_configured(context: typer.Context, value: str | None) -> str | Non
 
 Url = Annotated[
     str,
-    typer.Option(
+    Option(
         "--url",
         envvar="KVPROXY_URL",
         help="URL of the running proxy, by default of the one that uses the data folder, or else from the settings.",
         callback=_url_or_configured,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Data folder with kvproxy.toml and all state.")]
-Store = Annotated[str | None, typer.Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+Data = Annotated[Path | None, Option("--data", help="Data folder with kvproxy.toml and all state.")]
+Store = Annotated[str | None, Option("--store", help="File of stored responses, or postgresql://HOST/DATABASE.")]
 Token = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--token",
         envvar="KVPROXY_ADMIN_TOKEN",
         help="Admin token of the proxy, by default from the settings if they have its URL.",
@@ -73,16 +74,14 @@ Token = Annotated[
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", envvar="OPENAI_API_KEY", help="API key of the client, which selects its tenant."),
+    Option("--api-key", envvar="OPENAI_API_KEY", help="API key that selects the tenant."),
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option(
-        "--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=checked_plot
-    ),
+    Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=checked_plot),
 ]
-Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows.", min=1)]
-LimitOrAll = Annotated[int, typer.Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]
+Limit = Annotated[int, Option("--limit", "-n", help="Maximum number of rows.", min=1)]
+LimitOrAll = Annotated[int, Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]
 
 
 def load_settings(**values: Any) -> "Settings":
@@ -99,11 +98,9 @@ def settings_section(**values: Any) -> dict[str, Any] | None:
 @dataclass(frozen=True, slots=True)
 class TierOptions:
     tier_host: Annotated[int | None, size_option(help='Host memory for the prefix cache, such as "4GiB".')] = None
-    tier_disk: Annotated[Path | None, typer.Option(help="Folder for the prefix cache, which survives restarts.")] = None
-    tier_disk_size: Annotated[
-        int | None, size_option(help='Size limit of the --tier-disk folder, such as "20GiB".')
-    ] = None
-    tier_redis: Annotated[str | None, typer.Option(help="URL of a Redis or Valkey server for the prefix cache.")] = None
+    tier_disk: Annotated[Path | None, Option(help="Folder for the prefix cache, which survives restarts.")] = None
+    tier_disk_size: Annotated[int | None, size_option(help='Limit of the --tier-disk folder, such as "20GiB".')] = None
+    tier_redis: Annotated[str | None, Option(help="URL of a Redis or Valkey server for the prefix cache.")] = None
 
     def settings(self, **more: Any) -> dict[str, Any] | None:
         return settings_section(**{name.removeprefix("tier_"): value for name, value in asdict(self).items()}, **more)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
@@ -13,10 +14,10 @@ SAMPLING = ("temperature", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class RequestFieldOptions:
-    temperature: Annotated[float | None, typer.Option(help="Value of temperature, as clients send it.")] = None
-    max_tokens: Annotated[int | None, typer.Option(help="Value of max_tokens, as clients send it.")] = None
-    body: Annotated[list[str] | None, typer.Option(help="Another field as FIELD=JSON; repeat for several.")] = None
-    header: Annotated[list[str] | None, typer.Option(help="Header as NAME:VALUE; repeat for several.")] = None
+    temperature: Annotated[float | None, Option(help="Value of temperature, as clients send it.")] = None
+    max_tokens: Annotated[int | None, Option(help="Value of max_tokens, as clients send it.")] = None
+    body: Annotated[list[str] | None, Option(help="Another field as FIELD=JSON; repeat for several.")] = None
+    header: Annotated[list[str] | None, Option(help="Header as NAME:VALUE; repeat for several.")] = None
 
     def fields(self) -> dict[str, Any]:
         fields = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}

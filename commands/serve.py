@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from kvproxy import __version__
 from kvproxy.commands.options import (
@@ -23,72 +24,57 @@ if TYPE_CHECKING:
     from kvproxy.http.services import Services
     from kvproxy.settings import Settings, UpstreamServer
 
-Flag = typer.Option
 _UPSTREAM_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    num_blocks: Annotated[int | None, Flag(help="Number of blocks in the pool.")] = None
-    block_size: Annotated[int | None, Flag(help="Tokens per block.", show_default="16")] = None
-    kv_memory: Annotated[
-        str | None, Flag(help="Memory of the pool: a share of free memory such as 0.9, or a size such as 2GiB.")
-    ] = None
-    device: Annotated[str | None, Flag(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None
-    threads: Annotated[int | None, Flag(help="CPU threads of the model.")] = None
-    eviction_policy: Annotated[
-        str | None, Flag(help="Eviction policy: lru, s3fifo, or sessions.", show_default="lru")
-    ] = None
+    num_blocks: Annotated[int | None, Option(help="Number of blocks in the pool.")] = None
+    block_size: Annotated[int | None, Option(help="Tokens per block.", show_default="16")] = None
+    kv_memory: Annotated[str | None, Option(help="Pool memory: share of the free memory (0.9), or size (2GiB).")] = None
+    device: Annotated[str | None, Option(help="Device of the model: auto, cpu, cuda or cuda:N.")] = None
+    threads: Annotated[int | None, Option(help="CPU threads of the model.")] = None
+    eviction_policy: Annotated[str | None, Option(help="Evict by lru, s3fifo, or sessions.", show_default="lru")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    policy: Annotated[str | None, Flag(help="Semantic policy: learned, checked or threshold.")] = None
-    max_entries: Annotated[int | None, Flag(help="Maximum number of stored responses.")] = None
+    policy: Annotated[str | None, Option(help="Semantic policy: learned, checked or threshold.")] = None
+    max_entries: Annotated[int | None, Option(help="Maximum number of stored responses.")] = None
     max_bytes: Annotated[int | None, size_option(help="Maximum size of stored responses, such as 2GiB.")] = None
-    min_similarity: Annotated[float | None, Flag(help="Minimum cosine similarity of a semantic hit, from 0 to 1.")] = (
-        None
-    )
-    min_probability: Annotated[float | None, Flag(help="Minimum verifier probability for checked and learned.")] = None
-    max_error: Annotated[float | None, Flag(help="Maximum share of wrong semantic hits under learned.")] = None
-    verifier: Annotated[str | None, Flag(help="Verifier: built-in, or a CrossEncoder.")] = None
-    shadow: Annotated[bool | None, Flag("--shadow/--no-shadow", help="Count semantic hits without serving them.")] = (
-        None
-    )
+    min_similarity: Annotated[float | None, Option(help="Minimum cosine similarity of a semantic hit.")] = None
+    min_probability: Annotated[float | None, Option(help="Minimum verifier probability of checked and learned.")] = None
+    max_error: Annotated[float | None, Option(help="Maximum share of wrong semantic hits under learned.")] = None
+    verifier: Annotated[str | None, Option(help="Verifier: built-in, or a CrossEncoder.")] = None
+    shadow: Annotated[bool | None, Option("--shadow/--no-shadow", help="Count semantic hits, but serve none.")] = None
     ttl: Annotated[float | None, duration_option(help="Time until a stored response expires, such as 7d.")] = None
-    semantic: Annotated[bool | None, Flag("--semantic/--no-semantic", help="Answer similar questions, too.")] = None
+    semantic: Annotated[bool | None, Option("--semantic/--no-semantic", help="Answer similar questions, too.")] = None
 
 
 def serve(
     *,
-    host: Annotated[str | None, Flag(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, Flag(help="Port to listen on; 0 selects a free port.", show_default="8484")] = None,
-    open_: Annotated[bool, Flag("--open", help="Accept all clients beyond loopback without API keys.")] = False,
-    model: Annotated[
-        str | None, Flag(help="Embedded model: demo, a folder, a .gguf file, or a Hugging Face id.")
-    ] = None,
-    lora: Annotated[
-        list[str] | None, Flag(help="LoRA adapter as NAME=FOLDER, selected by model NAME; repeat for several.")
-    ] = None,
-    upstream: Annotated[
-        list[str] | None, Flag(help="Forward to this server, such as http://HOST:PORT; repeat for several.")
-    ] = None,
-    kv_events: Annotated[list[str] | None, Flag(help="KV event address of each --upstream, in the same order.")] = None,
-    kv_replay: Annotated[list[str] | None, Flag(help="KV event replay address of each --upstream.")] = None,
+    host: Annotated[str | None, Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, Option(help="Port to listen on; 0 selects a free port.", show_default="8484")] = None,
+    open_: Annotated[bool, Option("--open", help="Accept all clients beyond loopback without API keys.")] = False,
+    model: Annotated[str | None, Option(help="Embedded model: demo, folder, .gguf file, or Hugging Face id.")] = None,
+    lora: Annotated[list[str] | None, Option(help="LoRA adapter as NAME=FOLDER for model NAME; repeatable.")] = None,
+    upstream: Annotated[list[str] | None, Option(help="Forward to http://HOST:PORT; repeat for several.")] = None,
+    kv_events: Annotated[list[str] | None, Option(help="KV event address of each --upstream, in order.")] = None,
+    kv_replay: Annotated[list[str] | None, Option(help="KV event replay address of each --upstream.")] = None,
     embedder: Annotated[
-        str | None, Flag(help="Embedder: default, multilingual, a folder, or a sentence-transformers id.")
+        str | None, Option(help="Embedder: default, multilingual, a folder, or a sentence-transformers id.")
     ] = None,
     store: Store = None,
     data: Data = None,
     engine: EngineOptions,
     tiers: TierOptions,
-    chunk_tokens: Annotated[int | None, Flag(help="Tokens per chunk of a tier.", show_default="256")] = None,
+    chunk_tokens: Annotated[int | None, Option(help="Tokens per chunk of a tier.", show_default="256")] = None,
     cache: CacheOptions,
     log_level: Annotated[
-        str | None, Flag(help="Least severe messages of the log: debug, info, warning or error.", show_default="info")
+        str | None, Option(help="Least severe messages of the log: debug, info, warning or error.", show_default="info")
     ] = None,
-    log_format: Annotated[str | None, Flag(help="Format of the log: text or json.", show_default="text")] = None,
-    as_json: Annotated[bool, Flag("--json", help="Print the URL and the models as one JSON line.")] = False,
+    log_format: Annotated[str | None, Option(help="Format of the log: text or json.", show_default="text")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the URL and the models as one JSON line.")] = False,
 ) -> None:
     """Run the proxy with a model, or in front of upstreams.
 

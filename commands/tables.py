@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from kvproxy.commands.formatting import one_line
 from kvproxy.commands.output import Output, print_note
@@ -41,12 +42,8 @@ class Column:
 class Layout:
     """Options that select the columns of a table; by default, all columns that fit the terminal."""
 
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = (
-        False
-    )
-    columns: Annotated[
-        str | None, typer.Option("--columns", help="Names of the columns to show, separated by commas.")
-    ] = None
+    wide: Annotated[bool, Option("--wide", help="Show all columns, also if they do not fit the terminal.")] = False
+    columns: Annotated[str | None, Option("--columns", help="Names of columns to show, separated by commas.")] = None
 
 
 _FITTED = Layout()

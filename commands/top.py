@@ -8,6 +8,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
 from kvproxy.commands.formatting import escape_controls, local_time, milliseconds, percent
@@ -27,7 +28,7 @@ _PIPE_WIDTH = 1_000
 def top(
     *,
     interval: Annotated[float, duration_option(help="Time between updates.", show_default="1s")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one update, then exit.")] = False,
+    once: Annotated[bool, Option("--once", help="Print one update, then exit.")] = False,
     proxy: ProxyOptions,
     as_json: Json = False,
 ) -> None:

@@ -1,6 +1,6 @@
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import percent
@@ -11,7 +11,7 @@ from kvproxy.units import format_bytes
 
 app = CommandGroup("upstreams", help="List upstreams, and drain one for maintenance.")
 
-Name = Annotated[str, typer.Argument(help="URL of the upstream, or its number from 1.")]
+Name = Annotated[str, Argument(help="URL of the upstream, or its number from 1.")]
 
 
 @app.default

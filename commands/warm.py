@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
@@ -22,28 +22,22 @@ def warm(
     *,
     file: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help="JSON lines, an OpenAI batch file, an access log, a cache export, or one prompt per line; - is stdin."
         ),
     ] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
-    from_log: Annotated[
-        bool, typer.Option("--from-log", help="Send the most frequent requests of the journal.")
-    ] = False,
-    source: Annotated[
-        str | None, typer.Option("--from", help="Proxy with the stored requests or the journal.", show_default="--url")
-    ] = None,
-    top: Annotated[int | None, typer.Option(help="Maximum number of requests.", min=1)] = None,
-    rate: Annotated[float | None, typer.Option(help="Maximum requests per second.", min=0.001)] = None,
-    prefix_only: Annotated[
-        bool, typer.Option("--prefix-only", help="Warm the prefix cache and its tiers only; store no response.")
-    ] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Recompute responses that are stored already.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
-    model: Annotated[str | None, typer.Option(help="Model of requests without a model.")] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt of plain prompts.")] = None,
+    cache: Annotated[bool, Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
+    from_log: Annotated[bool, Option("--from-log", help="Send the most frequent requests of the journal.")] = False,
+    source: Annotated[str | None, Option("--from", help="Proxy of --cache, --from-log.", show_default="--url")] = None,
+    top: Annotated[int | None, Option(help="Maximum number of requests.", min=1)] = None,
+    rate: Annotated[float | None, Option(help="Maximum requests per second.", min=0.001)] = None,
+    prefix_only: Annotated[bool, Option("--prefix-only", help="Warm the prefix cache only; store nothing.")] = False,
+    refresh: Annotated[bool, Option("--refresh", help="Recompute responses that are stored already.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
+    model: Annotated[str | None, Option(help="Model of requests without a model.")] = None,
+    system: Annotated[str | None, Option(help="System prompt of plain prompts.")] = None,
     changes: RequestFieldOptions,
-    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 4,
+    concurrency: Annotated[int, Option(help="Maximum requests in flight.", min=1)] = 4,
     api_key: ApiKey = None,
     proxy: ProxyOptions,
 ) -> Output:

@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ApiKey
@@ -17,18 +17,14 @@ _LISTED_PAIRS = 20
 
 
 def audit(
-    url: Annotated[str, typer.Argument(help="URL of an OpenAI-compatible engine, or of a proxy.")],
-    file: Annotated[
-        Path | None, typer.Option(help="Requests in any format that warm reads.", show_default="generated")
-    ] = None,
-    requests: Annotated[int, typer.Option(help="Number of requests.", min=1)] = 100,
-    max_tokens: Annotated[int, typer.Option(help="Tokens per response of generated requests.", min=1)] = 64,
-    history: Annotated[
-        bool, typer.Option("--history", help="Compare answers after an unchanged and after a changed earlier answer.")
-    ] = False,
-    flush: Annotated[bool, typer.Option("--flush", help="Empty the prefix cache before each cold request.")] = False,
-    concurrency: Annotated[int, typer.Option(help="Maximum requests in flight.", min=1)] = 1,
-    model: Annotated[str | None, typer.Option(help="Model of the requests.", show_default="the first listed")] = None,
+    url: Annotated[str, Argument(help="URL of an OpenAI-compatible engine, or of a proxy.")],
+    file: Annotated[Path | None, Option(help="Requests in any format of warm.", show_default="generated")] = None,
+    requests: Annotated[int, Option(help="Number of requests.", min=1)] = 100,
+    max_tokens: Annotated[int, Option(help="Tokens per response of generated requests.", min=1)] = 64,
+    history: Annotated[bool, Option("--history", help="Compare answers after original and changed answers.")] = False,
+    flush: Annotated[bool, Option("--flush", help="Empty the prefix cache before each cold request.")] = False,
+    concurrency: Annotated[int, Option(help="Maximum requests in flight.", min=1)] = 1,
+    model: Annotated[str | None, Option(help="Model of the requests.", show_default="the first listed")] = None,
     api_key: ApiKey = None,
 ) -> Output:
     """Check that an engine's prefix cache changes no response.

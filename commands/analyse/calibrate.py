@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.charts import Chart
 from kvproxy.commands.formatting import percent
@@ -17,23 +17,15 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    pairs: Annotated[
-        Path | None, typer.Argument(help='JSON lines {"a", "b", "same"}, may end in .gz; - is stdin.')
-    ] = None,
-    target_error: Annotated[float, typer.Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
-    embedder: Annotated[str | None, typer.Option(help="Embedder, as in serve.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier, as in serve; none skips the policy checked.")] = None,
-    stream: Annotated[Path | None, typer.Option(help='Replay JSON lines {"text", "answer"} in order instead.')] = None,
-    max_error: Annotated[
-        float, typer.Option(help="With --stream: error bound of the policy learned.", min=0.0001, max=0.5)
-    ] = 0.02,
-    judge: Annotated[
-        str, typer.Option(help="With --stream: equality for labels, or similarity for texts.")
-    ] = "equality",
-    judge_error: Annotated[
-        float, typer.Option(help="With --stream: share of wrong comparisons.", min=0.0, max=0.5)
-    ] = 0.0,
-    orders: Annotated[int, typer.Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
+    pairs: Annotated[Path | None, Argument(help='JSON lines {"a", "b", "same"}, may end in .gz; - is stdin.')] = None,
+    target_error: Annotated[float, Option(help="Maximum share of wrong hits.", min=0.0, max=1.0)] = 0.05,
+    embedder: Annotated[str | None, Option(help="Embedder, as in serve.")] = None,
+    verifier: Annotated[str | None, Option(help="Verifier, as in serve; none skips the policy checked.")] = None,
+    stream: Annotated[Path | None, Option(help='Replay JSON lines {"text", "answer"} in order instead.')] = None,
+    max_error: Annotated[float, Option(help="With --stream: error bound of learned.", min=0.0001, max=0.5)] = 0.02,
+    judge: Annotated[str, Option(help="With --stream: equality for labels, or similarity for texts.")] = "equality",
+    judge_error: Annotated[float, Option(help="With --stream: share of wrong comparisons.", min=0.0, max=0.5)] = 0.0,
+    orders: Annotated[int, Option(help="With --stream: additional replays in random orders.", min=0)] = 0,
     plot: Plot = None,
 ) -> Output:
     """Measure semantic policies on your own questions.

@@ -2,6 +2,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from kvproxy.commands.analyse.options import (
     BlockSize,
@@ -27,19 +28,19 @@ def estimate(
     log: Log,
     tokenizer: Tokenizer = None,
     block_size: BlockSize = 16,
-    blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
+    blocks: Annotated[str | None, Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
     model: LogModel = "model",
     price: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Price of a million input, output and cached tokens, such as 2.5,10,1.25.",
             show_default="[journal.prices]",
         ),
     ] = None,
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
-    decode_rate: Annotated[float, typer.Option(help="Response tokens per second of a request.", min=1)] = 50,
+    prefill_rate: Annotated[float, Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
+    decode_rate: Annotated[float, Option(help="Response tokens per second of a request.", min=1)] = 50,
     plot: Plot = None,
-    draws: Annotated[int, typer.Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
+    draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     sessions: SessionsOption = False,
     data: Data = None,
 ) -> Output:

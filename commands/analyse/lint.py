@@ -2,7 +2,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from kvproxy.commands.analyse.options import (
     BlockSize,
@@ -28,8 +28,8 @@ def lint(
     log: Log,
     tokenizer: Tokenizer = None,
     block_size: BlockSize = 16,
-    top: Annotated[int, typer.Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
-    edits: Annotated[Path | None, typer.Option(help="Write the suggested edits into this file as settings.")] = None,
+    top: Annotated[int, Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
+    edits: Annotated[Path | None, Option(help="Write the suggested edits into this file as settings.")] = None,
     sessions: SessionsOption = False,
     model: LogModel = "model",
     data: Data = None,

@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from kvproxy.commands.output import print_note
 from kvproxy.units import plural
@@ -11,16 +12,14 @@ if TYPE_CHECKING:
 
 Log = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         help="JSON lines, an OpenAI batch file, an access log with bodies, one prompt per line, or transcripts of agents; - is"
         " stdin."
     ),
 ]
-Tokenizer = Annotated[
-    str | None, typer.Option(help="Folder or Hugging Face id of the served model's tokenizer.", show_default="demo")
-]
-BlockSize = Annotated[int, typer.Option(help="Tokens per block of the engine's prefix cache.", min=1)]
-LogModel = Annotated[str, typer.Option("--model", help="Model of requests without a model.")]
+Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
+BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]
+LogModel = Annotated[str, Option("--model", help="Model of requests without a model.")]
 
 
 def print_reading_notes(log: "RequestLog", tokenizer: str | None) -> None:

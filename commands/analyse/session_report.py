@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from kvproxy.commands.files import read_text
 from kvproxy.commands.formatting import money, percent
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 SessionsOption = Annotated[
     bool,
-    typer.Option(
-        "--sessions", help="Report sessions and the usage in the responses of a log; always on for transcripts."
-    ),
+    Option("--sessions", help="Report sessions by the usage in a log, as for transcripts."),
 ]
 _SHOWN_CHANGES = 5
 

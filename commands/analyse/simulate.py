@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from kvproxy.commands.analyse.options import parse_sizes
 from kvproxy.commands.files import check_writable, explain_write_errors, save_charts
@@ -25,52 +26,38 @@ _DEFAULT_FLEET_BLOCKS = 5000
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngineOptions:
-    model: Annotated[
-        str | None, typer.Option(help="Model folder, config.json or Hugging Face id, for sizes in memory.")
-    ] = None
-    bytes_per_token: Annotated[int | None, typer.Option(help="KV bytes per token, instead of --model.", min=1)] = None
-    tier: Annotated[
-        list[str] | None, typer.Option(help="Tier beyond the pool in GiB: host=64, disk=500 or redis=1000@2 (GiB/s).")
-    ] = None
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of an engine.")] = 10_000
-    hour_price: Annotated[float, typer.Option(help="Price of an engine for an hour.", min=0)] = 0.0
+    model: Annotated[str | None, Option(help="Model folder, config.json or Hugging Face id, for bytes.")] = None
+    bytes_per_token: Annotated[int | None, Option(help="KV bytes per token, instead of --model.", min=1)] = None
+    tier: Annotated[list[str] | None, Option(help="Tier in GiB: host=64, disk=500 or redis=1000@2 (GiB/s).")] = None
+    prefill_rate: Annotated[float, Option(help="Prompt tokens per second of an engine.")] = 10_000
+    hour_price: Annotated[float, Option(help="Price of an engine for an hour.", min=0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    engines: Annotated[int | None, typer.Option(help="Compare routing between this many engines.", min=1)] = None
-    ttft: Annotated[
-        float | None, typer.Option(help="Find the number of engines for this p99 of the seconds to the first token.")
-    ] = None
-    event_delay: Annotated[float, typer.Option(help="Seconds until routing learns of KV events.", min=0)] = 0.0
-    event_loss: Annotated[float, typer.Option(help="Share of KV events that routing misses.", min=0, max=1)] = 0.0
+    engines: Annotated[int | None, Option(help="Compare routing between this many engines.", min=1)] = None
+    ttft: Annotated[float | None, Option(help="Find the number of engines for this p99 TTFT in seconds.")] = None
+    event_delay: Annotated[float, Option(help="Seconds until routing learns of KV events.", min=0)] = 0.0
+    event_loss: Annotated[float, Option(help="Share of KV events that routing misses.", min=0, max=1)] = 0.0
 
 
 def simulate(
     *,
     trace: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="Trace of Mooncake, Qwen-Bailian, WEKA, BurstGPT or Azure, JSON lines with tokens, KV events, a journal, a"
             " transcript, or a folder of these."
         ),
     ],
-    blocks: Annotated[str | None, typer.Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Pool sizes in memory, such as 20GiB,40GiB.")] = None,
-    policies: Annotated[
-        str | None, typer.Option(help="Eviction policies to compare.", show_default=_DEFAULT_POLICIES)
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Do not sample large traces for policies besides lru.")
-    ] = False,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block.", min=1, show_default="from the trace, or 16")
-    ] = None,
-    users: Annotated[
-        int | None, typer.Option(help="Files of a folder that run at once.", min=1, show_default="as recorded")
-    ] = None,
+    blocks: Annotated[str | None, Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,
+    memory: Annotated[str | None, Option(help="Pool sizes in memory, such as 20GiB,40GiB.")] = None,
+    policies: Annotated[str | None, Option(help="Eviction policies.", show_default=_DEFAULT_POLICIES)] = None,
+    exact: Annotated[bool, Option("--exact", help="Do not sample large traces for policies besides lru.")] = False,
+    block_size: Annotated[int | None, Option(help="Tokens per block.", min=1, show_default="from trace, or 16")] = None,
+    users: Annotated[int | None, Option(help="Number of concurrent files.", min=1, show_default="as recorded")] = None,
     plot: Plot = None,
-    report: Annotated[Path | None, typer.Option(help="Write a report to this .html file.")] = None,
+    report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
     engine: SimulatedEngineOptions,
     fleet: FleetOptions,
 ) -> Output:

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
@@ -17,7 +17,7 @@ State = Literal["free", "cached", "used", "pinned"]
 def ls(
     *,
     proxy: ProxyOptions,
-    state: Annotated[State | None, typer.Option(help="Only blocks in this state.")] = None,
+    state: Annotated[State | None, Option(help="Only blocks in this state.")] = None,
     limit: LimitOrAll = 100,
     layout: Layout,
 ) -> Output:
@@ -40,7 +40,7 @@ def queue(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> Ou
 
 
 def show(
-    id: Annotated[str, typer.Argument(help="Number of a block, or the first digits of its hash.")], proxy: ProxyOptions
+    id: Annotated[str, Argument(help="Number of a block, or the first digits of its hash.")], proxy: ProxyOptions
 ) -> Output:
     """Show a block with its tokens and their text.
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, text_output
@@ -13,12 +13,12 @@ from kvproxy.units import format_seconds
 
 def pin(
     *,
-    name: Annotated[str, typer.Argument(help="Name of the pin.")],
-    prompt: Annotated[str | None, typer.Argument(help="Question of the user.")] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt before the question.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
+    name: Annotated[str, Argument(help="Name of the pin.")],
+    prompt: Annotated[str | None, Argument(help="Question of the user.")] = None,
+    system: Annotated[str | None, Option(help="System prompt before the question.")] = None,
+    file: Annotated[Path | None, Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
     ttl: Annotated[
-        float | None, duration_option(help="Time until the pin ends, such as 1h.", show_default="until unpin")
+        float | None, duration_option(help="Lifetime of the pin, such as 1h.", show_default="until unpin")
     ] = None,
     proxy: ProxyOptions,
 ) -> Output:
@@ -52,7 +52,7 @@ def pins(proxy: ProxyOptions) -> Output:
     return table_output(found, rows, empty="no pins")
 
 
-def unpin(name: Annotated[str, typer.Argument(help="Name of the pin.")], proxy: ProxyOptions) -> Output:
+def unpin(name: Annotated[str, Argument(help="Name of the pin.")], proxy: ProxyOptions) -> Output:
     """Remove a pin.
 
     Its blocks stay cached until they are evicted.

@@ -1,6 +1,7 @@
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, text_output
@@ -30,7 +31,7 @@ def tiers(proxy: ProxyOptions) -> Output:
 
 def clear_tier(
     *,
-    name: Annotated[str, typer.Argument(help="The tier: host, disk or redis.")],
+    name: Annotated[str, Argument(help="The tier: host, disk or redis.")],
     proxy: ProxyOptions,
 ) -> Output:
     """Delete all chunks of a tier, of other models too.

@@ -1,6 +1,6 @@
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
@@ -14,9 +14,7 @@ _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "fou
 def what_if(
     *,
     tier: Annotated[float, size_option(help="Size of a tier in host memory.", show_default="64GiB")] = 64 * 2**30,
-    bytes_per_token: Annotated[
-        int | None, typer.Option(help="KV bytes of a token, for the tier of an upstream.", min=1)
-    ] = None,
+    bytes_per_token: Annotated[int | None, Option(help="KV bytes per token, for a tier of an upstream.", min=1)] = None,
     proxy: ProxyOptions,
 ) -> Output:
     """Forecast the hit rates of other pool sizes.

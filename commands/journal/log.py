@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
+from typer import Argument, Option
 
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
@@ -36,16 +37,12 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
-    since: Annotated[
-        float | None, duration_option(help="Only requests within this duration, such as 90s, 5m, 2h or 7d.")
-    ] = None
-    layer: Annotated[str | None, typer.Option(help="Only requests answered by this layer.")] = None
-    reason: Annotated[str | None, typer.Option(help="Only this reason, or reasons that begin so, such as miss.")] = None
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant, or the client with this name.")] = None
-    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None
-    where: Annotated[
-        str | None, typer.Option(help='Only this SQL condition, such as "total_ms > 500 and status = 200".')
-    ] = None
+    since: Annotated[float | None, duration_option(help="Only requests within this duration, such as 90s.")] = None
+    layer: Annotated[str | None, Option(help="Only requests answered by this layer.")] = None
+    reason: Annotated[str | None, Option(help="Only this reason, or reasons that begin so, such as miss.")] = None
+    tenant: Annotated[str | None, Option(help="Only this tenant, or the client with this name.")] = None
+    model: Annotated[str | None, Option(help="Only requests for this model.")] = None
+    where: Annotated[str | None, Option(help='Only this SQL condition, such as "total_ms > 500".')] = None
 
     def query(self, limit: int | None = None) -> "RecordQuery":
         from kvproxy.proxy_client.journal import journal_query
@@ -62,12 +59,10 @@ def log(
     selection: QueryOptions,
     limit: LimitOrAll = 20,
     layout: Layout,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot all requests over time, at the terminal (-) or into a .png or .svg file.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
+    plot: Annotated[Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file.")] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="Print new requests as they arrive.")] = False,
     source: JournalOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List the last requests, and how each was answered.
 
@@ -127,7 +122,7 @@ def _plot(journal: "JournalClient", query: "RecordQuery", file: Path) -> None:
 
 @app.subcommand
 def show(
-    request: Annotated[str, typer.Argument(help="Id of a request, its first digits, or its number.")],
+    request: Annotated[str, Argument(help="Id of a request, its first digits, or its number.")],
     source: JournalOptions,
 ) -> Output:
     """Show the record of a request.
@@ -213,8 +208,8 @@ def _record_fields(record: "Record") -> Row:
 @app.subcommand
 def top(
     *,
-    by: Annotated[TopGroup, typer.Option(help="Group requests by this field.")] = "prompt",
-    backend: Annotated[bool, typer.Option("--backend", help="Sort by backend time instead of requests.")] = False,
+    by: Annotated[TopGroup, Option(help="Group requests by this field.")] = "prompt",
+    backend: Annotated[bool, Option("--backend", help="Sort by backend time instead of requests.")] = False,
     limit: Limit = 10,
     selection: QueryOptions,
     layout: Layout,

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from kvproxy.charts import Chart
 from kvproxy.commands.files import save_charts
@@ -25,13 +25,9 @@ SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 
 def savings(
     *,
-    by: Annotated[SavingsGroup, typer.Option(help="Group requests by this field.")] = "layer",
-    since: Annotated[
-        float | None, duration_option(help="Whole UTC days, from the day on in which this duration begins, such as 7d.")
-    ] = None,
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="List the reused and the lost prompt tokens instead.")
-    ] = False,
+    by: Annotated[SavingsGroup, Option(help="Group requests by this field.")] = "layer",
+    since: Annotated[float | None, duration_option(help="Whole UTC days since this duration ago, such as 7d.")] = None,
+    ledger: Annotated[bool, Option("--ledger", help="List the reused and the lost prompt tokens instead.")] = False,
     layout: Layout,
     plot: Plot = None,
     source: JournalOptions,

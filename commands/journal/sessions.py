@@ -1,7 +1,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import money, percent, table_time
@@ -21,11 +21,9 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 @app.default
 def sessions(
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
-    turns: Annotated[int, typer.Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
-    since: Annotated[
-        float | None, duration_option(help="Only sessions with a request within this duration, such as 2h.")
-    ] = None,
+    limit: Annotated[int, Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
+    turns: Annotated[int, Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
+    since: Annotated[float | None, duration_option(help="Only sessions active in this duration, such as 2h.")] = None,
     layout: Layout,
     source: JournalOptions,
 ) -> Output:
@@ -45,7 +43,7 @@ def sessions(
 
 @app.subcommand
 def show(
-    session: Annotated[str, typer.Argument(help="Id or name of a session, or the id of one of its requests.")],
+    session: Annotated[str, Argument(help="Id or name of a session, or the id of one of its requests.")],
     layout: Layout,
     source: JournalOptions,
 ) -> Output:

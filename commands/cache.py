@@ -310,9 +310,7 @@ def export(
 
 
 @app.subcommand
-def import_(
-    file: Annotated[Path, Argument(help="File written by export; - is stdin.")], responses: StoreOptions
-) -> Output:
+def import_(file: Annotated[Path, Argument(help="File of export; - is stdin.")], responses: StoreOptions) -> Output:
     """Import exported responses, and skip those already stored."""
     lines = read_bytes(file)
     with responses.open(create=True) as cache:

@@ -1,14 +1,13 @@
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import layer_group_name
 from kvproxy.commands.formatting import escape_controls, local_time, one_line
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
-from kvproxy.commands.request_body import RequestFieldOptions, read_body
+from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
@@ -30,9 +29,7 @@ _LIMITS = {
 
 def explain(
     *,
-    prompt: Annotated[str | None, Argument(help="Question of the user.")] = None,
-    system: Annotated[str | None, Option(help="System prompt before the question.")] = None,
-    file: Annotated[Path | None, Option(help="File with a request body instead of a prompt; - is stdin.")] = None,
+    prompt: PromptOptions,
     api: Annotated[ApiName | None, Option(help="API of the body.", show_default="detected")] = None,
     model: Annotated[str | None, Option(help="Model of the request.", show_default="the first listed")] = None,
     request: Annotated[str | None, Option(help="Id of an earlier request, to explain its cache miss.")] = None,
@@ -57,7 +54,7 @@ def explain(
         miss = proxy.open().explain(request, local_time)
         return Output(miss.document, lambda: _print_miss(miss))
     client = proxy.client()
-    body = read_body(prompt, system, file)
+    body = prompt.body()
     from kvproxy.offline.request_log import detect_api
 
     # A body with only `input` is most likely for Responses.

@@ -84,9 +84,7 @@ def check_writable(file: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
         raise InvalidRequest(f"cannot write {file}: name a file in a writable folder")
     if suffixes and file.suffix.lower() not in suffixes:
-        raise InvalidRequest(
-            f"cannot plot to {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        )
+        raise InvalidRequest(f"cannot write {file}: its name must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
 
 
 def checked_plot(file: Path | None) -> Path | None:

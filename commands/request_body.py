@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from kvproxy.commands.files import read_text
 from kvproxy.errors import InvalidRequest
@@ -45,24 +45,30 @@ class RequestFieldOptions:
         return headers
 
 
-def read_body(prompt: str | None, system: str | None, file: Path | None) -> dict[str, Any]:
-    """Return the body of a chat request with a prompt, or the body in a file.
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    prompt: Annotated[str | None, Argument(help="Question of the user.")] = None
+    system: Annotated[str | None, Option(help="System prompt before the question.")] = None
+    file: Annotated[Path | None, Option(help="File with a request body instead of a prompt; - is stdin.")] = None
 
-    Raises:
-        BadParameter: both a prompt and a file are given, or neither.
-        NotFound, InvalidRequest: the file cannot be read.
-    """
-    if (prompt is None) == (file is None):
-        raise typer.BadParameter("give a prompt, or --file with a request")
-    if file is None:
-        before = [{"role": "system", "content": system}] if system else []
-        return {"messages": [*before, {"role": "user", "content": prompt}]}
-    if system is not None:
-        raise typer.BadParameter("--system needs a prompt: write the system prompt into the file instead")
-    try:
-        body = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{file} is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"{file} must contain one request as a JSON object")
-    return body
+    def body(self) -> dict[str, Any]:
+        """Return the body of a chat request with the prompt, or the body in the file.
+
+        Raises:
+            BadParameter: both a prompt and a file are given, or neither.
+            NotFound, InvalidRequest: the file cannot be read.
+        """
+        if (self.prompt is None) == (self.file is None):
+            raise typer.BadParameter("give a prompt, or --file with a request")
+        if self.file is None:
+            before = [{"role": "system", "content": self.system}] if self.system else []
+            return {"messages": [*before, {"role": "user", "content": self.prompt}]}
+        if self.system is not None:
+            raise typer.BadParameter("--system needs a prompt: write the system prompt into the file instead")
+        try:
+            body = json.loads(read_text(self.file))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{self.file} is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise InvalidRequest(f"{self.file} must contain one request as a JSON object")
+        return body

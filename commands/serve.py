@@ -116,9 +116,7 @@ def _upstream_settings(urls: list[str], events: list[str], replays: list[str]) -
     for name, values in (("kv_events", events), ("kv_replay", replays)):
         if values and len(values) != len(urls):
             flag = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(
-                f"give {flag} once for each --upstream: {len(urls)} times instead of {len(values)}"
-            )
+            raise typer.BadParameter(f"give {flag} once per --upstream: {len(urls)} times instead of {len(values)}")
         for server, value in zip(servers, values, strict=False):
             server[name] = value
     return servers or None

@@ -22,9 +22,7 @@ def warm(
     *,
     file: Annotated[
         Path | None,
-        Argument(
-            help="JSON lines, an OpenAI batch file, an access log, a cache export, or one prompt per line; - is stdin."
-        ),
+        Argument(help="JSON lines, OpenAI batch file, access log, cache export, or one prompt per line; - is stdin."),
     ] = None,
     cache: Annotated[bool, Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
     from_log: Annotated[bool, Option("--from-log", help="Send the most frequent requests of the journal.")] = False,

@@ -98,9 +98,7 @@ def _print_audit(
             _reused_tokens_percent([pair.cold for pair in pairs]),
             _reused_tokens_percent([pair.warm for pair in pairs]),
         )
-        print_text(
-            f"{shares[0]} of the prompt tokens reused after the original answer, {shares[1]} after the changed one"
-        )
+        print_text(f"{shares[0]} of the prompt tokens reused after original answers, {shares[1]} after changed ones")
     if len(proven) < len(pairs):
         print_text(f"{len(pairs) - len(proven):,} pairs are not counted: the engine did not report cold and warm")
 

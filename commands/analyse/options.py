@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 Log = Annotated[
     Path,
     Argument(
-        help="JSON lines, an OpenAI batch file, an access log with bodies, one prompt per line, or transcripts of agents; - is"
-        " stdin."
+        help="JSON lines, OpenAI batch file, access log, one prompt per line, or transcripts of agents; - is stdin."
     ),
 ]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]

@@ -46,8 +46,7 @@ def simulate(
     trace: Annotated[
         Path,
         Argument(
-            help="Trace of Mooncake, Qwen-Bailian, WEKA, BurstGPT or Azure, JSON lines with tokens, KV events, a journal, a"
-            " transcript, or a folder of these."
+            help="Trace of Mooncake, Qwen-Bailian, WEKA or BurstGPT, tokens, KV events, journal, transcript, or folder."
         ),
     ],
     blocks: Annotated[str | None, Option(help="Pool sizes in blocks, such as 1000,5000.")] = None,

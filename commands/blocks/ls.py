@@ -73,9 +73,7 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
         }
         for chain in shown
     ]
-    return _with_hidden_rows_note(
-        table_output(shown, rows, empty="no prefix is cached", layout=layout), found, "chains"
-    )
+    return _with_hidden_rows_note(table_output(shown, rows, empty="no cached prefix", layout=layout), found, "chains")
 
 
 def stats(proxy: ProxyOptions) -> Output:

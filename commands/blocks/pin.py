@@ -1,11 +1,10 @@
-from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, text_output
-from kvproxy.commands.request_body import read_body
+from kvproxy.commands.request_body import PromptOptions
 from kvproxy.commands.tables import Row, table_output, text_column
 from kvproxy.proxy_client.client import quote_path_segment
 from kvproxy.units import format_seconds
@@ -14,9 +13,7 @@ from kvproxy.units import format_seconds
 def pin(
     *,
     name: Annotated[str, Argument(help="Name of the pin.")],
-    prompt: Annotated[str | None, Argument(help="Question of the user.")] = None,
-    system: Annotated[str | None, Option(help="System prompt before the question.")] = None,
-    file: Annotated[Path | None, Option(help="File with a chat request instead of a prompt; - is stdin.")] = None,
+    prompt: PromptOptions,
     ttl: Annotated[
         float | None, duration_option(help="Lifetime of the pin, such as 1h.", show_default="until unpin")
     ] = None,
@@ -26,7 +23,7 @@ def pin(
 
     Example: kvproxy blocks pin handbook --file request.json --ttl 1h
     """
-    client, body = proxy.client(), read_body(prompt, system, file)
+    client, body = proxy.client(), prompt.body()
     if "model" not in body:
         body["model"] = client.first_model()
     done = client.post("/admin/blocks/pins", body, name=name, ttl=ttl)

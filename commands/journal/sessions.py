@@ -36,9 +36,7 @@ def sessions(
     Example: kvproxy sessions --since 2h --json
     """
     found = source.open().sessions(limit, since, turns)
-    return table_output(
-        [asdict(each) for each in found], map(_session_row, found), empty="no session yet", layout=layout
-    )
+    return table_output([asdict(each) for each in found], map(_session_row, found), empty="no sessions", layout=layout)
 
 
 @app.subcommand

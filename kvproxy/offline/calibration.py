@@ -37,9 +37,7 @@ def calibrate_pairs(
         # The intervals assume independent pairs.
         pairs, contradictory = _consistent_pairs(dict.fromkeys(read_pairs(file)))
         if not pairs:
-            raise SettingsError(
-                f"{file} contains no pairs" if not contradictory else f"{file} contradicts all its pairs"
-            )
+            raise SettingsError(f"{file} contradicts all its pairs" if contradictory else f"{file} contains no pairs")
         embedder, verifier = _load_models(settings)
         return calibrate(
             pairs,

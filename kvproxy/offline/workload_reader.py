@@ -34,9 +34,7 @@ _BYTES_PER_TOKEN = 4.0
 _MAX_EVENT_GAP_SECONDS = 2.0
 _TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
 _JOURNAL_NOTE = "the journal has texts instead of tokens: equal beginnings of different messages count as new"
-_EVENTS_NOTE = (
-    "KV events show stored blocks only: requests that were cached as a whole are missing, so hits are too low"
-)
+_EVENTS_NOTE = "KV events show stored blocks only: wholly cached requests are missing, so hits are too low"
 
 
 def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Workload:

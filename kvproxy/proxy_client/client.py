@@ -128,9 +128,7 @@ class ProxyClient:
         try:
             yield
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
-            raise InvalidRequest(
-                f"{self.url} is not a URL ({error}): use a form such as http://127.0.0.1:8484"
-            ) from None
+            raise InvalidRequest(f"{self.url} is not a URL ({error}): use a form like http://127.0.0.1:8484") from None
         except httpx.ConnectError:
             raise ProxyUnreachable(
                 f"no proxy answers at {self.url}: start one with 'kvproxy serve', or give --url"
@@ -152,9 +150,7 @@ def client_of_running_proxy(url: str, token: str | None) -> ProxyClient | None:
     if client.is_reachable():
         return client
     if url != configured_url():
-        raise ProxyUnreachable(
-            f"no proxy answers at {url}: start one, or leave out --url to read the files of the proxy"
-        )
+        raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read its files")
     return None
 
 

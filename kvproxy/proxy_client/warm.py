@@ -312,9 +312,7 @@ async def send_all(
                 for _ in range(min(concurrency, len(requests))):
                     group.create_task(work(client))
         except* httpx.TransportError:
-            raise ProxyUnreachable(
-                f"{url} stopped answering: start it, then run the command again to continue"
-            ) from None
+            raise ProxyUnreachable(f"{url} stopped answering: start it, then run the command again") from None
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> None:

@@ -39,7 +39,7 @@ def test_kv_events_show_stored_blocks_and_the_cached_blocks_before_them(tmp_path
         read_workload(file)
 
 
-# Rows of BurstGPT_1.csv and BurstGPT_3.csv (CC BY 4.0), and rows in the forms of Azure's traces.
+# Rows of BurstGPT_1.csv and BurstGPT_3.csv (CC BY 4.0).
 PUBLISHED_LENGTHS = {
     "BurstGPT_1.csv": """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
@@ -50,12 +50,6 @@ PUBLISHED_LENGTHS = {
 19440110.0,1722ac82-0a46-4bf0-aa08-89794e7a2b3f,43,GPT-4,906,446,1352,Conversation log
 19440161.0,d5983bf9-4b48-497b-892b-a58995247443,2,ChatGPT,36,29,65,Conversation log
 """,
-    "azure_2023.csv": """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,396,109
-""",
-    "azure_2024.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-12 00:00:00.003980+00:00,100,10\n",
-    "azure_images.csv": "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 00:00:00.0000000,2,900,120\n",
 }
 
 
@@ -64,9 +58,6 @@ PUBLISHED_LENGTHS = {
     [
         ("BurstGPT_1.csv", [(472, 18), (1087, 230), (417, 276)], 113),
         ("BurstGPT_3.csv", [(906, 446), (36, 29)], 51),
-        ("azure_2023.csv", [(374, 44), (396, 109)], 4),
-        ("azure_2024.csv", [(100, 10)], 0),
-        ("azure_images.csv", [(900, 120)], 0),
     ],
 )
 def test_lengths_are_read_as_published(tmp_path: Path, name: str, tokens: list[tuple[int, int]], seconds: int) -> None:

@@ -7,7 +7,6 @@ import math
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,7 @@ DEFAULT_BLOCK_SIZE = 16
 # Blocks have 512 tokens in Mooncake's traces, and 16 in Qwen-Bailian's.
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
-_LENGTH_COLUMNS = {
-    "Timestamp": ("Request tokens", "Response tokens"),
-    "TIMESTAMP": ("ContextTokens", "GeneratedTokens"),
-}
+_FIRST_LENGTH_COLUMN = "Timestamp"
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
 
@@ -104,7 +100,7 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     if kind is None:
         raise TraceError(
             f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of"
-            " BurstGPT or Azure, or an agent trace of WEKA"
+            " BurstGPT, or an agent trace of WEKA"
         )
     size = _block_size(path, lines, block_size) if kind == "hash_ids" else block_size or DEFAULT_BLOCK_SIZE
     parse = _make_parser(kind, size, ids or BlockNumbers())
@@ -137,20 +133,18 @@ def _read_lines(path: Path) -> list[_TraceLine]:
         raise TraceError(f"{path}, line 1: the file is empty")
     columns = next(csv.reader([numbered[0][1]]))
     columns[0] = columns[0].lstrip("\ufeff")
-    if columns[0] in _LENGTH_COLUMNS:
+    if columns[0] == _FIRST_LENGTH_COLUMN:
         return _csv_lines(path, columns, numbered[1:])
     return [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
 
 
 def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
-    time = columns[0]
-    prompt, output = _LENGTH_COLUMNS[time]
     lines = []
     for number, line in numbered:
         row = dict(zip(columns, next(csv.reader([line])), strict=False))
         try:
-            seconds = float(row[time]) if time == "Timestamp" else datetime.fromisoformat(row[time]).timestamp()
-            found = {"timestamp": 1000 * seconds, "input_length": int(row[prompt]), "output_length": int(row[output])}
+            lengths = {"input_length": int(row["Request tokens"]), "output_length": int(row["Response tokens"])}
+            found = {"timestamp": 1000 * float(row[_FIRST_LENGTH_COLUMN]), **lengths}
         except (KeyError, ValueError) as error:
             raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
         lines.append(_TraceLine(f"line {number}", found))

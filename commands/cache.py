@@ -3,7 +3,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -16,10 +16,8 @@ from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_ro
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.proxy_client.cache import FilterValues, Rows
 from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
-
-if TYPE_CHECKING:
-    from kvproxy.proxy_client.cache import FilterValues, Rows
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
 
@@ -50,7 +48,7 @@ class EntryOptions:
     tenant: Annotated[str | None, Option(help="Only responses of this tenant, or of the client with this name.")] = None
 
     @property
-    def filter_values(self) -> "FilterValues":
+    def filter_values(self) -> FilterValues:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -74,7 +72,7 @@ def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, response
     return Output(entries, show)
 
 
-def _entry_rows(entries: "Rows") -> list[Row]:
+def _entry_rows(entries: Rows) -> list[Row]:
     has_tenants = any(entry["tenant"] != "public" for entry in entries)
     has_pins = any(entry["pinned"] for entry in entries)
     return [
@@ -161,7 +159,7 @@ def rm(
     return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
 
 
-def _preview(entries: "Rows", total: int) -> Output:
+def _preview(entries: Rows, total: int) -> Output:
     def show() -> None:
         if entries:
             print_table(_entry_rows(entries))

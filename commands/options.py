@@ -16,7 +16,7 @@ from kvproxy.proxy_client.client import ProxyClient, configured_token, configure
 from kvproxy.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from kvproxy.proxy_client.journal import JournalClient
+    from kvproxy.proxy_client.journal import DirectJournal, JournalClient
     from kvproxy.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8484"
@@ -133,3 +133,8 @@ class JournalOptions(ProxyOptions):
         from kvproxy.proxy_client.journal import open_journal
 
         return open_journal(self.url, self.token, self.data)
+
+    def open_direct(self, purpose: str) -> "DirectJournal":
+        from kvproxy.proxy_client.journal import open_direct_journal
+
+        return open_direct_journal(self.url, self.token, self.data, purpose)

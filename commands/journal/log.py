@@ -28,7 +28,7 @@ from kvproxy.units import format_seconds, tenant_name
 if TYPE_CHECKING:
     from kvproxy.journal.reader import RecordQuery
     from kvproxy.journal.record import Record, RecordWithQuestions
-    from kvproxy.proxy_client.journal import JournalClient
+    from kvproxy.proxy_client.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
@@ -76,12 +76,13 @@ def log(
 
     Example: kvproxy log --plot - --since 1h
     """
-    query, journal = selection.query(limit or None), source.open()
+    query = selection.query(limit or None)
     if plot is not None:
         if as_json or follow:
             raise typer.BadParameter("--plot excludes --json and --follow")
-        _plot(journal, replace(query, limit=None), plot)
+        _plot(source.open_direct("--plot"), replace(query, limit=None), plot)
         return
+    journal = source.open() if query.where is None else source.open_direct("--where")
     rows = _sort_by_arrival(journal.records(query))
     if as_json:
         _print_objects(rows)
@@ -100,12 +101,12 @@ def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuest
     return sorted(rows, key=lambda row: (row.record.time, row.record.number))
 
 
-def _plot(journal: "JournalClient", query: "RecordQuery", file: Path) -> None:
+def _plot(journal: "DirectJournal", query: "RecordQuery", file: Path) -> None:
     from kvproxy.journal.record import Layer
 
     is_file = str(file) != "-"
     checked_plot(file if is_file else None)
-    found = journal.layer_counts(query)
+    found = journal.reader.layer_counts(query)
     lines = [
         ChartLine(layer, [found.start + place * found.step for place in range(len(counts))], counts)
         for layer in get_args(Layer)
@@ -225,7 +226,7 @@ def top(
     Example: kvproxy log top --backend --by tenant
     """
     query = selection.query()
-    found = source.open().groups(query, by, order="backend" if backend else "requests", limit=limit)
+    found = source.open_direct("log top").groups(query, by, order="backend" if backend else "requests", limit=limit)
     has_differences = any(row.differs_in for row in found)
     rows: list[Row] = [
         {

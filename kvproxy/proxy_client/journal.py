@@ -13,7 +13,6 @@ from kvproxy.index.store import is_url
 from kvproxy.journal.reader import (
     Group,
     JournalReader,
-    LayerCounts,
     PromptCount,
     RecordQuery,
     RequestGroup,
@@ -110,9 +109,6 @@ class DirectJournal:
         regions, others = self.reader.regions(row.prompt), self.reader.regions(other.prompt)
         return () if regions is None or others is None else tuple(regions.differing_regions(others))
 
-    def layer_counts(self, query: RecordQuery) -> LayerCounts:
-        return self.reader.layer_counts(query)
-
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         """Return the savings since the UTC day `since` seconds ago; None counts all days."""
         from kvproxy.index.store import open_observations
@@ -168,8 +164,6 @@ class RemoteJournal:
         self._client = client
 
     def records(self, query: RecordQuery) -> list[RecordWithQuestions]:
-        if query.where is not None:
-            raise self._unsupported_error("--where")
         found: list[RecordWithQuestions] = []
         before = query.before
         filters = {name: getattr(query, name) for name in ("layer", "reason", "tenant", "model", "after")}
@@ -192,14 +186,6 @@ class RemoteJournal:
         answer = self._client.get(f"/admin/log/{quote_path_segment(request)}")
         record = _parse_record(answer["explained"]["record"])
         return ExplanationReport(record, answer["question"], answer["explained"], answer["sentences"])
-
-    def groups(
-        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
-    ) -> list[RequestGroup]:
-        raise self._unsupported_error("log top")
-
-    def layer_counts(self, query: RecordQuery) -> LayerCounts:
-        raise self._unsupported_error("--plot")
 
     def savings(self, by: SavingsGroup, since: float | None) -> SavingsReport:
         report = self._client.get("/admin/savings", by=by, since=since)
@@ -225,12 +211,6 @@ class RemoteJournal:
         report = self._client.get("/admin/savings/ledger", since=since)
         return LedgerReport(**report | {"rows": [LedgerRow(**row) for row in report["rows"]]})
 
-    def _unsupported_error(self, what: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"{what} reads the journal directly: run it on the machine of {self._client.url}, or with the `store` of its"
-            " settings"
-        )
-
 
 JournalClient: TypeAlias = DirectJournal | RemoteJournal
 
@@ -250,6 +230,16 @@ def open_journal(url: str, token: str | None, data: Path | None) -> JournalClien
         if isinstance(folder, str) or url != configured_url():
             return RemoteJournal(client)
     return DirectJournal(load_settings(data=data).data)
+
+
+def open_direct_journal(url: str, token: str | None, data: Path | None, purpose: str) -> DirectJournal:
+    """Open a journal as `open_journal` does. Raises InvalidRequest if `purpose` cannot be served over HTTP."""
+    journal = open_journal(url, token, data)
+    if isinstance(journal, RemoteJournal):
+        raise InvalidRequest(
+            f"{purpose} reads the journal directly: run it on the machine of {url}, or with the `store` of its settings"
+        )
+    return journal
 
 
 def _has_journal(data: Path, journal: object) -> bool:

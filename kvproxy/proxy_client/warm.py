@@ -17,11 +17,11 @@ import httpx
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.checks.servers import tls_context
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, ProxyUnreachable
+from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
 from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error
-from kvproxy.proxy_client.journal import DirectJournal, open_journal
+from kvproxy.proxy_client.journal import open_direct_journal
 from kvproxy.units import plural
 
 _ATTEMPTS = 5
@@ -142,11 +142,7 @@ def logged_requests(
         api_key: client's key, which determines the tenant; requests of other tenants are omitted.
         prefix_only: also return requests whose responses are never stored; warming computes their prefixes.
     """
-    journal = open_journal(client.url, client.token, data)
-    if not isinstance(journal, DirectJournal):
-        raise InvalidRequest(
-            f"warm --from-log needs the journal's file or database: run it on the machine of {client.url}, or give --data"
-        )
+    journal = open_direct_journal(client.url, client.token, data, "warm --from-log")
     prompts = [(prompt, prompt.api) for prompt in journal.reader.prompt_counts() if prompt.api in PATHS]
     tenants = _tenant_by_api(client, {api: prompt.model for prompt, api in reversed(prompts)}, api_key)
     own = [prompt for prompt, api in prompts if prompt.tenant == tenants[api]]

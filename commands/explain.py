@@ -1,4 +1,5 @@
 import json
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -205,9 +206,8 @@ def _block_names(blocks: list[int] | list[str]) -> str:
     if not blocks:
         return ""
     if len(blocks) > 1 and all(isinstance(id, int) for id in blocks):
-        ids = [int(id) for id in blocks]
-        starts = [index for index, id in enumerate(ids) if index == 0 or id != ids[index - 1] + 1]
-        runs = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+        consecutive = groupby(enumerate(map(int, blocks)), lambda each: each[1] - each[0])
+        runs = [[id for _, id in run] for _, run in consecutive]
         names = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     else:
         names = [str(id)[:12] for id in blocks]

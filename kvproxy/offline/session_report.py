@@ -27,7 +27,7 @@ from kvproxy.journal.sessions.session_reader import (
 )
 from kvproxy.offline.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.offline.request_log import LoggedRequest
-from kvproxy.offline.transcripts import TraceSession
+from kvproxy.offline.simulate.trace_reader import TraceSession
 from kvproxy.provider_cache_policy import PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
 

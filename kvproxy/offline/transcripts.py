@@ -3,28 +3,18 @@
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import groupby
 from pathlib import Path
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
-from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.errors import NotFound
 from kvproxy.offline.request_log import LoggedRequest, logged_time
-from kvproxy.offline.simulate.trace_reader import read_text
+from kvproxy.offline.simulate.trace_reader import TraceSession, read_text, weka_sessions
 
 _SUFFIXES = (".jsonl", ".json", ".json.gz")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _HEAD_CHARACTERS = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSession:
-    """A session of an agent trace. Its requests are JSON objects with the fields `t`, `in`, `out`, `model`, and `hash_ids`."""
-
-    name: str
-    block_size: int
-    requests: list[JsonObject]
 
 
 def transcript_files(path: Path) -> list[Path] | None:
@@ -55,7 +45,7 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
     for file in files:
         text = read_text(file)
         if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
-            traces += _weka_sessions(file, text)
+            traces += weka_sessions(file, text)
             continue
         lines = list(_json_lines(text))
         is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
@@ -67,19 +57,6 @@ def _json_lines(text: str) -> Iterator[JsonObject]:
     for line in text.split("\n"):
         with contextlib.suppress(ValueError):
             yield as_object(json.loads(line))
-
-
-def _weka_sessions(file: Path, text: str) -> list[TraceSession]:
-    try:
-        trace = as_object(json.loads(text))
-        entries = objects(trace["requests"])
-        agents = [objects(entry["requests"]) for entry in entries if entry.get("type") == "subagent"]
-        rows = [[entry for entry in entries if entry.get("type") != "subagent"], *agents]
-        size, name = int(str(trace["block_size"])), str(trace.get("id", file.name))
-    except (ValueError, KeyError) as error:
-        raise InvalidRequest(f"{file} is not an agent trace of WEKA: {error!r}") from None
-    names = (f"{name} agent {number}" if number else name for number in count())
-    return [TraceSession(own, size, each) for own, each in zip(names, rows, strict=False) if each]
 
 
 def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:

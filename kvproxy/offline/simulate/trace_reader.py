@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import zlib
@@ -16,6 +17,7 @@ from kvproxy.errors import InvalidRequest
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, TraceRequest
 
 T = TypeVar("T")
+JsonObject = dict[str, Any]
 DEFAULT_BLOCK_SIZE = 16
 # Blocks have 512 tokens in Mooncake's traces, and 16 in Qwen-Bailian's.
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
@@ -76,6 +78,15 @@ class BlockNumbers:
         """Return negative numbers for blocks that no other request has."""
         self._num_single += count
         return range(-self._num_single, count - self._num_single)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSession:
+    """A session of an agent trace. Its requests are JSON objects with the fields `t`, `in`, `out`, `model`, and `hash_ids`."""
+
+    name: str
+    block_size: int
+    requests: list[JsonObject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +172,34 @@ def _parse_line(path: Path, line_number: int, text: str) -> dict[str, Any]:
     return line
 
 
-def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
+def weka_sessions(path: Path, text: str) -> list[TraceSession]:
+    """Return the sessions of an agent trace of WEKA, and of its sub-agents. Raises TraceError."""
     try:
-        whole = json.loads(text)
-        size = int(whole["block_size"])
-        found = sorted(_weka_requests(whole["requests"], 0.0), key=lambda request: request["timestamp"])
+        trace = json.loads(text)
+        size, name = int(trace["block_size"]), str(trace.get("id", path.name))
+        found = list(_weka_requests(trace["requests"], 0.0))
     except _FIELD_ERRORS as error:
         raise TraceError(f"{path}, line 1: not an agent trace of WEKA ({error!r})") from None
-    return [_TraceLine(f"request {number}", {**fields, "block_size": size}) for number, fields in enumerate(found, 1)]
+    names = (f"{name} agent {number}" if number else name for number in itertools.count())
+    return [TraceSession(own, size, each) for own, each in zip(names, found, strict=False) if each]
 
 
-def _weka_requests(requests: Iterable[dict[str, Any]], start: float) -> Iterator[dict[str, Any]]:
-    for request in requests:
-        seconds = start + float(request["t"])
+def _weka_requests(requests: list[JsonObject], start: float) -> Iterator[list[JsonObject]]:
+    timed = [(request, start + float(request.get("t", 0.0))) for request in requests]
+    yield [{**request, "t": seconds} for request, seconds in timed if "hash_ids" in request]
+    for request, seconds in timed:
         if isinstance(request.get("requests"), list):
             yield from _weka_requests(request["requests"], seconds)
-        elif "hash_ids" in request:
-            yield {
-                "timestamp": 1000 * seconds,
-                "input_length": request["in"],
-                "output_length": request.get("out", 0),
-                "hash_ids": request["hash_ids"],
-                "awaits_user": request.get("stop") == "end_turn",
-            }
+
+
+def _weka_lines(path: Path, text: str) -> list[_TraceLine]:
+    found = [(row, session.block_size) for session in weka_sessions(path, text) for row in session.requests]
+    lines = []
+    for number, (row, size) in enumerate(sorted(found, key=lambda each: each[0]["t"]), 1):
+        fields = {"timestamp": 1000 * row["t"], "hash_ids": row["hash_ids"], "block_size": size}
+        fields |= {"input_length": row.get("in"), "output_length": row.get("out", 0)}
+        lines.append(_TraceLine(f"request {number}", fields | {"awaits_user": row.get("stop") == "end_turn"}))
+    return lines
 
 
 def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> int:

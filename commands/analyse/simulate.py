@@ -66,7 +66,7 @@ def simulate(
 
     Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
-    from kvproxy.errors import NotFound
+    from kvproxy.errors import InvalidRequest, NotFound
     from kvproxy.offline.simulate.capacity_plan import plan_capacity, write_report
     from kvproxy.offline.simulate.pool_size_sweep import default_sizes
     from kvproxy.offline.workload_reader import read_workload
@@ -100,6 +100,10 @@ def simulate(
     sizes = parse_sizes(blocks, 1) or _memory_sizes_in_blocks(memory, speed, workload)
     if is_fleet:
         return _compare_routing(trace, workload, fleet, sizes or [_DEFAULT_FLEET_BLOCKS], engine.prefill_rate)
+    if workload.has_only_lengths:
+        raise InvalidRequest(
+            f"{trace} has no contents, which decide on reuse: give --engines or --ttft to size a fleet"
+        )
     sizes = sizes or default_sizes(workload.chains)
     with progress_bar("simulating") as progress:
         plan = plan_capacity(trace.name, workload, sizes, chosen, tiers, speed, progress, exact=exact)

@@ -58,7 +58,8 @@ def read_workload(path: Path, block_size: int | None = None, users: int | None =
         raise TraceError(f"{path}, line 1: a file has no times, which the order of several files requires")
     arrivals = _schedule_users(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
-    return Workload(sorted(arrivals, key=lambda arrival: arrival.seconds), sizes.pop(), tuple(notes))
+    arrivals = sorted(arrivals, key=lambda arrival: arrival.seconds)
+    return Workload(arrivals, sizes.pop(), tuple(notes), all(trace.has_only_lengths for trace in traces))
 
 
 def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[TraceRequest]:

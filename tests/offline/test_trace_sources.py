@@ -8,10 +8,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from kvproxy.offline.simulate.pool_simulation import lru_hits, simulate
-from kvproxy.offline.simulate.pool_size_sweep import default_sizes, sweep
+from kvproxy.offline.simulate.pool_simulation import lru_hits
 from kvproxy.offline.simulate.trace_reader import TraceError
 from kvproxy.offline.workload_reader import read_workload
+from tests.commands.run import kvproxy
 from tests.journal.sessions.requests import Sessions, request, user
 from tests.offline.test_transcripts import conversation
 
@@ -67,17 +67,16 @@ def test_lengths_are_read_as_published(tmp_path: Path, name: str, tokens: list[t
     assert int(arrivals[-1].seconds - arrivals[0].seconds) == seconds
 
 
-def test_many_lengths_are_simulated_without_their_blocks(tmp_path: Path) -> None:
+def test_lengths_size_fleets_only(tmp_path: Path) -> None:
     rows = "".join(f"{second},ChatGPT,900000000,18\n" for second in range(500))
-    (tmp_path / "burst.csv").write_text("Timestamp,Model,Request tokens,Response tokens\n4,ChatGPT,3,1\n" + rows)
-    workload = read_workload(tmp_path / "burst.csv")
-    chains = workload.chains
-    assert "no reuse can be known" in workload.notes[0]
-    sizes = default_sizes(chains, 3)
-    found = sweep(chains, 16, sizes, ["lru", "sessions", "belady"])
-    assert (found.unlimited, set(found.rates["sessions"])) == (0, {0})
-    assert sizes[-1] == 500 * 900_000_000 // 16
-    assert simulate(chains, 1_000, "s3fifo").refused == 500
+    (file := tmp_path / "burst.csv").write_text(
+        "Timestamp,Model,Request tokens,Response tokens\n4,ChatGPT,3,1\n" + rows
+    )
+    done = kvproxy("simulate", file)
+    assert (done.returncode, "give --engines or --ttft" in done.stderr) == (2, True)
+    fleet = kvproxy("simulate", file, "--engines", 2, "--json")
+    assert "no reuse can be known" in fleet.stderr
+    assert {each["refused"] for each in json.loads(fleet.stdout)["results"]} == {500}
 
 
 def test_ids_of_a_folder_belong_to_their_file(tmp_path: Path) -> None:

@@ -176,22 +176,13 @@ def simulate(requests: Sequence[ChainRequest], capacity: int | None, policy: str
         raise ValueError("the capacity must be at least 1 block")
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     size = capacity if capacity is not None else blocks
-    if not can_have_hits(requests):
-        return PoolSimulation(blocks, 0, sum(len(each.blocks) + each.partial > size for each in requests))
     cache = SimulatedPool(size, Belady(requests) if policy == BELADY else ONLINE_POLICIES[policy](size))
     hits = [cache.serve(request) for request in requests]
     return PoolSimulation(blocks, sum(hit or 0 for hit in hits), sum(hit is None for hit in hits))
 
 
-def can_have_hits(requests: Sequence[ChainRequest]) -> bool:
-    """Return whether blocks can repeat: not in a trace with only lengths of prompts, whose block ids are negative."""
-    return not all(isinstance(each.blocks, range) and (each.blocks.start < 0 or not each.blocks) for each in requests)
-
-
 def lru_hits(requests: Sequence[ChainRequest], sizes: Sequence[int | None]) -> list[int]:
     """Return the number of hits with LRU for each pool size in blocks; None is unlimited."""
-    if not can_have_hits(requests):
-        return [0] * len(sizes)
     curve = HitCurve()
     for request in requests:
         curve.add(request.blocks, request.reusable, request.partial)

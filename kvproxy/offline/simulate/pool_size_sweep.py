@@ -7,7 +7,7 @@ from itertools import chain
 from statistics import mean, stdev
 
 from kvproxy.charts import Chart, ChartLine
-from kvproxy.offline.simulate.pool_simulation import BELADY, ChainRequest, can_have_hits, lru_hits, simulate
+from kvproxy.offline.simulate.pool_simulation import BELADY, ChainRequest, lru_hits, simulate
 
 _SUFFICIENT_SHARE = 0.9
 _MIN_STEP = 1.1
@@ -63,8 +63,7 @@ def sweep(
     blocks = sum(len(request.blocks) + request.partial for request in requests)
     tokens = tokens or max(1, blocks) * block_tokens
     *lru, unlimited = lru_hits(requests, [*ordered, None])
-    is_sampled = not exact and blocks >= _MIN_SAMPLED and can_have_hits(requests)
-    samples = _sampled_traces(requests) if is_sampled else []
+    samples = _sampled_traces(requests) if not exact and blocks >= _MIN_SAMPLED else []
     sampled_lru = [lru_hits(sample, [max(1, size // _SAMPLING) for size in ordered]) for sample in samples]
     rates: dict[str, tuple[float, ...]] = {}
     errors: dict[str, tuple[float, ...]] = {}
@@ -108,10 +107,7 @@ def _sampled_traces(requests: Sequence[ChainRequest]) -> list[list[ChainRequest]
 
 def default_sizes(requests: Sequence[ChainRequest], num_sizes: int = 10) -> list[int]:
     """Return pool sizes in blocks, from the longest prompt or 1% of the distinct blocks up to all distinct blocks."""
-    if can_have_hits(requests):
-        distinct = len({block for request in requests for block in request.blocks})
-    else:
-        distinct = sum(len(request.blocks) for request in requests)
+    distinct = len({block for request in requests for block in request.blocks})
     least = max(1, max((len(request.blocks) + 1 for request in requests), default=1), distinct // 100)
     if distinct <= least:
         return [least]

@@ -38,11 +38,13 @@ class Workload:
         arrivals: in order of time; without times, in the order of the file.
         block_tokens: tokens in a block.
         notes: sentences for the user about information that the format lacks.
+        has_only_lengths: the blocks of each prompt count as new, because the trace has only their number.
     """
 
     arrivals: list[TraceRequest]
     block_tokens: int
     notes: tuple[str, ...] = ()
+    has_only_lengths: bool = False
 
     @property
     def chains(self) -> list[ChainRequest]:
@@ -121,7 +123,8 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
         arrivals.sort(key=lambda arrival: arrival.seconds)
     elif len(untimed) < len(lines):
         raise TraceError(f"{path}, {untimed[0].position}: has no timestamp, and other lines have one")
-    return Workload(arrivals, size, (_ONLY_LENGTHS,) if kind == "input_length" else ())
+    has_only_lengths = kind == "input_length"
+    return Workload(arrivals, size, (_ONLY_LENGTHS,) if has_only_lengths else (), has_only_lengths)
 
 
 def read_text(path: Path, characters: int = -1) -> str:

@@ -1,5 +1,6 @@
 """Empty stores of all kinds."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvproxy.encryption import Cipher
-from kvproxy.index.store import Store, open_store
+from kvproxy.index.store import Store, is_url, open_store
 from tests.postgres_server import empty
 
 MakeStore = Callable[..., Any]
@@ -16,11 +17,21 @@ CIPHER = Cipher([bytes(32)])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def open_file(tmp_path: Path) -> Iterator[MakeStore]:
+    """Opens a store in a file, by default `r.db`, or at a URL; the end of the test closes it."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: str = "r.db", **options: Any) -> Store:
+            location = name if is_url(name) else tmp_path / name
+            return stack.enter_context(contextlib.closing(open_store(location, **options)))
+
+        yield opened
+
+
+@pytest.fixture
+def store(open_file: MakeStore) -> Store:
     """Return an empty store in the file `r.db`."""
-    opened = open_store(tmp_path / "r.db")
-    yield opened
-    opened.close()
+    return open_file()
 
 
 @pytest.fixture(params=["sqlite", "postgres", "encrypted"])

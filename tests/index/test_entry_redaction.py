@@ -17,6 +17,7 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Store, open_store
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.library import AsyncCache
+from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -93,16 +94,14 @@ async def test_an_answer_with_text_to_redact_is_not_stored(store: Store) -> None
         assert [entry.prompt for entry in store.entries()] == ["one"]
 
 
-def test_imports_are_redacted(tmp_path: Path) -> None:
-    old, new = open_store(tmp_path / "old.db"), open_store(tmp_path / "new.db")
+def test_imports_are_redacted(open_file: MakeStore) -> None:
+    old, new = open_file("old.db"), open_file("new.db")
     old.put(make_entry("who is a@b.c", key="1"))
     old.put(make_entry("fine", key="2", response=b'{"x": "a@b.c"}'))
     lines = b"".join(export_lines(old))
     assert import_into(new, read_lines(lines), redact) == 1
     (entry,) = new.entries()
     assert (entry.prompt, entry.semantic) == ("who is [mail]", False)
-    old.close()
-    new.close()
 
 
 async def test_nothing_is_stored_or_compared_if_redaction_fails(store: Store) -> None:

@@ -24,6 +24,7 @@ from kvproxy.index.store.group_commit import WriteBatcher
 from kvproxy.library import AsyncCache, CachedAnswer, open_async_cache, open_cache
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.privacy import RedactionSettings
+from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import make_entry
 
@@ -142,9 +143,9 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
             cache.set("q", wrong)
 
 
-async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None:
+async def test_a_pending_entry_is_found_until_it_expires(open_file: MakeStore) -> None:
     now = [1000.0]
-    store = open_store(tmp_path / "r.db", clock=lambda: now[0])
+    store = open_file(clock=lambda: now[0])
     cache = ResponseCache(store, None, clock=lambda: now[0])
     entry, go = make_entry("x", expires=1010.0), threading.Event()
     put = store.put_many
@@ -168,7 +169,6 @@ async def test_a_pending_entry_is_found_until_it_expires(tmp_path: Path) -> None
     assert await inserting
     assert await second
     assert await cache.find(entry.key) == newer
-    store.close()
 
 
 async def test_maintenance_removes_expired_entries(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import random
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +13,15 @@ from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
-from kvproxy.index.store import Capacity, Store, StoredQuestion, open_store
+from kvproxy.index.store import Capacity, Store, StoredQuestion
 from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 
 
-async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path) -> None:
+async def test_concurrent_lookups_and_writes_return_correct_hits(open_file: MakeStore) -> None:
     chance = random.Random(0)
-    store = open_store(tmp_path / "r.db", capacity=Capacity(entries=300))
+    store = open_file(capacity=Capacity(entries=300))
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.999, guards=()))
     near = semantic._vector_search = FaissSearch(store, HashEmbedder.name, 64, min_indexed=20, flat_limit=80)
     semantic.rebuild()
@@ -64,7 +63,6 @@ async def test_concurrent_lookups_and_writes_return_correct_hits(tmp_path: Path)
         assert near.indexes[space].is_graph
         assert indexed_numbers(near.indexes[space]) == set(stored_vectors(store, space, HashEmbedder.name))
     semantic.close()
-    store.close()
 
 
 def test_reads_run_in_parallel(store: Store) -> None:

@@ -18,6 +18,7 @@ from kvproxy.index.search.lookup_result import SERVABLE_AFTER_ERROR, Lookup, Loo
 from kvproxy.index.search.semantic_cache import DeferredEmbeddings, SemanticCache
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import open_store
+from tests.index.conftest import MakeStore
 from tests.index.doubles import HashEmbedder
 from tests.index.entries import indexed_numbers, make_entry, stored_vectors
 from tests.polling import until
@@ -182,8 +183,8 @@ async def test_a_cached_vector_is_stored_at_once(cache: Cache) -> None:
     assert cache.store.missing_vectors(HashEmbedder.name, 10) == []
 
 
-async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r.db", clock=lambda: 2000.0)
+async def test_stale_neighbours_hide_no_fresh_ones(open_file: MakeStore) -> None:
+    store = open_file(clock=lambda: 2000.0)
     semantic = SemanticCache(store, HashEmbedder(), ThresholdPolicy(0.6, guards=()))
     words = "tell me what the free queue of old blocks is and why it is there"
     for number in range(9):
@@ -197,7 +198,6 @@ async def test_stale_neighbours_hide_no_fresh_ones(tmp_path: Path) -> None:
     assert kept.entry is not None
     assert kept.entry.expires == 1500.0
     semantic.close()
-    store.close()
 
 
 async def order_of(jobs: int, lookups: int) -> list[str]:

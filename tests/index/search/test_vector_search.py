@@ -58,8 +58,8 @@ def test_a_search_finds_the_nearest_of_its_namespace(make_store: MakeStore, coun
     near.close()
 
 
-def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str) -> None:
-    one, other = open_store(empty_postgres), open_store(empty_postgres)
+def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str, open_file: MakeStore) -> None:
+    one, other = open_file(empty_postgres), open_file(empty_postgres)
     mine, theirs = neighbours_of(one), neighbours_of(other)
     vectors = unit(3)
     ids = keep(one, mine, vectors, "a")
@@ -68,8 +68,6 @@ def test_changes_by_another_proxy_are_visible_in_postgres(empty_postgres: str) -
     assert other.find(ids[0]) == one.find(ids[0])
     other.delete([ids[1]])
     assert mine.search("a", vectors[1], 1)[0][0].id != ids[1]
-    one.close()
-    other.close()
 
 
 def graphs_in(store: Any) -> int:
@@ -78,8 +76,8 @@ def graphs_in(store: Any) -> int:
         return int(connection.execute(sql).fetchone()["there"])
 
 
-def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) -> None:
-    store = open_store(empty_postgres)
+def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str, open_file: MakeStore) -> None:
+    store = open_file(empty_postgres)
     near = PostgresSearch(store, "e", DIM, min_graph=100)
     vectors = unit(500)
     keep(store, near, vectors, "a")
@@ -99,7 +97,6 @@ def test_a_large_namespace_has_its_own_graph_in_postgres(empty_postgres: str) ->
     near.maintain()
     assert graphs_in(store) == 0
     assert near.search("a", vectors[490], 1)[0][0].id == f"a{490:031x}"
-    store.close()
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,6 +12,7 @@ from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import EntryFilter, NewEntry, open_observations, open_store
 from kvproxy.index.store.observations import Observation
+from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry, stored_vectors
 
 OLD, NEW = Cipher([b"o" * 32]), Cipher([b"n" * 32])
@@ -29,9 +30,8 @@ def content(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
-    store, observations = open_store(path, cipher=NEW), open_observations(path)
+def test_no_file_contains_a_plain_text(tmp_path: Path, open_file: MakeStore) -> None:
+    store, observations = open_file(cipher=NEW), open_observations(tmp_path / "r.db")
     store.put(ENTRY, np.ones(3, np.float32), "e")
     observations.add([Observation.from_verdict(ENTRY.id, True)])
     written = content(tmp_path)
@@ -40,7 +40,6 @@ def test_no_file_contains_a_plain_text(tmp_path: Path) -> None:
         assert hidden not in written
     assert store.get(ENTRY.id) == ENTRY
     observations.close()
-    store.close()
 
 
 def test_a_store_cannot_be_opened_without_its_key(tmp_path: Path) -> None:
@@ -95,14 +94,15 @@ def test_reseal_encrypts_plain_entries_and_those_of_an_older_key(tmp_path: Path)
 
 
 @pytest.mark.parametrize("column", ["prompt", "request", "response"])
-def test_exchanged_texts_are_refused(tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_exchanged_texts_are_refused(
+    tmp_path: Path, open_file: MakeStore, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """An attacker with write access but no key could exchange the answers of two questions."""
-    path = tmp_path / "r.db"
-    store = open_store(path, cipher=NEW)
+    store = open_file(cipher=NEW)
     one, other, third = (make_entry(name) for name in ("one", "other", "third"))
     for entry in (one, other, third):
         store.put(entry)
-    with sqlite3.connect(path) as connection:
+    with sqlite3.connect(tmp_path / "r.db") as connection:
         sql = f"update responses set {column} = (select {column} from responses where id = ?) where id = ?"
         connection.execute(sql, [other.id, one.id])
     connection.close()
@@ -115,11 +115,10 @@ def test_exchanged_texts_are_refused(tmp_path: Path, column: str, caplog: pytest
     # The fix of the error message.
     store.delete(store.ids_with_prefix(one.id[:12]))
     assert set(store.ids()) == {other.id, third.id}
-    store.close()
 
 
-def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
-    clear, sealed = open_store(tmp_path / "clear.db"), open_store(tmp_path / "sealed.db", cipher=NEW)
+def test_encrypted_prompts_can_be_filtered(open_file: MakeStore) -> None:
+    clear, sealed = open_file("clear.db"), open_file("sealed.db", cipher=NEW)
     puts = [
         NewEntry(make_entry(f"{'Odd' if number % 2 else 'Even'} number {number}", created=1000.0 + number % 7))
         for number in range(600)
@@ -138,5 +137,3 @@ def test_encrypted_prompts_can_be_filtered(tmp_path: Path) -> None:
         assert sealed.list_entries(where) == clear.list_entries(where)
         assert sealed.list_entries(where, limit=3) == clear.list_entries(where, limit=3)
         assert sorted(sealed.ids(where)) == sorted(clear.ids(where))
-    clear.close()
-    sealed.close()

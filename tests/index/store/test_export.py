@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.store import open_store
 from kvproxy.index.store.export import export_lines, import_into, read_lines
+from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
 # Line separators of various text readers.
@@ -57,8 +56,8 @@ def test_a_line_is_imported_unchanged(
     assert read_lines(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n")) == read_lines(lines)
 
 
-def test_an_export_preserves_large_numbers_and_deep_nesting(tmp_path: Path) -> None:
-    store, other = open_store(tmp_path / "a.db"), open_store(tmp_path / "b.db")
+def test_an_export_preserves_large_numbers_and_deep_nesting(open_file: MakeStore) -> None:
+    store, other = open_file("a.db"), open_file("b.db")
     deep = b'{"metadata": ' + b"[" * 1020 + b"]" * 1020 + b"}"
     odd = [b'{"metadata": {"id": 123456789012345678901234567890}}', b'{"a": 0.10, "b": 1e400}', deep]
     for number, request in enumerate(odd):
@@ -67,8 +66,6 @@ def test_an_export_preserves_large_numbers_and_deep_nesting(tmp_path: Path) -> N
     assert [request in line for request, line in zip(odd, lines, strict=True)] == [True] * 3
     assert import_into(other, read_lines(lines[0])) == 1
     assert other.list_entries()[0].document()["request"]["metadata"]["id"] == 123456789012345678901234567890
-    store.close()
-    other.close()
 
 
 @pytest.mark.parametrize(

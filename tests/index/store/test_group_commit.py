@@ -4,17 +4,17 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.store import Capacity, NewEntry, Store, WriteResult, open_store
+from kvproxy.index.store import Capacity, NewEntry, Store, WriteResult
 from kvproxy.index.store.group_commit import WriteBatcher
+from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
 
-async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Store) -> None:
+async def test_concurrent_writers_share_transactions(open_file: MakeStore, store: Store) -> None:
     sizes = []
 
     def write(puts: Sequence[NewEntry]) -> WriteResult:
@@ -23,7 +23,7 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Stor
 
     batcher = WriteBatcher(write)
 
-    other = open_store(tmp_path / "r.db")
+    other = open_file()
 
     async def insert(number: int) -> None:
         entry = make_entry(f"question {number}")
@@ -31,13 +31,12 @@ async def test_concurrent_writers_share_transactions(tmp_path: Path, store: Stor
         assert other.find(entry.key) is not None
 
     await asyncio.gather(*(insert(number) for number in range(100)))
-    other.close()
     assert sum(sizes) == 100
     assert len(sizes) < 20
 
 
-async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r.db", capacity=Capacity(bytes=2000))
+async def test_an_invalid_entry_fails_alone(open_file: MakeStore) -> None:
+    store = open_file(capacity=Capacity(bytes=2000))
     batcher = WriteBatcher(store.put_many)
     puts = [NewEntry(make_entry(f"question {number}")) for number in range(5)]
     broken = NewEntry(make_entry("broken", model=object()))
@@ -47,7 +46,6 @@ async def test_an_invalid_entry_fails_alone(tmp_path: Path) -> None:
     assert isinstance(results[5], CacheStoreError)
     assert results[6] is False
     assert store.count() == 5
-    store.close()
 
 
 async def test_a_cancelled_caller_cancels_no_write() -> None:

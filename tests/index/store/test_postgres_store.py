@@ -15,6 +15,7 @@ from kvproxy.index.store import Capacity, open_store
 from kvproxy.index.store.postgres.database import display_name
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
+from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
@@ -83,9 +84,11 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
         assert 'detail="exact"' in ask()
 
 
-def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_connections_are_replaced(
+    empty_postgres: str, open_file: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvproxy.index.store.postgres.database._RETRY_DELAY", 60.0)
-    store = open_store(empty_postgres)
+    store = open_file(empty_postgres)
     store.put(make_entry())
     with psycopg.connect(empty_postgres, autocommit=True) as connection:
         connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
@@ -101,10 +104,9 @@ def test_broken_connections_are_replaced(empty_postgres: str, monkeypatch: pytes
         return False
 
     until(works)
-    store.close()
 
 
-def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
+def test_concurrent_stores_keep_the_capacity(empty_postgres: str, open_file: MakeStore) -> None:
     def work(name: int) -> None:
         store = open_store(empty_postgres, capacity=Capacity(entries=10))
         for number in range(30):
@@ -114,9 +116,7 @@ def test_concurrent_stores_keep_the_capacity(empty_postgres: str) -> None:
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(work, range(3)))
-    store = open_store(empty_postgres)
-    assert store.database.count_intact_responses() == 10
-    store.close()
+    assert open_file(empty_postgres).database.count_intact_responses() == 10
 
 
 def test_the_command_line_works_with_postgres(empty_postgres: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from kvproxy.index.errors import CacheStoreError, SchemaVersionError, StoreDamaged
 from kvproxy.index.store import open_observations, open_store
 from kvproxy.index.store.sqlite.connection import connect, create_schema
+from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
 
@@ -41,8 +42,8 @@ def test_a_damaged_file_is_reported_and_not_changed(tmp_path: Path, content: byt
     assert path.read_bytes() == content
 
 
-def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r.db", clock=lambda: 2000.0)
+def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path, open_file: MakeStore) -> None:
+    store = open_file(clock=lambda: 2000.0)
     whole, damaged = make_entry("whole"), make_entry("damaged", stale_if_error=5)
     store.put(whole)
     store.put(damaged)
@@ -51,7 +52,6 @@ def test_a_damaged_entry_stays_damaged_after_it_is_expired(tmp_path: Path) -> No
     assert store.get(whole.id) == replace(whole, expires=2000.0)
     with pytest.raises(StoreDamaged):
         store.get(damaged.id)
-    store.close()
 
 
 def test_damaged_totals_are_reported_at_the_start(tmp_path: Path) -> None:

@@ -109,35 +109,25 @@ def test_checked_may_serve_within_the_bound() -> None:
         assert learner.may_serve_checked is allowed
 
 
-def learn(learner: Learner, observation: Observation) -> None:
-    learner.add(observation)
-    learner.level.update()
-
-
 def test_a_saved_state_keeps_its_level() -> None:
     learner, generator = Learner.new(ErrorModelPrior(), 0.1), random.Random(1)
     for number in range(400):
         learner.add(observation(right=generator.random() > generator.uniform(0.0, 0.1) / 50, number=number))
     learner.level.update()
-    following = observation(number=400)
     taught = Learner.from_json(learner.to_json(), 0.1)
     assert taught is not None
-    learn(taught, following)
-    learn(learner, following)
     # Each observation moves the level.
-    assert (taught.level.error_limit, taught.level.error_factor) == (
-        learner.level.error_limit,
-        learner.level.error_factor,
-    )
+    for each in (taught, learner):
+        each.add(observation(number=400))
+        each.level.update()
     state = learner.to_json()
     again, stricter = Learner.from_json(state, 0.1), Learner.from_json(state, 0.01)
     assert again is not None
     assert stricter is not None
-    assert (again.level.error_limit, again.level.error_factor, again.last_number) == (
-        learner.level.error_limit,
-        learner.level.error_factor,
-        400,
-    )
+    for each in (taught, again):
+        assert each.level.error_limit == learner.level.error_limit
+        assert each.level.error_factor == learner.level.error_factor
+    assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
     for changed in (('"margin"', '"another"'), ('"version": 1', '"version": 0')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

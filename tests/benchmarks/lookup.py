@@ -18,13 +18,7 @@ import numpy as np
 from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import Store
 from tests.benchmarks.options import read_options
-from tests.benchmarks.stored_questions import (
-    FOLDER,
-    NAMESPACE,
-    QuestionVectors,
-    open_vector_search,
-    prepare_store,
-)
+from tests.benchmarks.stored_questions import DIM, EMBEDDER, FOLDER, NAMESPACE, QuestionVectors, prepare_store
 
 NEAREST, PART = 5, 20_000
 
@@ -62,9 +56,10 @@ def latencies(searches: dict[str, Callable[[int], Any]], queries: int) -> dict[s
 
 def measure(folder: Path, size: int, count: int) -> None:
     """Print the row of one size."""
-    path = prepare_store(folder, size)
-    with contextlib.ExitStack() as stack:
-        store, neighbours = stack.enter_context(open_vector_search(path))
+    with contextlib.closing(prepare_store(folder, size)) as store:
+        neighbours = FaissSearch(store, EMBEDDER, DIM)
+        neighbours.load()
+        neighbours.wait_for_rebuilds()
         queries = QuestionVectors(folder, size + 1).moved(sample(store, min(count, size)))
         index, nearest = neighbours.indexes[NAMESPACE], exact_nearest(neighbours, queries)
         bare = index._segment._index
@@ -77,6 +72,7 @@ def measure(folder: Path, size: int, count: int) -> None:
             len(queries),
         )
         faiss.omp_set_num_threads(os.cpu_count() or 1)
+        neighbours.close()
         right = sum(index.search(query, 1)[0][0] == number for query, number in zip(queries, nearest, strict=True))
     (p50, p99), (bare_p50, bare_p99) = times["kvproxy"], times["bare"]
     print(

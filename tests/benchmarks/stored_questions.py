@@ -1,18 +1,15 @@
-"""Stores of many questions for `lookup` and `stores`, created once and kept in a folder.
+"""Questions for `lookup` and `postgres_vectors`, created once and kept in a folder.
 
 The vectors are those of 2,200 questions of this repository, moved along differences between them. So new ones lie like
 rewordings of real questions, in clusters and in few directions, which is harder for a graph than random vectors.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from kvproxy.index.models.embedder import load_embedder
-from kvproxy.index.search.vector_search import FaissSearch
 from kvproxy.index.store import NewEntry, Store, open_store
 from tests.index.entries import make_entry
 from tests.index.policies.directions import read_pairs
@@ -54,15 +51,9 @@ class QuestionVectors:
         return drawn
 
 
-def prepare_store(folder: Path, entries: int) -> Path:
-    """Return the path of a store of one namespace; create what the folder lacks."""
-    path = folder / f"{entries}.db"
-    _fill(folder, path, entries)
-    return path
-
-
-def _fill(folder: Path, path: Path, entries: int) -> None:
-    vectors, store = QuestionVectors(folder, entries), open_store(path)
+def prepare_store(folder: Path, entries: int) -> Store:
+    """Open a store of one namespace, and create what the folder lacks."""
+    vectors, store = QuestionVectors(folder, entries), open_store(folder / f"{entries}.db")
     stored = store.count()
     for start in range(0, entries, _BATCH):
         batch = vectors.rows(min(_BATCH, entries - start))
@@ -70,18 +61,4 @@ def _fill(folder: Path, path: Path, entries: int) -> None:
             numbers = range(start, start + len(batch))
             made = [make_entry(f"question {number}", request=b"{}" * 100, response=_RESPONSE) for number in numbers]
             store.put_many([NewEntry(entry, vector, EMBEDDER) for entry, vector in zip(made, batch, strict=True)])
-    store.close()
-
-
-@contextlib.contextmanager
-def open_vector_search(path: Path) -> Iterator[tuple[Store, FaissSearch]]:
-    """Open a store, load its vector index, and wait for the graph."""
-    store = open_store(path)
-    neighbours = FaissSearch(store, EMBEDDER, DIM)
-    neighbours.load()
-    neighbours.wait_for_rebuilds()
-    try:
-        yield store, neighbours
-    finally:
-        neighbours.close()
-        store.close()
+    return store

@@ -19,27 +19,20 @@ _SECONDS = 1.0
 """Maximum run of a victim; the disk is usually full long before."""
 
 
-class SmallDisk:
-    """A disk in memory, mounted on a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def grow(self) -> None:
-        """Make room for everything."""
-        _succeeds("mount", "-o", "remount,size=1G", str(self._folder))
-
-
 @contextlib.contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[SmallDisk | None]:
-    """Mount a disk of some bytes on a folder; yield None if mounting is not permitted."""
-    if not _succeeds("mount", "-t", "tmpfs", "-o", f"size={size}", "kvproxy-faults", str(folder)):
-        yield None
-        return
+def small_disk(folder: Path, size: int) -> Iterator[bool]:
+    """Mount a disk in memory of some bytes on a folder; yield False if mounting is not permitted."""
+    is_mounted = _succeeds("mount", "-t", "tmpfs", "-o", f"size={size}", "kvproxy-faults", str(folder))
     try:
-        yield SmallDisk(folder)
+        yield is_mounted
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        if is_mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def grow(folder: Path) -> None:
+    """Make room for everything on a small disk."""
+    _succeeds("mount", "-o", "remount,size=1G", str(folder))
 
 
 class FailingDisk:
@@ -91,15 +84,15 @@ def run(rounds: int, seed: int, advance: Advance, victims: Sequence[Victim] = VI
                 size = generator.randrange(300_000, 1_500_000)
                 with contextlib.ExitStack() as stack:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvproxy-faults-")))
-                    disk = stack.enter_context(small_disk(folder, size)) if start % 2 else None
+                    on_disk = start % 2 == 1 and stack.enter_context(small_disk(folder, size))
                     victim.prepare(folder, start)
-                    life = run_and_kill(context, victim, folder, start, _SECONDS, None if disk else size // 4)
+                    life = run_and_kill(context, victim, folder, start, _SECONDS, None if on_disk else size // 4)
                     finding.counts["acknowledged"] += len(life.reports)
                     finding.counts["refused"] += life.error is not None
-                    finding.counts["on a small disk"] += disk is not None
+                    finding.counts["on a small disk"] += on_disk
                     finding.rounds += 1
-                    if disk is not None:
-                        disk.grow()
+                    if on_disk:
+                        grow(folder)
                     with finding.catch(f"seed {start}, error {life.error}"):
                         victim.check(folder, life.reports)
                 advance()

@@ -45,9 +45,6 @@ def test_an_older_version_refuses_only_a_contracted_schema(
     entries = [make_entry(prompt) for prompt in "abc"]
     with closing(_open(empty_postgres, monkeypatch)) as first:
         first.put_many([NewEntry(entries[0])])
-        # A database of a version before the second column.
-        with psycopg.connect(empty_postgres, autocommit=True) as connection:
-            connection.execute("alter table kvproxy.schema_version drop column compatible_since")
         with closing(_open(empty_postgres, monkeypatch, EXPAND)) as second:
             assert _versions(empty_postgres) == (2, 1)
             first.put_many([NewEntry(entries[1])])

@@ -10,6 +10,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.settings.journal import JournalSettings
+from tests.faults.disks import grow
 from tests.faults.test_disks import on_small_disk
 from tests.journal.test_file import finished
 
@@ -22,7 +23,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_full_disk_is_told_once_and_that_there_is_room_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with on_small_disk(tmp_path, 1_000_000) as disk:
+    with on_small_disk(tmp_path, 1_000_000):
         journal = open_stored_journal(tmp_path / "journal.db", JournalSettings())
         number = 0
         while journal.lost < 40:
@@ -34,7 +35,7 @@ def test_a_full_disk_is_told_once_and_that_there_is_room_again(
         lost = journal.lost
         (line,) = told(caplog)
         assert "failed" in line
-        disk.grow()
+        grow(tmp_path)
         journal.add(finished("with room", "again"))
         journal.flush()
         assert told(caplog)[1:] == [f"the journal {journal.name} can be written again; {lost} records were lost"]

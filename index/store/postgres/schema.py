@@ -111,9 +111,6 @@ def create_schema(connection: psycopg.Connection[Any], database_name: str) -> No
 def _migrate(connection: psycopg.Connection[Any], version: int) -> None:
     # Statements that wait for this one's locks must not wait longer than their own timeout.
     connection.execute("set local lock_timeout = '5s'")
-    connection.execute(
-        "alter table schema_version add column if not exists compatible_since integer not null default 1"
-    )
     for migration in MIGRATIONS[version - 1 :]:
         version += 1
         for statement in migration.statements:
@@ -129,7 +126,6 @@ def _versions(connection: psycopg.Connection[Any]) -> tuple[int, int] | None:
         return None
     if "schema_version" not in tables:
         return 0, 0
-    # A database without a migration may lack the second column.
-    compatible = "coalesce((to_jsonb(s) ->> 'compatible_since')::integer, version)"
-    row = connection.execute(f"select version, {compatible} from kvproxy.schema_version s".encode()).fetchone()
-    return (0, 0) if row is None else (int(row[0]), int(row[1]))
+    sql = "select version, compatible_since from kvproxy.schema_version"
+    found: tuple[int, int] | None = connection.execute(sql).fetchone()
+    return found or (0, 0)

@@ -25,6 +25,11 @@ PAIRS = st.lists(st.builds(LabelledPair, TEXT, TEXT, st.booleans()), min_size=1,
 LEVELS, FLOOR = {"threshold": 0.951, "checked": 0.52}, 0.75
 
 
+class ReadingSome(OverlapVerifier):
+    def can_read(self, text: str) -> bool:
+        return len(text) % 2 == 0
+
+
 @given(st.floats(0.0001, 1.0))
 def test_the_number_of_pairs_for_a_bound_is_minimal(bound: float) -> None:
     total = pairs_for_bound(bound)
@@ -35,7 +40,7 @@ def test_the_number_of_pairs_for_a_bound_is_minimal(bound: float) -> None:
 @settings(deadline=None, max_examples=40)
 @given(PAIRS)
 def test_curves_agree_with_the_policies(pairs: list[LabelledPair]) -> None:
-    embedder, verifier = HashEmbedder(), OverlapVerifier()
+    embedder, verifier = HashEmbedder(), ReadingSome()
     result = calibrate(pairs, embedder, verifier, LEVELS, FLOOR)
     cosine = [float(embedder.embed([pair.a])[0] @ embedder.embed([pair.b])[0]) for pair in pairs]
 
@@ -78,19 +83,6 @@ def test_questions_with_exact_hits_only_are_never_served() -> None:
     for name, curve in english.curves.items():
         assert curve[0].served == 1
         assert every.curves[name][0].served == 3
-
-
-def test_checked_never_serves_a_question_that_the_verifier_cannot_read() -> None:
-    class English(OverlapVerifier):
-        def can_read(self, text: str) -> bool:
-            return text.startswith("what")
-
-    pairs = [
-        LabelledPair("what is a block", "what is a block here", True),
-        LabelledPair("is a block here", "is a block", True),
-    ]
-    found = calibrate(pairs, HashEmbedder(), English(), {"threshold": 0.1, "checked": 0.01}, 0.1, guards=())
-    assert (found.curves["checked"][0].served, found.curves["guards"][0].served) == (1, 2)
 
 
 def test_the_verifier_reads_only_pairs_that_could_be_served() -> None:

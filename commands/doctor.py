@@ -24,6 +24,7 @@ def doctor(
     """
     from kvproxy.checks.all_checks import all_checks
     from kvproxy.checks.servers import CheckWarning
+    from kvproxy.optional_packages import missing_extra_error
 
     settings = load_settings(
         data=proxy.data, store=store, model=model, upstreams=upstream or None, embedder=embedder, tiers=tiers.settings()
@@ -35,6 +36,8 @@ def doctor(
             detail = str(check())
         except CheckWarning as advice:
             is_warning, detail = True, str(advice)
+        except ModuleNotFoundError as error:
+            is_ok, detail = False, str(missing_extra_error(error) or error)
         except Exception as error:
             is_ok, detail = False, str(error)
         results.append({"check": name, "ok": is_ok, "warning": is_warning, "detail": detail})

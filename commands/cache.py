@@ -12,7 +12,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.formatting import format_age, json_text, local_time
 from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option, load_settings
-from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_rows, print_text, text_output
+from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
@@ -60,16 +60,8 @@ def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, response
     """
     with responses.open() as cache:
         entries, total = cache.entries(where.filter_values, limit=limit)
-
-    def show() -> None:
-        print_table(
-            _entry_rows(entries),
-            empty="no stored response matches these options" if where.filter_values else _EMPTY,
-            layout=layout,
-        )
-        print_note_on_hidden_rows(len(entries), total, "responses")
-
-    return Output(entries, show)
+    empty = "no stored response matches these options" if where.filter_values else _EMPTY
+    return table_output(entries, _entry_rows(entries), empty=empty, layout=layout, total=total)
 
 
 def _entry_rows(entries: Rows) -> list[Row]:

@@ -72,11 +72,6 @@ def print_note(sentence: str) -> None:
     print_text(sentence, err=True)
 
 
-def print_note_on_hidden_rows(shown: int, total: int, noun: str) -> None:
-    if total > shown:
-        print_note(f"{shown:,} of {total:,} {noun}: list all with --limit 0")
-
-
 def print_charts(charts: Sequence[Chart], *, always: bool = False) -> None:
     console = Console(file=sys.stdout)
     if (console.is_terminal or always) and charts:

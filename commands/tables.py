@@ -103,9 +103,21 @@ def _print_lines(cells: Iterable[Sequence[str]]) -> None:
 
 
 def table_output(
-    document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED
+    document: Any,
+    rows: Iterable[Row],
+    *,
+    empty: str = "nothing to list",
+    layout: Layout = _FITTED,
+    total: int = 0,
 ) -> Output:
-    return Output(document, lambda: print_table(rows, empty=empty, layout=layout))
+    """Return an output that prints a table, and a note if there are more than the listed rows."""
+
+    def show() -> None:
+        print_table(rows, empty=empty, layout=layout)
+        if total > len(document):
+            print_note(f"{len(document):,} of {total:,} rows: list all with --limit 0")
+
+    return Output(document, show)
 
 
 def build_table(rows: Iterable[Row], width: int) -> Table:

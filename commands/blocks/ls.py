@@ -1,11 +1,10 @@
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, layer_group_lines
 from kvproxy.commands.options import LimitOrAll, ProxyOptions
-from kvproxy.commands.output import Output, print_facts, print_note_on_hidden_rows, print_text
+from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
@@ -73,7 +72,7 @@ def chains(*, limit: LimitOrAll = 100, layout: Layout, proxy: ProxyOptions) -> O
         }
         for chain in shown
     ]
-    return _with_hidden_rows_note(table_output(shown, rows, empty="no cached prefix", layout=layout), found, "chains")
+    return table_output(shown, rows, empty="no cached prefix", layout=layout, total=len(found))
 
 
 def stats(proxy: ProxyOptions) -> Output:
@@ -97,16 +96,8 @@ def _print_stats(found: dict[str, Any]) -> None:
 def _block_table(found: list[dict[str, Any]], limit: int, empty: str, layout: Layout) -> Output:
     blocks = found[: limit or None]
     is_mirrored = bool(blocks) and blocks[0].get("copies") is not None
-    output = table_output(blocks, map(_mirrored_row if is_mirrored else _block_row, blocks), empty=empty, layout=layout)
-    return _with_hidden_rows_note(output, found, "blocks")
-
-
-def _with_hidden_rows_note(output: Output, found: Sequence[object], noun: str) -> Output:
-    def show() -> None:
-        output.show()
-        print_note_on_hidden_rows(len(output.document), len(found), noun)
-
-    return Output(output.document, show)
+    rows = map(_mirrored_row if is_mirrored else _block_row, blocks)
+    return table_output(blocks, rows, empty=empty, layout=layout, total=len(found))
 
 
 def _block_row(block: dict[str, Any]) -> Row:

@@ -60,7 +60,7 @@ def test_unusual_requests_survive_export_and_import(tmp_path: Path) -> None:
         for question in ("one\u2028more", "two"):
             assert makes_entry(ask(url, question, **ODD).headers["cache-status"])
         listed = kvproxy("cache", "ls", "--limit", 1, url=url)
-        assert (listed.stdout.count("\n"), listed.stderr) == (2, "1 of 2 responses: list all with --limit 0\n")
+        assert (listed.stdout.count("\n"), listed.stderr) == (2, "1 of 2 rows: list all with --limit 0\n")
         assert result("cache", "export", backup, url=url)["exported"] == 2
         assert kvproxy("cache", "show", "f" * 32, url=url).returncode == 3
         printed = kvproxy("cache", "export", url=url).stdout
@@ -99,7 +99,7 @@ def test_an_interrupted_export_keeps_the_old_file(tmp_path: Path, monkeypatch: p
 def test_a_truncated_or_empty_list_prints_a_note(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.db", *(make_entry(f"question {n}", created=time.time() - 200) for n in range(5)))
     cut = kvproxy("cache", "ls", "--limit", 2, "--store", path)
-    assert cut.stderr == "2 of 5 responses: list all with --limit 0\n"
+    assert cut.stderr == "2 of 5 rows: list all with --limit 0\n"
     assert len(cut.stdout.splitlines()) == 3
     assert kvproxy("cache", "ls", "--limit", 5, "--store", path).stderr == ""
     assert kvproxy("cache", "ls", "--limit", 2, "--search", "question 1", "--store", path).stderr == ""

@@ -1,6 +1,7 @@
-"""Tables are complete in a pipe; at a terminal, only text columns are truncated."""
+"""Tables are complete in a pipe; at a terminal, only text columns are truncated. Untrusted text is escaped."""
 
 import io
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from kvproxy.commands.formatting import escape_controls, json_text, local_time, one_line
 from kvproxy.commands.tables import Column, Layout, digest_column, print_table, text_column
 from kvproxy.errors import InvalidRequest
 
@@ -101,3 +103,25 @@ def test_columns_are_selected_by_name_in_a_pipe() -> None:
         assert printed(WIDE, [ROW], layout=Layout(columns="ms, layer"))[0] == ["ms\tlayer", "12.5\tsemantic"]
     with pytest.raises(InvalidRequest, match="no column 'nope': use some of time, layer, model"):
         printed(WIDE, [ROW], layout=Layout(columns="ms,nope"))
+
+
+def has_controls(text: str) -> bool:
+    return any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in text.replace("\n", ""))
+
+
+@given(st.text(alphabet="\x1b]0;owned\x07\x9b2J\x7f\x08\n\t\u2028é漢\U0001f600"))
+def test_control_characters_are_escaped(text: str) -> None:
+    assert not has_controls(escape_controls(text))
+    assert not has_controls(one_line(text))
+    assert "\n" not in one_line(text)
+    assert json.loads(json_text({text: [text]})) == {text: [text]}
+    assert not has_controls(json_text({text: [text]}))
+
+
+def test_an_empty_text_is_shown_as_a_dash() -> None:
+    assert one_line("") == one_line(None) == "-"
+
+
+def test_a_moment_beyond_the_calendar_stays_a_number() -> None:
+    assert local_time(1e300) == "1e+300"
+    assert local_time(0)[:3] in ("197", "196")

@@ -36,8 +36,6 @@ class HashEmbedder:
 class OverlapVerifier:
     """Scores a pair by the share of its words that both have (Jaccard): always the same, in either order."""
 
-    name = "overlap"
-
     def can_read(self, text: str) -> bool:
         return True
 

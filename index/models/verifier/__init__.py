@@ -11,8 +11,6 @@ BUILT_IN = "built-in"
 
 
 class Verifier(Protocol):
-    name: str
-
     def can_read(self, text: str) -> bool: ...
 
     def score(self, pairs: Sequence[tuple[str, str]], cosines: "np.ndarray") -> "np.ndarray":

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 from collections.abc import Container, Mapping, Sequence
@@ -71,7 +70,6 @@ class BuiltInVerifier:
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self._vocabulary = frozenset(self._tokenizer.get_vocab())
         self._scaling = scaling
-        self.name = f"built-in-{_digest(adapter, scaling)}"
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "kvproxy-verify")
 
     @classmethod
@@ -110,15 +108,6 @@ def read_scaling(metadata: Mapping[str, str], embedder: str | None) -> PlattScal
     scalings = json.loads(metadata["calibration"])
     family = (embedder or "").partition("-int8")[0]
     return PlattScaling(**scalings.get(family, scalings[ALONE]))
-
-
-def _digest(adapter: Weights, scaling: PlattScaling) -> str:
-    # This format must not change: stored observations refer to the digest.
-    fitted = f"Calibration(slope={scaling.slope!r}, offset={scaling.offset!r}, cosine={scaling.cosine!r})"
-    digest = hashlib.sha256(fitted.encode())
-    for name in sorted(adapter):
-        digest.update(name.encode() + adapter[name].tobytes())
-    return digest.hexdigest()[:8]
 
 
 _LEAST = 0.8

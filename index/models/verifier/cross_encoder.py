@@ -10,8 +10,7 @@ from kvproxy.index.models.minilm.weights import check_model_source
 class CrossEncoderVerifier:
     """A sentence-transformers CrossEncoder with one output, whose sigmoid is the probability."""
 
-    def __init__(self, name: str, model: Any) -> None:
-        self.name = name
+    def __init__(self, model: Any) -> None:
         self._model = model
 
     @classmethod
@@ -31,7 +30,7 @@ class CrossEncoderVerifier:
             raise VerifierError(
                 f"verifier {name!r} has {model.config.num_labels} outputs: give a CrossEncoder with one"
             )
-        return cls(name, model)
+        return cls(model)
 
     def can_read(self, text: str) -> bool:
         return True

@@ -121,7 +121,6 @@ class MultilingualVerifier:
     """Scores English pairs with the built-in verifier. Other pairs score 0.95 if their content words are equal, or else 0."""
 
     def __init__(self, english: BuiltInVerifier) -> None:
-        self.name = f"{english.name}-words"
         self._english = english
 
     def can_read(self, text: str) -> bool:

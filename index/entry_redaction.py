@@ -1,7 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from kvproxy.index.entry import Entry
 
@@ -10,10 +10,8 @@ class RedactionFailed(Exception):
     """A text cannot be redacted, so it must not be stored. The message contains no part of the text."""
 
 
-class Redactor(Protocol):
-    """Returns a text without secrets and private data; raises RedactionFailed. Thread-safe."""
-
-    def __call__(self, text: str) -> str: ...
+Redactor = Callable[[str], str]
+"""Returns a text without secrets and private data; raises RedactionFailed. Thread-safe."""
 
 
 def redact_entry(entry: Entry, redact: Redactor) -> Entry | None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from kvproxy.apis.sse import encode_event
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.checks.servers import check_proxy
@@ -26,6 +27,7 @@ from tests.commands.run import kvproxy
 from tests.mirror.publisher import Model
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
+from tests.requests import post
 from tests.servers import run_proxy, run_upstream
 
 VLLM = """# TYPE vllm:num_requests_running gauge
@@ -210,20 +212,29 @@ def proxy(tmp_path: Path) -> Iterator[str]:
     async def answer(request: Request) -> Response:
         if request.url.path == "/metrics":
             return PlainTextResponse(VLLM)
-        usage = {"prompt_tokens": 2000, "prompt_tokens_details": {"cached_tokens": 1500}}
-        return JSONResponse({"choices": [], "usage": usage})
+        usage = {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 750}}
+        whole = {"choices": [], "usage": usage}
+        if b'"stream":true' not in await request.body():
+            return JSONResponse(whole)
+        stream = encode_event(whole) + encode_event(b"[DONE]")
+        # Chunks that split events.
+        parts = [stream[start : start + 37] for start in range(0, len(stream), 37)]
+        return StreamingResponse(iter(parts), media_type="text/event-stream")
 
     with run_upstream(answer) as url:
-        options = load_settings(
-            data=tmp_path, upstream=url, cache={"enabled": False}, routing={"metrics_interval": 0.05}
-        )
-        with run_proxy(options) as (proxy, _):
+        # The stream is too large to store.
+        cache, routing = {"semantic": False, "max_response_bytes": 100}, {"metrics_interval": 0.05}
+        with run_proxy(load_settings(data=tmp_path, upstream=url, cache=cache, routing=routing)) as (proxy, _):
             yield proxy
 
 
 def test_metrics_are_shown_with_their_age(proxy: str) -> None:
-    httpx.post(f"{proxy}/v1/chat/completions", json={"model": "m", "messages": []}).raise_for_status()
-    until(lambda: httpx.get(f"{proxy}/admin/upstreams").json()[0]["metrics"])
+    def upstream() -> Any:
+        return httpx.get(f"{proxy}/admin/upstreams").json()[0]
+
+    for stream, control in ((False, "no-store"), (True, "no-cache")):
+        post(proxy, fields={"stream": stream}, cache_control=control).raise_for_status()
+    until(lambda: upstream()["metrics"] and upstream()["reuse"].get("m", {}).get("reports") == 2)
     stats = httpx.get(f"{proxy}/admin/blocks/stats").raise_for_status().json()
     assert (stats["num_blocks"], stats["used"], stats["usage"], stats["hits"]) == (200, 50, 0.25, 17344)
     assert (stats["cached"], stats["complete"]) == (None, None)

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -16,13 +15,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.http.services import Services
-from tests.http.test_request_heads import until_closed
+from tests.http.test_request_heads import connected, post, until_closed
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.servers import run_app, run_front, run_upstream
 
 GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-POST = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "%s"}]}'
 WHOLE_CHAT = STREAM.replace(b"true", b"false")
@@ -84,17 +82,6 @@ def quick(upstream: tuple[str, Upstream], tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-@contextmanager
-def connected(port: int, sent: bytes = b"", *, small: bool = False) -> Iterator[socket.socket]:
-    with socket.socket() as client:
-        if small:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(60)
-        client.connect(("127.0.0.1", port))
-        client.sendall(sent)
-        yield client
-
-
 def counted(services: Services, limit: str) -> float:
     text = services.metrics.render().decode()
     found = re.search(rf'^kvproxy_limited_total{{limit="{limit}"}} (\S+)$', text, re.M)
@@ -103,10 +90,6 @@ def counted(services: Services, limit: str) -> float:
 
 def healthy(port: int) -> bool:
     return httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
-
-
-def post(path: bytes, body: bytes) -> bytes:
-    return POST % (path, len(body), body)
 
 
 TOO_LARGE, TOO_SLOW = rb"HTTP/1\.1 431 .*headers_too_large", rb"HTTP/1\.1 408 "
@@ -188,8 +171,7 @@ def test_connections_beyond_the_limit_are_told_to_come_back(upstream: tuple[str,
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1" in answer
             assert b"limits.connections" in answer
-            asked = POST.replace(b"Host:", b"X-Request-Id: refused\r\nHost:") % (b"/v1/chat/completions", 2, b"{}")
-            with connected(port, asked) as fourth:
+            with connected(port, post(b"/v1/chat/completions", b"{}", b"X-Request-Id: refused")) as fourth:
                 assert until_closed(fourth).startswith(b"HTTP/1.1 503 ")
             (record,) = services.answerer.journal.latest(1)
             assert (record.request_id, record.status, record.reason) == ("refused", 503, "refused-busy")

@@ -31,9 +31,14 @@ def port(recording: Recorder, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @contextlib.contextmanager
-def connected(port: int) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+def connected(port: int, sent: bytes = b"", *, small: bool = False) -> Iterator[socket.socket]:
+    with socket.socket() as client:
+        if small:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.settimeout(60)
+        client.connect(("127.0.0.1", port))
+        client.sendall(sent)
         yield client
 
 

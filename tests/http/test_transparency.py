@@ -11,6 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tests.http.conftest import PROBES
 from tests.servers import run_connections, run_front, run_upstream
 from tests.statuses import makes_entry
 
@@ -26,13 +27,10 @@ class Recorder:
     async def any(self, request: Request) -> Response:
         raw = await request.body()
         target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
-        # The proxy looks at its upstreams by itself.
-        if request.url.path not in ("/health", "/metrics", "/props"):
+        if request.url.path not in PROBES:
             self.seen.append((target.decode(), request.headers.items(), raw))
         if request.url.path == "/v1/embeddings":
             return JSONResponse(VECTORS, headers={"set-cookie": "session=1"})
-        if request.url.path == "/v1/models":
-            return JSONResponse({"error": {"message": "who are you?"}}, 401, {"www-authenticate": "Bearer"})
         return Response(b"\x00\xff" * 10, 418, {"x-answer": "1", "content-encoding": "unknown", "vary": "a"})
 
     @property

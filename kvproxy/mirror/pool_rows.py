@@ -68,10 +68,6 @@ def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
     return list(found.values())
 
 
-def list_blocks(snapshots: Iterable[LocationSnapshot]) -> list[BlockRow]:
-    return [content.block for snapshot in snapshots for content in snapshot.blocks()]
-
-
 def find_blocks(snapshots: Iterable[LocationSnapshot], hash_prefix: str) -> list[BlockContent]:
     contents = (content for snapshot in snapshots for content in snapshot.blocks())
     return [content for content in contents if (content.block.hash or "").startswith(hash_prefix)]

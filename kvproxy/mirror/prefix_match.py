@@ -74,13 +74,10 @@ class PromptHashes:
         self.engine_hashes: dict[int, Hash] = {}
 
     def find_block(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
-        block = self.find_by_computed_hash(pool, index)
+        block = pool.blocks.get(self._short_hashes[index]) or pool.blocks.get(self.digests[index])
         if block is None and index in self.engine_hashes:
             block = pool.blocks.get(self.engine_hashes[index])
         return block
-
-    def find_by_computed_hash(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
-        return pool.blocks.get(self._short_hashes[index]) or pool.blocks.get(self.digests[index])
 
 
 class GroupLookup:
@@ -152,7 +149,6 @@ class MirrorMatch:
 
     matched_tokens: int
     blocks: list[MirroredBlock]  # The prefix's blocks in `group`.
-    hashes_match: bool | None  # The engine publishes the hashes that the proxy computes; None without a cached prefix.
     group: GroupLookup  # The first KV cache group, with full attention if there is any.
 
     def divergence(self) -> Divergence | None:
@@ -167,11 +163,9 @@ class MirrorMatch:
 def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
     """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
     groups = _group_lookups(pools, prompt, hasher)
-    first, hashes = groups[0], groups[0].hashes
-    found, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
-    blocks, last = [block for block in found[0] if block is not _NULL_BLOCK], length // hashes.block_size - 1
-    hashes_match = hashes.find_by_computed_hash(first.pool, last) is not None if blocks else None
-    return MirrorMatch(length, blocks, hashes_match, first)
+    num_hashes = len(groups[0].hashes.digests)
+    found, length = find_longest_common_hit(groups, range(num_hashes), max(0, len(prompt.tokens) - 1))
+    return MirrorMatch(length, [block for block in found[0] if block is not _NULL_BLOCK], groups[0])
 
 
 class CachedChains(NamedTuple):

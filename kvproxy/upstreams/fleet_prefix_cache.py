@@ -43,7 +43,7 @@ class MirrorView:
         return pool_rows.snapshot_pools(self._mirror.state(), self._engine.url)
 
     async def blocks(self) -> list[BlockRow]:
-        return await asyncio.to_thread(pool_rows.list_blocks, self._snapshots())
+        return [content.block for content in await self.find("")]
 
     async def find(self, name: str) -> list[BlockContent]:
         return await asyncio.to_thread(pool_rows.find_blocks, self._snapshots(), name)
@@ -80,7 +80,7 @@ class MirrorView:
             matched_tokens=match.matched_tokens,
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
             divergence=await decode_divergence(match.divergence(), self.detokenize),
-            reason=reason if match.hashes_match is False else None,
+            reason=reason if match.blocks and self._mirror.hashes_match() is False else None,
             engine=self._engine.url,
             rank=rank,
             complete=self._mirror.is_complete,

@@ -16,7 +16,7 @@ from kvproxy.mirror.event_decoder import (
     StoredEvent,
     decode_batch,
 )
-from kvproxy.mirror.pool_rows import find_blocks, list_blocks, list_chains, snapshot_pools
+from kvproxy.mirror.pool_rows import find_blocks, list_chains, snapshot_pools
 
 scalars = st.one_of(
     st.none(),
@@ -73,7 +73,6 @@ def decode_and_apply(payload: bytes) -> EventBatch:
     state = MirrorState()
     for _ in range(2):
         state.apply(batch)
-        list_blocks(snapshot_pools(state, "engine"))
         list_chains(snapshot_pools(state, "engine"))
         find_blocks(snapshot_pools(state, "engine"), "0")
     return batch

@@ -1,9 +1,9 @@
 """Views of a mirrored engine."""
 
-from kvproxy.blocks.row_types import BlockLocation
+from kvproxy.blocks.row_types import BlockLocation, BlockRow
 from kvproxy.mirror.apply_events import MirrorState
 from kvproxy.mirror.event_decoder import ClearedEvent, Event, EventBatch, RemovedEvent, StoredEvent
-from kvproxy.mirror.pool_rows import find_blocks, hash_hex, list_blocks, list_chains, report_pools, snapshot_pools
+from kvproxy.mirror.pool_rows import find_blocks, hash_hex, list_chains, report_pools, snapshot_pools
 
 URL = "http://engine"
 
@@ -12,6 +12,10 @@ def of(*events: Event, rank: int | None = None) -> MirrorState:
     state = MirrorState()
     state.apply(EventBatch(1.0, list(events), rank))
     return state
+
+
+def rows_of(state: MirrorState) -> list[BlockRow]:
+    return [content.block for content in find_blocks(snapshot_pools(state, URL), "")]
 
 
 def test_names_in_hexadecimal() -> None:
@@ -25,7 +29,7 @@ def test_blocks_and_chains_of_one_group() -> None:
         StoredEvent([3], 1, (5, 6), 2),
         rank=1,
     )
-    rows = list_blocks(snapshot_pools(state, URL))
+    rows = rows_of(state)
     assert [(row.hash, row.copies, row.num_tokens) for row in rows] == [
         (hash_hex(1), 1, 2),
         (hash_hex(2), 1, 2),
@@ -59,7 +63,7 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
         # The last of three blocks is cached.
         StoredEvent([3], None, (1, 2, 3, 4, 5, 6), 2, group=2, **window),
     )
-    rows = list_blocks(snapshot_pools(state, URL))
+    rows = rows_of(state)
     assert [(row.hash, row.copies) for row in rows] == [(hash_hex(1), 1), (hash_hex(2), 2), (hash_hex(3), 3)]
     assert [row.place and row.place.groups for row in rows] == [(1,), (1, 0), (1, 0, 2)]
     assert [content.tokens for content in find_blocks(snapshot_pools(state, URL), "")] == [(1, 2), (3, 4), (5, 6)]
@@ -72,14 +76,14 @@ def test_a_hybrid_models_blocks_are_shown_once_with_their_groups() -> None:
 def test_ranks_and_media_are_separate() -> None:
     state = of(StoredEvent([1], None, (1, 2), 2), StoredEvent([1], None, (1, 2), 2, medium="CPU"), rank=0)
     state.apply(EventBatch(2.0, [StoredEvent([1], None, (1, 2), 2)], 1))
-    assert [row.place for row in list_blocks(snapshot_pools(state, URL))] == [
+    assert [row.place for row in rows_of(state)] == [
         BlockLocation(URL, 0, "GPU"),
         BlockLocation(URL, 0, "CPU"),
         BlockLocation(URL, 1, "GPU"),
     ]
     assert len(list_chains(snapshot_pools(state, URL))) == report_pools(state).cached == 3
     state.apply(EventBatch(3.0, [ClearedEvent()], 0))
-    assert [row.place for row in list_blocks(snapshot_pools(state, URL))] == [BlockLocation(URL, 1, "GPU")]
+    assert [row.place for row in rows_of(state)] == [BlockLocation(URL, 1, "GPU")]
 
 
 def test_a_removal_applies_to_its_own_group() -> None:
@@ -87,7 +91,7 @@ def test_a_removal_applies_to_its_own_group() -> None:
     state = of(*stored, RemovedEvent([1], group=2))
     assert (report_pools(state).cached, state.unknown_removals) == (2, 1)
     state.apply(EventBatch(2.0, [RemovedEvent([1], group=1)], None))
-    assert [row.place and row.place.groups for row in list_blocks(snapshot_pools(state, URL))] == [(0,)]
+    assert [row.place and row.place.groups for row in rows_of(state)] == [(0,)]
     # Older publishers omit the group.
     state.apply(EventBatch(3.0, [RemovedEvent([1])], None))
     assert (report_pools(state).cached, state.unknown_removals) == (0, 1)

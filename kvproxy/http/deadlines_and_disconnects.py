@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import cached_property
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -24,42 +24,18 @@ class Deadlines:
 
     def __init__(self, seconds: float, on_limit: Callable[[str], None]) -> None:
         self.seconds = seconds
+        self.on_limit = on_limit
         self.stopping = False
         """Whether endless streams, such as the live log, must end."""
-        self._on_limit = on_limit
-        self._pending: set[asyncio.Future[KvproxyError]] = set()
-        self._final_error: KvproxyError | None = None
+
+    @cached_property
+    def ended(self) -> asyncio.Future[KvproxyError]:
+        """The error that ends all requests, at the end of the drain time."""
+        return asyncio.get_running_loop().create_future()
 
     def end_all(self, error: KvproxyError) -> None:
-        self._final_error = error
-        for expired in self._pending:
-            self._expire(expired, error, "drain_seconds")
-
-    @contextmanager
-    def schedule_error(
-        self, time: float, error: KvproxyError, setting: str | None
-    ) -> Iterator[asyncio.Future[KvproxyError]]:
-        """Yield a future. Its result becomes `error` at `time` of the event loop, or earlier the error of `end_all`.
-
-        `setting` is the name that `on_limit` receives at that time; None if the client set the deadline.
-        """
-        loop = asyncio.get_running_loop()
-        expired: asyncio.Future[KvproxyError] = loop.create_future()
-        if self._final_error is not None:
-            self._expire(expired, self._final_error, "drain_seconds")
-        self._pending.add(expired)
-        timer = loop.call_at(time, self._expire, expired, error, setting)
-        try:
-            yield expired
-        finally:
-            timer.cancel()
-            self._pending.discard(expired)
-
-    def _expire(self, expired: asyncio.Future[KvproxyError], error: KvproxyError, setting: str | None) -> None:
-        if not expired.done():
-            if setting is not None:
-                self._on_limit(setting)
-            expired.set_result(error)
+        if not self.ended.done():
+            self.ended.set_result(error)
 
 
 class Deadline:
@@ -82,20 +58,28 @@ class Deadline:
         Raises DeadlineExceeded or ClientDisconnect. `work` may call `receive` until `upload_done` is set; this
         function detects disconnects afterwards.
         """
-        source = f"the header {TIMEOUT_HEADER}" if self._setting is None else f"the setting limits.{self._setting}"
-        error = DeadlineExceeded(f"the request was not answered within {self._seconds:g} s, the limit of {source}")
         working = asyncio.ensure_future(work)
         disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, upload_done))
-        with self._deadlines.schedule_error(self._began + self._seconds, error, self._setting) as expired:
-            try:
-                await asyncio.wait((working, disconnected, expired), return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    return working.result()
-                raise expired.result() if expired.done() else ClientDisconnect()
-            finally:
-                working.cancel()
-                disconnected.cancel()
-                await asyncio.gather(working, disconnected, return_exceptions=True)
+        ended, remaining = self._deadlines.ended, self._began + self._seconds - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait((working, disconnected, ended), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if ended.done():
+                self._deadlines.on_limit("drain_seconds")
+                raise ended.result()
+            raise ClientDisconnect if disconnected.done() else self._deadline_error()
+        finally:
+            working.cancel()
+            disconnected.cancel()
+            await asyncio.gather(working, disconnected, return_exceptions=True)
+
+    def _deadline_error(self) -> DeadlineExceeded:
+        source = f"the header {TIMEOUT_HEADER}"
+        if self._setting is not None:
+            self._deadlines.on_limit(self._setting)
+            source = f"the setting limits.{self._setting}"
+        return DeadlineExceeded(f"the request was not answered within {self._seconds:g} s, the limit of {source}")
 
 
 async def _wait_for_disconnect(receive: Receive, upload_done: asyncio.Event | None) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -67,8 +68,8 @@ class RelayedResponse:
         headers: pairs of a name in lower case and a value; names may be repeated.
         chunks: the body. The iterator raises a KvproxyError if the upstream ends it early.
         close: ends the response; idempotent.
-        on_first_chunk: callbacks, called once.
-        on_end: callbacks, called once when the body ends or fails, or in `close`.
+        on_first_chunk: callbacks for the first chunk.
+        on_end: callbacks for the end or a failure of the body, or for `close`.
         served_by: the upstream; None if it served a request of an uncached API.
     """
 
@@ -76,8 +77,8 @@ class RelayedResponse:
     headers: Headers
     chunks: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]] = field(default=no_op)
-    on_first_chunk: list[Callable[[], None]] = field(default_factory=list)
-    on_end: list[Callable[[], None]] = field(default_factory=list)
+    on_first_chunk: ExitStack = field(default_factory=ExitStack)
+    on_end: ExitStack = field(default_factory=ExitStack)
     served_by: ServingUpstream | None = None
 
     @property

@@ -86,7 +86,7 @@ class UpstreamClient:
         except BaseException:
             self.admission.leave()
             raise
-        reply.on_end.append(self.admission.leave)
+        reply.on_end.callback(self.admission.leave)
         return reply
 
     async def send_unqueued(

@@ -8,7 +8,8 @@ body shorter than its Content-Length; bytes on an idle connection become the res
 import asyncio
 import io
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -159,11 +160,10 @@ def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
     if any(name.lower() == "transfer-encoding" for name, _ in raw):
         headers = [(name, value) for name, value in headers if name != "content-length"]
 
-    on_first_chunk: list[Callable[[], None]] = []
-    on_end: list[Callable[[], None]] = []
+    on_first_chunk, on_end = ExitStack(), ExitStack()
 
     async def close() -> None:
-        _run_callbacks(on_end)
+        on_end.close()
         # A response that was read to its end has already returned its connection.
         response.close()
 
@@ -172,13 +172,8 @@ def _to_relayed_response(response: aiohttp.ClientResponse) -> RelayedResponse:
     )
 
 
-def _run_callbacks(callbacks: list[Callable[[], None]]) -> None:
-    while callbacks:
-        callbacks.pop()()
-
-
 async def _chunks(
-    response: aiohttp.ClientResponse, on_first_chunk: list[Callable[[], None]], on_end: list[Callable[[], None]]
+    response: aiohttp.ClientResponse, on_first_chunk: ExitStack, on_end: ExitStack
 ) -> AsyncIterator[bytes]:
     content = response.content
     protocol = response.connection.protocol if response.connection is not None else None
@@ -192,7 +187,7 @@ async def _chunks(
         closed.add_done_callback(wake)
     try:
         async for chunk in content.iter_any():
-            _run_callbacks(on_first_chunk)
+            on_first_chunk.close()
             yield chunk
         if (
             closed is not None
@@ -209,7 +204,7 @@ async def _chunks(
             yield chunk
         raise UpstreamProtocolError(f"the upstream broke its response off: {error or type(error).__name__}") from None
     finally:
-        _run_callbacks(on_end)
+        on_end.close()
         if closed is not None:
             # Callbacks must not accumulate on the connection.
             closed.remove_done_callback(wake)

@@ -159,8 +159,8 @@ class Fleet:
         try:
             sent = await engine.with_generated_tokens(request)
             reply = await engine.send(sent)
-            reply.on_first_chunk.append(load.finish_prefill)
-            reply.on_end.append(load.finish)
+            reply.on_first_chunk.callback(load.finish_prefill)
+            reply.on_end.callback(load.finish)
             if reply.status == 200 and not is_last:
                 # Before the first chunk, another engine can take the request.
                 await reply.wait_for_first_chunk()

@@ -1,8 +1,8 @@
 import asyncio
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens, common_prefix_length
@@ -96,7 +96,7 @@ class SlotTable:
         self.slots: dict[int, Slot] = {}
         self.clears_idle_slots = False
         self._client = client
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._released = asyncio.Event()
 
     async def lease(
         self, choose: Callable[[list[Slot]], SlotChoice | None], required_id: int | None, seconds: float
@@ -123,33 +123,19 @@ class SlotTable:
         return None
 
     async def _wait(self, seconds: float) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await asyncio.wait_for(turn, seconds)
-        except TimeoutError:
-            return
-        finally:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+        self._released.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._released.wait(), seconds)
 
     def release(self, slot: Slot) -> None:
         slot.locked = slot.saving = False
         slot.used = time.monotonic()
         slot.version += 1
-        self._wake_next()
+        self._released.set()
 
     async def wait_until_saved(self, slot: Slot) -> None:
         while slot.saving:
             await self._wait(_REFRESH_INTERVAL_SECONDS)
-        self._wake_next()
-
-    def _wake_next(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                break
 
     async def refresh(self) -> bool:
         """Read the slots' state from the server; return whether the server restarted."""

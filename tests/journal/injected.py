@@ -19,7 +19,7 @@ import orjson
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject
-from kvproxy.backends.protocol import Forwarder, RelayedResponse
+from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import region_loader
@@ -62,7 +62,6 @@ class Model:
     """A backend with one answer."""
 
     name = "model"
-    forwarder: Forwarder | None = None
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         async def chunks() -> AsyncIterator[bytes]:
@@ -70,15 +69,8 @@ class Model:
 
         return RelayedResponse(200, [("content-type", "application/json")], chunks())
 
-    async def start(self) -> None: ...
-
-    async def models(self) -> JsonObject:
-        return {}
-
     def failure(self) -> str | None:
         return None
-
-    async def close(self) -> None: ...
 
 
 class World:

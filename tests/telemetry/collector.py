@@ -6,26 +6,15 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(SimpleNamespace):
     """A span as it came; ids are hexadecimal, `parent` is empty for a first one."""
-
-    service: str
-    trace: str
-    id: str
-    parent: str
-    name: str
-    kind: int
-    start: int
-    end: int
-    attributes: dict[str, object]
-    failed: bool
 
 
 @dataclass(slots=True)
@@ -45,21 +34,11 @@ def _take_spans(raw: bytes, into: Collected) -> None:
     for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
         service = str(_plain(resource.resource.attributes)["service.name"])
         for scope in resource.scope_spans:
-            into.spans += [
-                Span(
-                    service,
-                    each.trace_id.hex(),
-                    each.span_id.hex(),
-                    each.parent_span_id.hex(),
-                    each.name,
-                    each.kind,
-                    each.start_time_unix_nano,
-                    each.end_time_unix_nano,
-                    _plain(each.attributes),
-                    each.status.code == 2,
-                )
-                for each in scope.spans
-            ]
+            for each in scope.spans:
+                ids = {"trace": each.trace_id.hex(), "id": each.span_id.hex(), "parent": each.parent_span_id.hex()}
+                times = {"start": each.start_time_unix_nano, "end": each.end_time_unix_nano}
+                known = {"name": each.name, "kind": each.kind, "failed": each.status.code == 2, **ids, **times}
+                into.spans.append(Span(service=service, attributes=_plain(each.attributes), **known))
 
 
 def _take_points(raw: bytes, into: Collected) -> None:

@@ -8,19 +8,18 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from kvproxy.exchange import Exchange
 from kvproxy.settings import load_settings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.telemetry.otlp_export import Exporter
 from kvproxy.trace_context import Trace
+from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.requests import api_request
-from tests.servers import run_app, run_front, run_proxy
+from tests.servers import run_front, run_proxy, run_upstream
 from tests.telemetry.collector import Collected, Span, run_collector
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -34,15 +33,12 @@ class Upstream:
         self.told: list[str | None] = []
 
     async def chat(self, request: Request) -> Response:
-        self.told.append(request.headers.get("traceparent"))
+        if request.method == "POST":
+            self.told.append(request.headers.get("traceparent"))
         if "fail" in (await request.body()).decode():
             return JSONResponse({"error": {"message": "no"}}, 500)
-        message = {"role": "assistant", "content": "Yes."}
         usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return JSONResponse(
-            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-        )
+        return JSONResponse(WHOLE | {"usage": usage})
 
 
 # First, because Hypothesis refuses random numbers of other threads, which an exporter draws when it retries.
@@ -66,7 +62,7 @@ def collected() -> Iterator[Collected]:
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[tuple[str, Upstream]]:
     server = Upstream()
-    with run_app(Starlette(routes=[Route("/v1/chat/completions", server.chat, methods=["POST"])])) as url:
+    with run_upstream(server.chat) as url:
         yield url, server
 
 

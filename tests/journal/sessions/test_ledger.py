@@ -167,18 +167,15 @@ def test_the_ledger_of_all_requests_adds_up(tmp_path: Path) -> None:
     sessions.close()
 
 
-def test_a_session_without_reports_has_no_reused_tokens(tmp_path: Path) -> None:
-    sessions = Sessions(str(tmp_path / "journal.db"))
+def test_a_session_without_reports_has_no_reused_tokens(sessions: Sessions, tmp_path: Path) -> None:
     sessions.add(request([SYSTEM, user("What is a block?")], 150, None, 0))
     assert [each.reused_tokens for each in sessions.list()] == [None]
-    sessions.close()
     shown = kvproxy("sessions", "--columns", "Input,Reused,Share", "--data", tmp_path).stdout.splitlines()
     assert shown[1].split("\t") == ["150", "-", "-"]
     assert "150 tokens, not reported how many reused" in kvproxy("sessions", "show", "1", "--data", tmp_path).stdout
 
 
-def test_the_same_system_prompt_for_another_model_changes_nothing(tmp_path: Path) -> None:
-    sessions = Sessions(str(tmp_path / "journal.db"))
+def test_the_same_system_prompt_for_another_model_changes_nothing(sessions: Sessions) -> None:
     questions = [[SYSTEM, user(f"{number}: What is a block of the prefix cache?")] for number in range(2)]
     sessions.add(
         request(questions[0], 150, 0, 0),
@@ -187,7 +184,6 @@ def test_the_same_system_prompt_for_another_model_changes_nothing(tmp_path: Path
     )
     (turn,) = sessions.reader().turns("r20")
     assert (turn.lost, turn.region) == ({"new": 22}, None)
-    sessions.close()
 
 
 def test_storage_is_charged_for_the_time_between_two_uses(tmp_path: Path) -> None:

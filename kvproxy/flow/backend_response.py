@@ -36,17 +36,17 @@ _IRRELEVANT_VARY = frozenset(
 
 
 class ResponseReader(Protocol):
-    """Reads the chunks of a backend's response, to store the response and to find its usage."""
+    """Reads the chunks of a backend's response, to store the response and to find its usage.
+
+    Attributes:
+        prefix, prefill_seconds: as the backend reported them; None if it has not reported them yet.
+    """
+
+    prefix: PrefixReuse | None
+    prefill_seconds: float | None
 
     def push(self, chunk: bytes) -> bool:
         """Read the next chunk, and return whether it completes the response."""
-
-    @property
-    def prefix(self) -> PrefixReuse | None:
-        """The prefix reuse that the backend reported; None if it has not reported yet."""
-
-    @property
-    def prefill_seconds(self) -> float | None: ...
 
     async def result(self) -> JsonObject | None:
         """Return the complete response; None if it is invalid, incomplete, or too large to store."""
@@ -156,7 +156,7 @@ def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_by
 
 
 class _GeneratedReader:
-    prefix = None
+    prefix: PrefixReuse | None = None
     prefill_seconds: float | None = None
 
     def __init__(self, encoder: ResponseEncoder, limit: int) -> None:
@@ -192,6 +192,9 @@ class _GeneratedReader:
 
 
 class UpstreamReader:
+    prefix: PrefixReuse | None = None
+    prefill_seconds: float | None = None
+
     def __init__(self, api: Api, stream: bool, limit: int) -> None:
         self._limit = limit
         self._size = 0
@@ -200,14 +203,6 @@ class UpstreamReader:
         self._reuse = ReuseReader()
         self._assembler = api.assembler() if stream else None
         self._discarded = False
-
-    @property
-    def prefill_seconds(self) -> float | None:
-        return self._reuse.prefill_seconds
-
-    @property
-    def prefix(self) -> PrefixReuse | None:
-        return self._reuse.reuse
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
@@ -221,6 +216,7 @@ class UpstreamReader:
         # A stream without event boundaries must not accumulate in memory.
         for event in self._events.push(chunk) if len(self._events) <= self._limit else ():
             self._reuse.push(event)
+            self.prefix, self.prefill_seconds = self._reuse.reuse, self._reuse.prefill_seconds
             try:
                 if not self._discarded:
                     self._assembler.push(event)

@@ -223,8 +223,9 @@ class StoredJournal(Journal):
             message = "the journal %s can be written again; %d records were lost"
             if self._failures.log_recovery(message, self.name, self.lost - self._lost_before):
                 self._lost_before = self.lost
-        except JournalFailed as error:
-            if self._is_shared and isinstance(error, InvalidQuery):
+        except Exception as error:
+            is_rejected = self._is_shared and isinstance(error, InvalidQuery)
+            if is_rejected or not isinstance(error, JournalFailed):
                 self._write_one_by_one(events)
                 return True
             # The proxy keeps serving, for example with a full disk.
@@ -232,8 +233,6 @@ class StoredJournal(Journal):
             if self._is_shared:
                 return False
             self._count_lost(events)
-        except Exception:
-            self._write_one_by_one(events)
         return True
 
     def _write_one_by_one(self, events: Sequence[Event]) -> None:

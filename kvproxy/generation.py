@@ -91,12 +91,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log-probabilities of a token and of the most likely tokens (`top`: id, text, log-probability)."""
+    """Natural log-probabilities of a token and of the most likely tokens (`top`: id, text, log-probability).
+
+    `rank` counts from 1 for the most likely token; None for output tokens.
+    """
 
     token: int
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

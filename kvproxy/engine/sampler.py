@@ -17,6 +17,7 @@ class SampledToken:
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 class UniformStream:
@@ -78,13 +79,13 @@ def _add_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_logprobs: Sequ
     if not rows:
         return [SampledToken(token) for token in tokens.tolist()]
     at, num_top = upload(rows, logits.device), max(count or 0 for count in num_logprobs)
-    scores = _logprob_rows(logits[at], tokens[at], num_top)
+    scores = _logprob_and_rank_rows(logits[at], tokens[at], num_top)
     # Wait for the device only once.
     values, width, num_tokens = torch.cat([tokens.double(), scores.flatten()]).tolist(), scores.shape[1], len(tokens)
     sampled = [SampledToken(int(token)) for token in values[:num_tokens]]
     for row, start in zip(rows, range(num_tokens, len(values), width), strict=True):
         scored = _parse_logprob_row(values[start : start + width])
-        sampled[row] = replace(scored, top=scored.top[: num_logprobs[row]])
+        sampled[row] = replace(scored, top=scored.top[: num_logprobs[row]], rank=None)
     return sampled
 
 
@@ -121,19 +122,22 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> l
     # All log-probabilities of a long prompt would take gigabytes.
     for start in range(0, len(tokens), _SCORED_ROWS):
         given = upload(tokens[start : start + _SCORED_ROWS], logits.device)
-        samples += map(_parse_logprob_row, _logprob_rows(logits[start : start + len(given)], given, num_top).tolist())
+        samples += map(
+            _parse_logprob_row, _logprob_and_rank_rows(logits[start : start + len(given)], given, num_top).tolist()
+        )
     return samples
 
 
-def _logprob_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+def _logprob_and_rank_rows(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
     values, ids = logprobs.topk(min(num_top, logits.shape[-1]))
     # float64 holds token ids and float32 exactly.
-    return torch.cat([part.double() for part in (tokens[:, None], chosen, values, ids)], dim=1)
+    return torch.cat([part.double() for part in (tokens[:, None], chosen, ranks, values, ids)], dim=1)
 
 
 def _parse_logprob_row(scores: Sequence[float]) -> SampledToken:
-    token, logprob, *top = scores
+    token, logprob, rank, *top = scores
     values, ids = top[: len(top) // 2], top[len(top) // 2 :]
-    return SampledToken(int(token), logprob, tuple(zip(map(int, ids), values, strict=True)))
+    return SampledToken(int(token), logprob, tuple(zip(map(int, ids), values, strict=True)), int(rank))

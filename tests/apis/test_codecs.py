@@ -166,13 +166,14 @@ def test_events_of_a_response() -> None:
 
 
 LOGPROBS = tuple(
-    TokenLogprob(place, text, -float(place), ((9, "z", -0.1), (8, "y", -0.2))) for place, text in enumerate(("bc", "d"))
+    TokenLogprob(place, text, -float(place), ((9, "z", -0.1), (8, "y", -0.2)), 3)
+    for place, text in enumerate(("bc", "d"))
 )
 
 
 def test_an_echoed_completion_has_log_probabilities() -> None:
-    body: JsonObject = {"logprobs": 1, "echo": True}
-    scored = (TokenLogprob(5, "bc", -3.0, ((9, "z", -0.1), (8, "y", -0.2))),)
+    body: JsonObject = {"logprobs": 1, "echo": True, "prompt_logprobs": 1}
+    scored = (TokenLogprob(5, "bc", -3.0, ((9, "z", -0.1), (8, "y", -0.2)), 3),)
     pieces = (
         delta("bc", logprobs=LOGPROBS[:1], prompt_logprobs=scored),
         delta("d", "stop", tokens=2, logprobs=LOGPROBS[1:]),
@@ -187,6 +188,8 @@ def test_an_echoed_completion_has_log_probabilities() -> None:
         "top_logprobs": [None, top, top, top],
         "text_offset": [0, 1, 3, 5],
     }
+    own, best = {"logprob": -3.0, "rank": 3, "decoded_token": "bc"}, {"logprob": -0.1, "rank": 1, "decoded_token": "z"}
+    assert choice["prompt_logprobs"] == [None, {"5": own, "9": best}]
     assert assembled["choices"][0]["logprobs"] == choice["logprobs"]
     assert [chunk["choices"][0]["text"] for chunk in told] == ["abc", "bc", "d"]
     assert assembled["choices"][0]["text"] == choice["text"]
@@ -239,13 +242,14 @@ def test_fields_are_decoded() -> None:
     common = {**drawn, "cache_salt": "s", "priority": -2}
     chat = wanted(
         "chat", **common, top_k=3, seed=4, stop="e", n=2, max_tokens=7, logprobs=True, top_logprobs=5, ignore_eos=True,
+        prompt_logprobs=0,
     )  # fmt: skip
-    assert chat.sampling == SamplingParams(7, 0.5, 0.25, 3, 4, ("e",), 5, 2, ignore_eos=True)
+    assert chat.sampling == SamplingParams(7, 0.5, 0.25, 3, 4, ("e",), 5, 2, ignore_eos=True, prompt_logprobs=0)
     assert (chat.salt, chat.queue_priority, chat.echo) == ("s", -2, False)
     assert wanted("chat", max_tokens=7, max_completion_tokens=3).sampling.max_tokens == 3
     assert wanted("chat", logprobs=True).sampling.logprobs == 0
     assert wanted("chat", top_logprobs=5).sampling.logprobs is None
-    text = wanted("completions", **common, max_tokens=0, stop=["a", "b"], echo=True, logprobs=2)
+    text = wanted("completions", **common, max_tokens=0, stop=["a", "b"], echo=True, logprobs=2, prompt_logprobs=1)
     assert text.sampling == SamplingParams(0, 0.5, 0.25, stop=("a", "b"), logprobs=2, prompt_logprobs=2)
     assert (text.salt, text.queue_priority, text.echo) == ("s", -2, True)
     assert wanted("completions", logprobs=2).sampling.prompt_logprobs is None
@@ -266,7 +270,7 @@ REFUSED: list[tuple[ApiName, str, list[Any]]] = [
     ("chat", "seed", [2**64, -(2**63) - 1]),
     ("chat", "priority", [2**31, -(2**31) - 1]),
     ("chat", "n", [0, 129]),
-    ("chat", "prompt_logprobs", [0, 1]),
+    ("chat", "prompt_logprobs", [-1, 21]),
     ("chat", "ignore_eos", [1]),
     ("chat", "cache_salt", [1]),
     ("completions", "logprobs", [-1, 21]),
@@ -294,6 +298,7 @@ TAKEN: list[tuple[ApiName, str, list[Any]]] = [
     ("chat", "seed", [2**64 - 1, -(2**63)]),
     ("chat", "priority", [2**31 - 1, -(2**31)]),
     ("chat", "n", [128]),
+    ("chat", "prompt_logprobs", [20]),
     ("completions", "logprobs", [0, 20]),
     ("messages", "thinking", [{"type": "disabled"}]),
     ("messages", "output_config", [{}]),
@@ -310,6 +315,9 @@ def test_unsupported_fields_are_rejected_by_name_and_other_values_accepted() -> 
     for api, name, values in TAKEN:
         for value in values:
             assert wanted(api, **{name: value}).prompt == wanted(api).prompt
+    with pytest.raises(InvalidRequest, match="remove stream"):
+        wanted("chat", stream=True, prompt_logprobs=0)
+    assert wanted("chat", stream=False, prompt_logprobs=0).sampling.prompt_logprobs == 0
 
 
 def test_prompts_of_chats_and_messages_for_templates() -> None:

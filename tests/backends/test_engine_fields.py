@@ -58,6 +58,31 @@ def chat(demo: tuple[str, Services], question: str, **fields: Any) -> httpx.Resp
     return httpx.post(f"{demo[0]}/v1/chat/completions", json=body | fields, timeout=60)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_prompt_log_probabilities_have_vllms_format(demo: tuple[str, Services], count: int) -> None:
+    answer = complete(demo, prompt_logprobs=count, echo=True, logprobs=1, n=2).json()
+    echoed = answer["choices"][0]["logprobs"]
+    for choice in answer["choices"]:
+        first, *rest = choice["prompt_logprobs"]
+        assert first is None
+        assert len(rest) == answer["usage"]["prompt_tokens"] - 1
+        assert {len(top) for top in echoed["top_logprobs"][1:]} == {1}
+        for at, scores in enumerate(rest, 1):
+            # The token itself comes first, then the most likely tokens from rank 1.
+            chosen, *others = scores.values()
+            assert (chosen["logprob"], chosen["decoded_token"]) == (echoed["token_logprobs"][at], echoed["tokens"][at])
+            ranks = sorted(score["rank"] for score in scores.values())
+            assert ranks == sorted({*range(1, count + 1), chosen["rank"]})
+            assert all((other["rank"] < chosen["rank"]) == (other["logprob"] > chosen["logprob"]) for other in others)
+
+
+def test_prompt_log_probabilities_of_a_chat(demo: tuple[str, Services]) -> None:
+    answer = chat(demo, "What is a block, and what is it for?", prompt_logprobs=1).json()
+    scores = answer["prompt_logprobs"]
+    assert len(scores) == answer["usage"]["prompt_tokens"]
+    assert (scores[0], set(next(iter(scores[1].values())))) == (None, {"logprob", "rank", "decoded_token"})
+
+
 def test_the_demo_model_recommends_greedy_sampling(demo: tuple[str, Services]) -> None:
     """At a temperature of 1, one response in twenty differs."""
     answers = {

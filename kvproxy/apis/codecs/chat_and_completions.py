@@ -33,6 +33,7 @@ def decode_chat(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         defaults,
         max_tokens=fields.read_integer(body, "max_tokens") if limit is None else limit,
         logprobs=(fields.read_integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
+        prompt_logprobs=fields.read_integer(body, "prompt_logprobs"),
     )
     return replace(request, grammar=grammar, tools=tools)
 
@@ -51,14 +52,15 @@ def decode_completion(body: JsonMap, defaults: SamplingParams) -> DecodedRequest
     fields.check_supported(body)
     check_integer(body, "logprobs", least=0, most=20)
     limit, logprobs = fields.read_integer(body, "max_tokens"), fields.read_integer(body, "logprobs")
+    # An echo with log-probabilities scores the prompt as well.
+    scores = [fields.read_integer(body, "prompt_logprobs"), logprobs if body.get("echo") else None]
     request = _decode_choices_request(
         body,
         decode_completion_prompt(body),
         defaults,
         max_tokens=_DEFAULT_COMPLETION_TOKENS if limit is None else limit,
         logprobs=logprobs,
-        # An echo with log-probabilities scores the prompt as well.
-        prompt_logprobs=logprobs if body.get("echo") else None,
+        prompt_logprobs=max((count for count in scores if count is not None), default=None),
     )
     grammar = fields.read_json_format(body.get("response_format"), "response_format")
     return replace(request, echo=bool(body.get("echo")), grammar=grammar)
@@ -75,6 +77,7 @@ def _decode_choices_request(
 class _ChoicesEncoder:
     def __init__(self, request: ApiRequest, model: str, id: str, kind: str, chunk_kind: str) -> None:
         self._output = CollectedOutput()
+        self._prompt_logprobs = fields.read_integer(request.body, "prompt_logprobs")
         self._includes_usage = request.stream and includes_usage(request.body)
         self._id = id
         created: JsonObject = {"created": int(time.time()), "model": model}
@@ -110,6 +113,21 @@ class _ChoicesEncoder:
             usage["completion_tokens_details"] = {"reasoning_tokens": output.reasoning_tokens}
         return usage
 
+    def _prompt_logprobs_field(self) -> JsonObject:
+        count = self._prompt_logprobs
+        if count is None:
+            return {}
+        return {
+            "prompt_logprobs": [None, *(_encode_prompt_logprob(item, count) for item in self._output.prompt_logprobs)]
+        }
+
+
+def _encode_prompt_logprob(item: TokenLogprob, count: int) -> JsonObject:
+    found: JsonObject = {str(item.token): {"logprob": item.logprob, "rank": item.rank, "decoded_token": item.text}}
+    for rank, (token, text, value) in enumerate(item.top[:count], 1):
+        found.setdefault(str(token), {"logprob": value, "rank": rank, "decoded_token": text})
+    return found
+
 
 class ChatEncoder(_ChoicesEncoder):
     def __init__(self, request: ApiRequest, model: str, echo: Echo | None) -> None:
@@ -135,6 +153,10 @@ class ChatEncoder(_ChoicesEncoder):
 
     def _delta(self, index: int, delta: JsonObject, logprobs: Json = None, finish_reason: str | None = None) -> bytes:
         return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
+
+    def response(self) -> JsonObject:
+        # vLLM returns the prompt's scores outside the choices of a chat, but in each choice of a completion.
+        return {**super().response(), **self._prompt_logprobs_field()}
 
     def _complete_choice(self, index: int, choice: CollectedChoice) -> JsonObject:
         message: JsonObject = {"role": "assistant", "content": choice.text}
@@ -208,7 +230,8 @@ class CompletionsEncoder(_ChoicesEncoder):
         if self._logprobs is not None:
             logprobs = self._echo_logprobs()
             merge_logprobs(logprobs, self._encode_logprobs(choice.logprobs, len(before)))
-        return _encode_text(index, before + choice.text, logprobs, choice.finish_reason)
+        complete = _encode_text(index, before + choice.text, logprobs, choice.finish_reason)
+        return {**complete, **self._prompt_logprobs_field()}
 
     def _encode_logprobs(self, items: Sequence[TokenLogprob], offset: int) -> JsonObject:
         offsets: list[Json] = []

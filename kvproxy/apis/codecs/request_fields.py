@@ -20,7 +20,6 @@ _UNSUPPORTED: dict[str, tuple[Json, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "logit_bias": ({},),
-    "prompt_logprobs": (),
     "best_of": (1,),
     "suffix": ("",),
     "stop_token_ids": ([],),
@@ -51,8 +50,11 @@ def check_supported(body: JsonMap) -> None:
     check_integer(body, "seed", least=-(2**63), most=2**64 - 1)
     check_integer(body, "priority", least=-(2**31), most=2**31 - 1)
     check_integer(body, "n", least=1, most=_MAX_COMPLETIONS)
+    check_integer(body, "prompt_logprobs", least=0, most=20)
     check_flag(body, "ignore_eos")
     check_flag(body, "echo")
+    if body.get("stream") and body.get("prompt_logprobs") is not None:
+        raise InvalidRequest("prompt_logprobs are not available in streams: remove stream", param="prompt_logprobs")
     if not isinstance(body.get("cache_salt"), str | None):
         raise InvalidRequest("cache_salt must be a text", param="cache_salt")
 

@@ -189,4 +189,4 @@ class SequenceState:
             return []
         text = self._tokenizer.token_text
         top = tuple((token, text(token), value) for token, value in sampled.top)
-        return [TokenLogprob(sampled.token, text(sampled.token), sampled.logprob, top)]
+        return [TokenLogprob(sampled.token, text(sampled.token), sampled.logprob, top, sampled.rank)]

@@ -20,7 +20,7 @@ from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overlo
 from kvproxy.http import request_heads
 from kvproxy.http.deadlines_and_disconnects import BODILESS
 from kvproxy.http.error_responses import error_body, error_response
-from kvproxy.settings.access import LimitSettings
+from kvproxy.settings.limits import LimitSettings
 
 MAX_PIPELINED = 32
 """Maximum pipelined requests that wait for the response in progress on a connection."""

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from kvproxy.errors import ShuttingDown
 from kvproxy.http.client_connection import LimitedProtocol
 from kvproxy.http.deadlines_and_disconnects import Deadlines
-from kvproxy.settings.access import LimitSettings
+from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
 """Maximum interval between two checks of all connections."""

@@ -14,7 +14,7 @@ from kvproxy.errors import InvalidRequest, Overloaded, RequestTooLarge, RequestT
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.exchange_middleware import exchange_of
 from kvproxy.settings import Settings
-from kvproxy.settings.access import LimitSettings
+from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that `BodyBudget` ignores, so that small requests are admitted even if large bodies use the whole budget."""

@@ -18,7 +18,7 @@ from pydantic_settings import (
 )
 
 from kvproxy.errors import SettingsError
-from kvproxy.settings.access import AccessSettings, ClientSettings, LimitSettings
+from kvproxy.settings.access import AccessSettings, ClientSettings
 from kvproxy.settings.cache import CacheSettings
 from kvproxy.settings.engine import EngineSettings, TierSettings
 from kvproxy.settings.errors import (
@@ -30,6 +30,7 @@ from kvproxy.settings.errors import (
     undecodable_variable,
 )
 from kvproxy.settings.journal import JournalSettings
+from kvproxy.settings.limits import LimitSettings
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 from kvproxy.settings.rules import EditSettings, RuleSettings
 from kvproxy.settings.telemetry import LogSettings, TelemetrySettings

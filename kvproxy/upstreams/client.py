@@ -10,7 +10,7 @@ from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
-from kvproxy.settings.access import LimitSettings
+from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 
 _PROBE_CONNECTIONS = 8

@@ -41,7 +41,7 @@ def test_it_has_few_rights() -> None:
 
 
 def test_it_gives_requests_more_time_to_end_than_they_have() -> None:
-    from kvproxy.settings.access import LimitSettings
+    from kvproxy.settings.limits import LimitSettings
 
     found = re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
     assert found is not None

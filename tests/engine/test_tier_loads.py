@@ -1,10 +1,8 @@
 """Loads from a tier: who waits, who does not, and what is computed when they do not come."""
 
 import asyncio
-import random
 import threading
 import time
-from pathlib import Path
 
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
@@ -14,32 +12,6 @@ from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import ANSWER, Driven, prompts_of
 from tests.engine.models import VOCABULARY, random_model, reference, tiny
 from tests.tiers.doubles import DictStore
-
-
-def test_cancellations_during_loads_leave_the_others_exact(tmp_path: Path) -> None:
-    prompts, expected = prompts_of("llama", 12)
-    driven = Driven(tiers={"disk": tmp_path}, num_blocks=80)
-    driven.answers(prompts, "cold")
-    driven.settle()
-    chance = random.Random(7)
-    caught = 0
-    for turn in range(4):
-        driven.forget_pool()
-        for number, prompt in enumerate(prompts):
-            driven.submit(f"{turn}.{number}", prompt)
-        doomed = {number for number in range(len(prompts)) if chance.random() < 0.5}
-        left = [f"{turn}.{number}" for number in doomed]
-        while driven.engine.has_work:
-            if left and chance.random() < 0.7:
-                id = left.pop()
-                caught += any(sequence.request.id == id for sequence in driven.engine._scheduler.loading)
-                driven.engine.abort(id)
-            driven.step()
-        for number in set(range(len(prompts))) - doomed:
-            assert driven.tokens[f"{turn}.{number}#0"] == expected[number]
-        assert driven.engine.manager.stats().used == 0
-    assert caught > 0
-    driven.engine.close()
 
 
 def gated(prompts: list[list[int]], **tiers: float) -> tuple[Driven, DictStore, threading.Event]:

@@ -1,6 +1,6 @@
 """The interface of attention backends. Each step calls `prepare` once per layer group, and its result in each layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,14 +24,12 @@ class ScoreOptions:
         return self.softcap is None and self.sinks is None
 
 
-class AttentionOp(Protocol):
-    def __call__(self, query: torch.Tensor, new: KV, cached: KV, scores: ScoreOptions) -> torch.Tensor:
-        """Return the attention output of `query`, both `[rows, heads, head_dim]`.
+AttentionOp = Callable[[torch.Tensor, KV, KV, ScoreOptions], torch.Tensor]
+"""Returns the attention output of a query, both `[rows, heads, head_dim]`.
 
-        Args:
-            new: keys and values of the step's tokens, each `[rows, kv_heads, head_dim]`. `cached` contains them too.
-            cached: the layer's keys and values in the pool, each `[blocks, block_size, kv_heads, head_dim]`.
-        """
+The arguments are the query; keys and values of the step's tokens, each `[rows, kv_heads, head_dim]`; the layer's keys and
+values in the pool, which contain them too, each `[blocks, block_size, kv_heads, head_dim]`; and the options.
+"""
 
 
 class PrefillBackend(Protocol):

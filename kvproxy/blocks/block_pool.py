@@ -40,10 +40,6 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         return self.free_queue.num_free_blocks
 
-    @property
-    def usage(self) -> float:
-        return 1.0 - self.num_free_blocks / (self.num_blocks - 1)
-
     def get_cached_block(self, key: BlockKey) -> KVCacheBlock | None:
         block = self.cached_blocks.get(key)
         return block[0] if type(block) is list else block  # type: ignore[return-value]

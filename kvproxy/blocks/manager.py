@@ -281,7 +281,7 @@ class KVCacheManager:
             free=pool.num_free_blocks,
             cached=sum(1 for block in pool.blocks if block.hash is not None and block.ref_count == 0),
             used=pool.num_blocks - 1 - pool.num_free_blocks,
-            usage=pool.usage,
+            usage=1.0 - pool.num_free_blocks / (pool.num_blocks - 1),
             queries=self.num_queried_tokens,
             hits=self.num_hit_tokens,
             hit_rate=self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0,

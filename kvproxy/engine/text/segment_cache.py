@@ -33,7 +33,10 @@ class SegmentCache:
         if self._boundary is None:
             return self._encode(text)
         ids: list[int] = []
-        for segment in _split_segments(text, self._boundary):
+        # The result has the text before the first boundary, then each boundary and the text after it.
+        first, *rest = self._boundary.split(text)
+        segments = [first, *map("".join, zip(rest[::2], rest[1::2], strict=True))]
+        for segment in filter(None, segments):
             ids.extend(self._segment_ids(scope, segment))
         return ids
 
@@ -82,16 +85,6 @@ def _entry_bytes(key: tuple[str, str], ids: "array[int]") -> int:
     return _ENTRY_OVERHEAD_BYTES + sys.getsizeof(key[1]) + ids.itemsize * len(ids)
 
 
-def _split_segments(text: str, boundary: re.Pattern[str]) -> Iterable[str]:
-    start = 0
-    for match in boundary.finditer(text):
-        if match.start() > start:
-            yield text[start : match.start()]
-            start = match.start()
-    if start < len(text):
-        yield text[start:]
-
-
 def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not tokenizer.is_fast or backend is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
@@ -106,7 +99,7 @@ def _boundary_pattern(tokenizer: Any) -> re.Pattern[str] | None:
         if token.content and token.content in rendered and not token.lstrip and not token.single_word
         if not any(_may_overlap(other.content, token.content) for other in first)
     ]
-    return re.compile("|".join(map(re.escape, safe))) if safe else None
+    return re.compile(f"({'|'.join(map(re.escape, safe))})") if safe else None
 
 
 def _render_sample(tokenizer: Any) -> str:

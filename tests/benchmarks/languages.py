@@ -100,12 +100,9 @@ def served(lines: Sequence[tuple[str, str]], tail: int, embedder: Embedder, poli
     return int((hits & ~wrong).sum()), int((hits & wrong).sum()), float(outcome.served[:-tail].mean())
 
 
-def served_over_http(lines: Sequence[tuple[str, str]], answers: Mapping[str, str]) -> list[bool | None]:
-    """Return for each line whether a semantic hit has the right answer; None if the request was forwarded.
-
-    Args:
-        answers: the upstream's answer to each intent.
-    """
+def send(lines: Sequence[tuple[str, str]], language: Mapping[str, Any]) -> list[bool | None]:
+    """Send questions through a proxy; return whether each semantic hit is right, and None for other responses."""
+    answers = {intent: phrases[0] for intent, phrases in phrases_by_intent(language, ("first", "second")).items()}
     app, found = partial(answering_app, {text: answers[intent] for text, intent in lines}), list[bool | None]()
     with (
         run_process(app) as upstream,
@@ -116,8 +113,8 @@ def served_over_http(lines: Sequence[tuple[str, str]], answers: Mapping[str, str
         for text, intent in lines:
             response = client.post(PATH, json={"model": "m", "messages": [{"role": "user", "content": text}]})
             answer = response.raise_for_status().json()["choices"][0]["message"]["content"]
-            is_hit = "; hit" in response.headers["cache-status"]
-            found.append(answer == answers[intent] if is_hit else None)
+            is_semantic = "semantic" in response.headers["cache-status"]
+            found.append(answer == answers[intent] if is_semantic else None)
     return found
 
 
@@ -156,14 +153,10 @@ def main() -> None:
             lines = traffic(language, options.requests, sides, options.seed)
             opposites, rewordings = pairs_of(language, "opposites"), pairs_of(language, "rewordings")
             if options.http:
-                answers = {
-                    intent: found[0] for intent, found in phrases_by_intent(language, ("first", "second")).items()
-                }
-                found = served_over_http([*lines, *opposites, *rewordings], answers)
-                first, second = len(lines), len(lines) + len(opposites)
-                opposite = found[first:second][1::2].count(False)
-                right, wrong = (found[second:][1::2].count(each) for each in (True, False))
-                rate = 1 - found[:first].count(None) / first
+                found = send([*lines, *opposites, *rewordings], language)
+                start, end = len(lines), len(lines) + len(opposites)
+                opposite, rate = found[start:end][1::2].count(False), 1 - found[:start].count(None) / start
+                right, wrong = (found[end:][1::2].count(is_right) for is_right in (True, False))
             else:
                 policy = make_policy(embedder, options.threshold)
                 _, opposite, rate = served([*lines, *opposites], len(opposites), embedder, policy)

@@ -246,6 +246,7 @@ async def test_answers_are_compared_by_text_and_by_similarity(
         ("die Bestellung vor dem Versand stornieren", "die Bestellung nach dem Versand stornieren", False),
         ("冻结我的银行卡", "解冻我的银行卡", False),
         ("カードの限度額を上げる", "カードの限度額を下げる", False),
+        ("定期購入を一時停止する。", "定期購入を再開する。", False),
         (
             "Öffnen Sie die App, tippen Sie auf Karten, und sperren Sie dort die verlorene Karte.",
             "Tippen Sie in der App auf Karten, wählen Sie die verlorene Karte aus, dann Sperren und Bestätigen.",

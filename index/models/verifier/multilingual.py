@@ -94,7 +94,7 @@ def content_words(text: str) -> frozenset[str]:
     return frozenset(found.difference(empty))
 
 
-_FEW_WORDS = 3
+_FEW_WORDS, _FEW_CHARACTERS = 3, 6  # Of Chinese or Japanese, each character counts.
 _MAX_COMPARED = 2000  # Characters; the embedder reads less.
 
 
@@ -106,7 +106,8 @@ def a_few_words_differ(one: str, other: str) -> bool:
     if max(len(one), len(other)) > _MAX_COMPARED:
         return False
     ours, theirs = content_words(one), content_words(other)
-    if max(len(ours - theirs), len(theirs - ours)) > _FEW_WORDS:
+    few = _FEW_CHARACTERS if language_of(one) in _UNSPACED else _FEW_WORDS
+    if max(len(ours - theirs), len(theirs - ours)) > few:
         return False
     if any(guard.vetoes(one, other) for guard in GUARDS):
         return True

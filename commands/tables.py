@@ -47,6 +47,7 @@ class Layout:
 
 
 _FITTED = Layout()
+Cells: TypeAlias = list[list[str]]
 Row: TypeAlias = Mapping[Column | str, object]
 """Values by column; None prints as `-`.
 
@@ -124,22 +125,18 @@ def build_table(rows: Iterable[Row], width: int) -> Table:
     return _fit_table(*_parse_rows(rows), width)[0]
 
 
-def _parse_rows(rows: Iterable[Row]) -> tuple[list[Column], list[list[str]]]:
+def _parse_rows(rows: Iterable[Row]) -> tuple[list[Column], Cells]:
     given = list(rows)
-    columns = [
-        _parse_column_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())
-    ]
+    columns = [_parse_name(column) if isinstance(column, str) else column for column in (given[0] if given else ())]
     return columns, [[one_line(value) for value in row.values()] for row in given]
 
 
-def _parse_column_name(name: str) -> Column:
+def _parse_name(name: str) -> Column:
     kept = name.removesuffix("?")
     return Column(kept.removesuffix("#"), is_number=kept.endswith("#"), is_optional=name.endswith("?"))
 
 
-def _select_columns(
-    columns: list[Column], cells: list[list[str]], layout: Layout
-) -> tuple[list[Column], list[list[str]]]:
+def _select_columns(columns: list[Column], cells: Cells, layout: Layout) -> tuple[list[Column], Cells]:
     if layout.columns is None:
         return columns, cells
     places = {_normalize_name(column.name): index for index, column in enumerate(columns)}
@@ -156,7 +153,7 @@ def _normalize_name(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
-def _columns_to_hide(columns: list[Column], cells: list[list[str]], width: int) -> list[Column]:
+def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Column]:
     hidden: list[Column] = []
     shown = list(range(len(columns)))
     for column in reversed([column for column in columns if column.is_optional]):
@@ -169,7 +166,7 @@ def _columns_to_hide(columns: list[Column], cells: list[list[str]], width: int) 
     return hidden
 
 
-def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> tuple[Table, int]:
+def _fit_table(columns: list[Column], cells: Cells, width: int) -> tuple[Table, int]:
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
     widths = _column_widths(columns, cells, width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -181,7 +178,7 @@ def _fit_table(columns: list[Column], cells: list[list[str]], width: int) -> tup
     return table, sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _column_widths(columns: list[Column], cells: list[list[str]], width: int) -> list[int]:
+def _column_widths(columns: list[Column], cells: Cells, width: int) -> list[int]:
     names = [column.name for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
     for index, column in enumerate(columns):

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 Log = Annotated[
     Path,
-    Argument(
-        help="JSON lines, OpenAI batch file, access log, one prompt per line, or transcripts of agents; - is stdin."
-    ),
+    Argument(help="JSON lines, OpenAI batch file, access log, one prompt per line, or transcripts; - is stdin."),
 ]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
 BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]

@@ -101,9 +101,7 @@ def simulate(
     if is_fleet:
         return _compare_routing(trace, workload, fleet, sizes or [_DEFAULT_FLEET_BLOCKS], engine.prefill_rate)
     if workload.has_only_lengths:
-        raise InvalidRequest(
-            f"{trace} has no contents, which decide on reuse: give --engines or --ttft to size a fleet"
-        )
+        raise InvalidRequest(f"{trace} has lengths only, so no reuse can be known: give --engines or --ttft")
     sizes = sizes or default_sizes(workload.chains)
     with progress_bar("simulating") as progress:
         plan = plan_capacity(trace.name, workload, sizes, chosen, tiers, speed, progress, exact=exact)

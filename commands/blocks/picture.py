@@ -8,6 +8,7 @@ from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Row, digest_column, print_table, text_column
+from kvproxy.units import plural
 
 _SHAPES = {"free": "·", "cached": "▒", "used": "█", "pinned": "▓", "null": "0"}
 _COLOURS = {"free": "bright_black", "cached": "cyan", "used": "green", "pinned": "yellow", "null": "bright_black"}
@@ -100,6 +101,4 @@ def _legend_text(stats: dict[str, Any], blocks_per_cell: int) -> Text:
     for state in _PRECEDENCE if stats["pinned"] else ("used", "cached", "free"):
         legend.append(f"{_SHAPES[state]} {state} ", _COLOURS[state])
         legend.append(f"{counts[state]:,}   ")
-    return legend.append(
-        f"({'1 block' if blocks_per_cell == 1 else f'{blocks_per_cell} blocks'} per cell)", "bright_black"
-    )
+    return legend.append(f"({plural(blocks_per_cell, 'block')} per cell)", "bright_black")

@@ -150,13 +150,9 @@ class _TokenizedPrompts:
         requests = moved_requests = [self.requests[member] for member in members]
         least = reuse.computed_tokens
         while len(savings) < _MAX_SPANS:
-            other_families = [
-                [self.requests[member] for member in each.members] for each in families if each is not family
-            ]
+            others = [[self.requests[member] for member in each.members] for each in families if each is not family]
             found = _spans_by_cost([prompt_input(request) for request in requests])
-            chosen = next(
-                ((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, other_families))), None
-            )
+            chosen = next(((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, others))), None)
             if chosen is None:
                 break
             spans, edit = chosen
@@ -187,14 +183,14 @@ class _TokenizedPrompts:
 
 
 def _safe_edit(
-    span: ChangedSpan, requests: Sequence[ApiRequest], other_families: Sequence[Sequence[ApiRequest]]
+    span: ChangedSpan, requests: Sequence[ApiRequest], others: Sequence[Sequence[ApiRequest]]
 ) -> EditSettings | None:
     """Return the edit of a span that matches most `requests`; None if every edit matches text that a whole family shares."""
     chosen, most = None, 0
     for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
         if edit.action == "sort-tools":
             return edit
-        families = [[matched_spans(request, edit) for request in each] for each in (requests, *other_families)]
+        families = [[matched_spans(request, edit) for request in each] for each in (requests, *others)]
         count = sum(map(bool, families[0]))
         if count > most and all(matches_only_changes(edit, matches) for matches in families):
             chosen, most = whole, count

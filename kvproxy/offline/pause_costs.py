@@ -48,13 +48,11 @@ LongWrite = Callable[[int, int], bool]
 """Returns whether a request writes for one hour. Arguments: uncached tokens, and tokens not yet written for one hour."""
 
 
-def session_price(
-    session: Session, max_keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings
-) -> float:
+def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings) -> float:
     """Return the price of a session's input, in the unit of `prices` per token."""
     total, kept, before = 0.0, 0, 0
     for step in session:
-        sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, max_keep_warm(before, kept))
+        sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, keep_warm(before, kept))
         total += sent * prices.price_of_reuse * step.shared
         if step.pause == math.inf:
             break

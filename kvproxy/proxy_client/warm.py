@@ -97,9 +97,7 @@ def format_line_numbers(numbers: Sequence[int]) -> str:
     return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"
 
 
-def stored_requests(
-    client: ProxyClient, max_requests: int | None, api_key: str | None, *, same_proxy: bool
-) -> WarmSource:
+def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None, *, same_proxy: bool) -> WarmSource:
     """Return the requests whose stored responses had hits, the most saved tokens first. Raises NotFound if no response had a hit.
 
     Args:
@@ -119,7 +117,7 @@ def stored_requests(
         raise NotFound(f"no stored response of {client.url} had a hit since it was stored or refreshed{hint}")
     own.sort(key=lambda entry: entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1), reverse=True)
     requests = []
-    for rank, entry in enumerate(own[:max_requests], 1):
+    for rank, entry in enumerate(own[:limit], 1):
         body = cache.entry(entry["id"])["request"] | {"stream": False}
         requests.append(WarmRequest(rank, PATHS[entry["endpoint"]], body, entry["hits"]))
     source = WarmSource(requests, omitted=len(own) - len(requests))
@@ -130,7 +128,7 @@ def stored_requests(
 def logged_requests(
     client: ProxyClient,
     data: Path | None,
-    max_requests: int | None,
+    limit: int | None,
     api_key: str | None,
     *,
     prefix_only: bool,
@@ -162,7 +160,7 @@ def logged_requests(
                 continue
             path, rank = PATHS[cast("ApiName", prompt.api)], len(source.requests) + 1
             source.requests.append(WarmRequest(rank, path, body | {"stream": False}, prompt.requests))
-            if rank == max_requests:
+            if rank == limit:
                 source.omitted = len(own) - rank - without_text
                 break
     source.skip(without_text, "prompt", " without text: see the setting journal.text")

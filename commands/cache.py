@@ -275,9 +275,7 @@ def _send_verdict(id: str, question: str | None, responses: StoreOptions, *, rig
 
 @app.subcommand
 def export(
-    *,
-    file: Annotated[Path | None, Argument(help="File to write, by default stdout.")] = None,
-    responses: StoreOptions,
+    *, file: Annotated[Path | None, Argument(help="File to write, by default stdout.")] = None, responses: StoreOptions
 ) -> Output | None:
     """Export all stored responses as JSON lines.
 

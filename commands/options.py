@@ -72,10 +72,7 @@ Token = Annotated[
         callback=_token_or_configured,
     ),
 ]
-ApiKey = Annotated[
-    str | None,
-    Option("--api-key", envvar="OPENAI_API_KEY", help="API key that selects the tenant."),
-]
+ApiKey = Annotated[str | None, Option("--api-key", envvar="OPENAI_API_KEY", help="API key that selects the tenant.")]
 Plot = Annotated[
     Path | None,
     Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=checked_plot),

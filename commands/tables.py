@@ -104,12 +104,7 @@ def _print_lines(cells: Iterable[Sequence[str]]) -> None:
 
 
 def table_output(
-    document: Any,
-    rows: Iterable[Row],
-    *,
-    empty: str = "nothing to list",
-    layout: Layout = _FITTED,
-    total: int = 0,
+    document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED, total: int = 0
 ) -> Output:
     """Return an output that prints a table, and a note if there are more than the listed rows."""
 

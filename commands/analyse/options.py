@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from kvproxy.offline.request_log import RequestLog
 
 Log = Annotated[
-    Path,
-    Argument(help="JSON lines, OpenAI batch file, access log, one prompt per line, or transcripts; - is stdin."),
+    Path, Argument(help="JSON lines, OpenAI batch file, access log, one prompt per line, or transcripts; - is stdin.")
 ]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
 BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]

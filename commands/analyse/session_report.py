@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from kvproxy.offline.session_report import SessionReport
 
 SessionsOption = Annotated[
-    bool,
-    Option("--sessions", help="Report sessions by the usage in a log, as for transcripts."),
+    bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
 ]
 _SHOWN_CHANGES = 5
 

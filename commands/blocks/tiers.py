@@ -29,11 +29,7 @@ def tiers(proxy: ProxyOptions) -> Output:
     return table_output(found, rows if found else (), empty=empty)
 
 
-def clear_tier(
-    *,
-    name: Annotated[str, Argument(help="The tier: host, disk or redis.")],
-    proxy: ProxyOptions,
-) -> Output:
+def clear_tier(*, name: Annotated[str, Argument(help="The tier: host, disk or redis.")], proxy: ProxyOptions) -> Output:
     """Delete all chunks of a tier, of other models too.
 
     The pool keeps its blocks; blocks reset empties the pool.

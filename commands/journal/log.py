@@ -123,8 +123,7 @@ def _plot(journal: "DirectJournal", query: "RecordQuery", file: Path) -> None:
 
 @app.subcommand
 def show(
-    request: Annotated[str, Argument(help="Id of a request, its first digits, or its number.")],
-    source: JournalOptions,
+    request: Annotated[str, Argument(help="Id of a request, its first digits, or its number.")], source: JournalOptions
 ) -> Output:
     """Show the record of a request.
 

@@ -64,10 +64,7 @@ def show(
                 ("tenant", tenant_name(found.tenant)),
                 ("model", ", ".join(found.models)),
                 *([("upstream", ", ".join(found.upstreams))] if found.upstreams else []),
-                (
-                    "input",
-                    f"{found.prompt_tokens:,} tokens, {_reused_share(found) or 'not reported how many'} reused",
-                ),
+                ("input", f"{found.prompt_tokens:,} tokens, {_reused_share(found) or 'not reported how many'} reused"),
                 *((f"lost to {cause}", f"{tokens:,}") for cause, tokens in found.lost.items()),
             ]
         )

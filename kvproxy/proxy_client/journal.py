@@ -10,14 +10,7 @@ from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.index.store import is_url
-from kvproxy.journal.reader import (
-    Group,
-    JournalReader,
-    PromptCount,
-    RecordQuery,
-    RequestGroup,
-    SavingsGroup,
-)
+from kvproxy.journal.reader import Group, JournalReader, PromptCount, RecordQuery, RequestGroup, SavingsGroup
 from kvproxy.journal.reasons import check_reason_prefix
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import request_body_of

@@ -126,12 +126,7 @@ def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None,
 
 
 def logged_requests(
-    client: ProxyClient,
-    data: Path | None,
-    limit: int | None,
-    api_key: str | None,
-    *,
-    prefix_only: bool,
+    client: ProxyClient, data: Path | None, limit: int | None, api_key: str | None, *, prefix_only: bool
 ) -> WarmSource:
     """Return the requests of the journal whose text is stored, the most frequent first. Raises InvalidRequest or NotFound.
 

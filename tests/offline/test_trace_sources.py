@@ -55,10 +55,7 @@ PUBLISHED_LENGTHS = {
 
 @pytest.mark.parametrize(
     ("name", "tokens", "seconds"),
-    [
-        ("BurstGPT_1.csv", [(472, 18), (1087, 230), (417, 276)], 113),
-        ("BurstGPT_3.csv", [(906, 446), (36, 29)], 51),
-    ],
+    [("BurstGPT_1.csv", [(472, 18), (1087, 230), (417, 276)], 113), ("BurstGPT_3.csv", [(906, 446), (36, 29)], 51)],
 )
 def test_lengths_are_read_as_published(tmp_path: Path, name: str, tokens: list[tuple[int, int]], seconds: int) -> None:
     (tmp_path / name).write_text(PUBLISHED_LENGTHS[name])

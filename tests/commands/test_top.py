@@ -1,16 +1,27 @@
 """kvproxy top."""
 
 import contextlib
+import fcntl
+import os
+import pty
 import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import pyte
 import pytest
 
 from kvproxy.settings import load_settings
-from tests.commands.run import Demo, ask, kvproxy, result
-from tests.commands.terminal import top
+from tests.commands.run import ROOT, Demo, ask, command, kvproxy, result, variables
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.ports import free_port
@@ -46,13 +57,59 @@ def test_top_prints_one_update(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> N
     assert "Pool" in page
 
 
+class Terminal:
+    """`kvproxy top` at an emulated terminal of 200 columns and 50 lines."""
+
+    def __init__(self, url: str) -> None:
+        self._screen = pyte.Screen(200, 50)
+        self._stream = pyte.ByteStream(self._screen)
+        self.sent = bytearray()
+        self._end, other = pty.openpty()
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+        env = variables(url, {"TERM": "xterm-256color"})
+        del env["COLUMNS"]
+        options: Any = {"stdin": other, "stdout": other, "stderr": other, "env": env, "start_new_session": True}
+        control = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)
+        self.process = subprocess.Popen(command("top", "--interval", "0.2"), cwd=ROOT, preexec_fn=control, **options)
+        os.close(other)
+
+    def shows(self, *texts: str) -> None:
+        """Wait until the screen shows all texts; line breaks count as blanks."""
+        self.until(lambda screen: all(text in screen or text in " ".join(screen.split()) for text in texts))
+
+    def until(self, holds: Callable[[str], bool]) -> None:
+        """Wait until the screen satisfies a predicate."""
+        end = time.monotonic() + 60
+        while not holds(text := "\n".join(line.rstrip() for line in self._screen.display)):
+            assert time.monotonic() < end, f"waited for {holds!r}:\n{text}"
+            self._read(0.1)
+
+    def press(self, keys: str) -> None:
+        os.write(self._end, keys.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._end)
+
+    def _read(self, seconds: float) -> None:
+        # Linux reports the end of a terminal as an error.
+        with contextlib.suppress(OSError):
+            while select.select([self._end], [], [], seconds)[0]:
+                part = os.read(self._end, 65_536)
+                self.sent += part
+                self._stream.feed(part)
+                seconds = 0.0
+
+
 def test_the_live_page_escapes_control_characters_survives_a_restart_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     evil, port = "evil \x1b]0;renamed\x07\x1b[31mred\x9b5A question", free_port()
     with run_plain_upstream() as upstream, contextlib.ExitStack() as opened:
         settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
         with run_proxy(settings, port) as (url, _):
             assert ask(url, evil).is_success
-            screen = opened.enter_context(top(url, 200))
+            screen = opened.enter_context(contextlib.closing(Terminal(url)))
+            screen.shows("First byte, ms")
             screen.shows(r"evil \x1b]0;renamed\x07\x1b[31mred\x9b5A question", upstream, "Prefix cache")
         screen.shows("no proxy answers")
         with run_proxy(settings, port) as (url, _):

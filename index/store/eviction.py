@@ -39,30 +39,32 @@ def fits(capacity: Capacity, new: NewEntry) -> bool:
     return not _is_over_capacity(capacity, 1, new.size) and (limit is None or new.size <= limit)
 
 
-def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntry, now: float) -> float:
-    """Evict entries with `remove` until a new entry fits; return the store's `age` (see the module)."""
+def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntry, now: float) -> None:
+    """Evict entries with `remove` until a new entry fits."""
     if (limit := _tenant_limit(capacity, new)) is not None:
         _evict_from_tenant(run, remove, _client_of(new), limit, new.size)
-    while True:
-        totals = run("select entries, bytes, age from totals")[0]
-        entries, total, age = int(totals["entries"]) + 1, int(totals["bytes"]) + new.size, float(totals["age"])
+    while capacity.entries is not None or capacity.bytes is not None:
+        totals = run("select entries, bytes from totals")[0]
+        entries, total = int(totals["entries"]) + 1, int(totals["bytes"]) + new.size
         if not _is_over_capacity(capacity, entries, total):
-            return age
+            return
         if expired := expired_ids(run, now):
             remove(expired, "expired")
             continue
         candidates = run(_CANDIDATES.format(""), {"limit": _MAX_CANDIDATES})
         victims = _choose_victims(candidates, capacity, entries, total)
         if not victims:
-            return age  # The totals in the database are damaged.
+            return  # The totals in the database are damaged.
         remove([row["id"] for row in victims], "evicted")
-        age = max((row["priority"] for row in victims if row["priority"] < PINNED), default=age)
-        run("update totals set age = :age", {"age": age})
+        for row in victims:
+            if row["priority"] < PINNED:
+                run("update totals set age = :age", {"age": row["priority"]})
 
 
-def eviction_priority(age: float, new: NewEntry) -> float:
+def tokens_per_byte(new: NewEntry) -> float:
+    """Return the part of an entry's priority that does not depend on `age`."""
     entry = new.entry
-    return age + max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / new.size
+    return max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / new.size
 
 
 def expired_ids(run: Transaction, now: float) -> list[str]:

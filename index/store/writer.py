@@ -21,7 +21,8 @@ COLUMNS = (
 )
 _INSERT = (
     f"insert into responses ({COLUMNS}, bytes, priority)"
-    f" values ({', '.join(':' + name.strip() for name in COLUMNS.split(','))}, :bytes, :priority)"
+    f" values ({', '.join(':' + name.strip() for name in COLUMNS.split(','))}, :bytes,"
+    " (select age from totals) + :value)"
 )
 _INSERT_VECTOR = (
     "insert into vectors (id, embedder, namespace, vector) values (:id, :embedder, :namespace, :vector)"
@@ -108,12 +109,12 @@ class StoreWriter:
         if not eviction.fits(self._capacity, new):
             removed.append(RemovedEntry(entry.id, entry.namespace))
             return None
-        age = eviction.make_room(run, remove, self._capacity, new, self._clock())
+        eviction.make_room(run, remove, self._capacity, new, self._clock())
         is_pinned = any(old["priority"] >= eviction.PINNED for old in replaced)
-        priority = eviction.PINNED if is_pinned else eviction.eviction_priority(age, new)
-        run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "priority": priority})
-        tags = [{"tag": text(tag), "id": row["id"]} for tag in sorted(set(entry.tags))]
-        run.executemany("insert into tags (tag, id) values (:tag, :id)", tags)
+        value = eviction.PINNED if is_pinned else eviction.tokens_per_byte(new)
+        run(_INSERT, self.codec.encode(row) | {"bytes": new.size, "value": value})
+        for tag in sorted(set(entry.tags)):
+            run("insert into tags (tag, id) values (:tag, :id)", {"tag": text(tag), "id": row["id"]})
         return self._insert_vector(run, new)
 
     def _insert_vector(self, run: Transaction, new: NewEntry) -> int | None:

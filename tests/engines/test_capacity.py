@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -27,23 +26,12 @@ def chats(system: str, contexts: list[str], generator: random.Random) -> Iterato
         yield [system, *chosen, " ".join(generator.choices(WORDS, k=generator.randint(2, 30)))]
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    hits: float
-    queries: float
-
-    @classmethod
-    def read(cls, url: str) -> "Counters":
-        text = httpx.get(f"{url}/metrics").text
-        return cls(
-            *(
-                float(re.findall(rf"^vllm:prefix_cache_{name}_total{{.*}} (\S+)$", text, re.M)[0])
-                for name in ("hits", "queries")
-            )
-        )
-
-    def rate_since(self, before: "Counters") -> float:
-        return (self.hits - before.hits) / (self.queries - before.queries)
+def read_counters(url: str) -> tuple[float, float]:
+    """Return the numbers of prompt tokens that vLLM found in its cache, and looked up."""
+    text = httpx.get(f"{url}/metrics").text
+    names = ("hits", "queries")
+    hits, queries = (re.findall(rf"^vllm:prefix_cache_{name}_total{{.*}} (\S+)$", text, re.M)[0] for name in names)
+    return float(hits), float(queries)
 
 
 @pytest.mark.parametrize("blocks", [72, 96, 192])
@@ -60,7 +48,7 @@ def test_predictions_equal_what_vllm_reports(blocks: int, engines: Path, tmp_pat
             tokens = httpx.post(f"{vllm.url}/tokenize", json=body).json()["tokens"]
             file.write(json.dumps({"tokens": tokens}) + "\n")
             assert httpx.post(f"{vllm.url}/v1/completions", json=body | {"max_tokens": 1}, timeout=60).is_success
-        middle = Counters.read(vllm.url)
+        hits, queries = read_counters(vllm.url)
         for system, *rest in prompts:
             # A forecast compares whole messages.
             messages = [{"role": "system", "content": system}, *({"role": "user", "content": text} for text in rest)]
@@ -68,12 +56,12 @@ def test_predictions_equal_what_vllm_reports(blocks: int, engines: Path, tmp_pat
             assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).is_success
         until(lambda: httpx.get(f"{url}/admin/blocks/what-if").json()[0]["requests"] == REQUESTS)
         (forecast,) = httpx.get(f"{url}/admin/blocks/what-if").json()
-        live_reported = Counters.read(vllm.url).rate_since(middle)
-    reported = middle.rate_since(Counters(0, 0))
+        all_hits, all_queries = read_counters(vllm.url)
+    reported, live_reported = hits / queries, (all_hits - hits) / (all_queries - queries)
     # One block of vLLM's pool is the null block.
     options = ("--policies", "lru", "--blocks", str(blocks - 1), "--block-size", str(BLOCK))
     simulated = result("simulate", trace, *options)
-    predicted = simulated["rates"]["lru"][0] * simulated["tokens"] / middle.queries
+    predicted = simulated["rates"]["lru"][0] * simulated["tokens"] / queries
     live = {point["name"]: point["hit_rate"] for point in forecast["points"]}["current"]
     table(f"hit rate of vLLM with {blocks} blocks, simulate", f"{reported:.4f}, predicted {predicted:.4f}")
     table(f"hit rate of vLLM with {blocks} blocks, what-if", f"{live_reported:.4f}, predicted {live:.4f}")

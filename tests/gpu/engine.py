@@ -10,10 +10,7 @@ _FAMILIES = ("llama", "qwen3", "mistral", "gpt-neox", "phi")
 
 
 def tokens_equal_generate(device: torch.device) -> Figures:
-    figures: Figures = {}
-    for family in _FAMILIES:
-        figures[family] = _answers_of(family, device)
-    return figures
+    return {family: _answers_of(family, device) for family in _FAMILIES}
 
 
 def _answers_of(family: str, device: torch.device) -> str:

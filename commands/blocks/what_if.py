@@ -5,7 +5,7 @@ from typer import Option
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ProxyOptions, size_option
 from kvproxy.commands.output import Output, print_note, print_text
-from kvproxy.commands.tables import Row, print_table
+from kvproxy.commands.tables import Column, Row, print_table
 from kvproxy.units import format_bytes, plural
 
 _NAMES = {"half": "half the pool", "double": "twice the pool", "quadruple": "four times the pool"}
@@ -24,14 +24,12 @@ def what_if(
 
     Example: kvproxy blocks what-if --tier 128GiB
     """
-    query: dict[str, Any] = {"tier": tier}
-    if bytes_per_token is not None:
-        query["bytes_per_token"] = bytes_per_token
-    found = proxy.client().get("/admin/blocks/what-if", **query)
+    found = proxy.client().get("/admin/blocks/what-if", tier=tier, bytes_per_token=bytes_per_token)
     return Output(found, lambda: _print_forecasts(found, tier))
 
 
 def _print_forecasts(forecasts: list[dict[str, Any]], tier: float) -> None:
+    names = _NAMES | {"tier": f"host tier of {format_bytes(tier)}"}
     if not forecasts:
         print_text("no prompt has reached an engine since the start")
     for each in forecasts:
@@ -48,18 +46,9 @@ def _print_forecasts(forecasts: list[dict[str, Any]], tier: float) -> None:
         for point in each["points"]:
             gain = None if current is None else f"{100 * (point['hit_rate'] - current):+.1f}"
             change = None if point["ttft_ms"] is None else f"{point['ttft_ms']:+,.0f} ms"
-            is_tier = point["name"] == "tier"
-            name = f"host tier of {format_bytes(tier)}" if is_tier else f"{point['name']} pool"
-            name = _NAMES.get(point["name"], name)
-            rows.append(
-                {
-                    "Pool": name,
-                    "Tokens#?": point["pool_tokens"],
-                    "Hit rate#": percent(point["hit_rate"]),
-                    "Points#?": gain,
-                    "TTFT#?": change,
-                }
-            )
+            row: dict[Column | str, object] = {"Pool": names.get(point["name"], f"{point['name']} pool")}
+            row |= {"Tokens#?": point["pool_tokens"], "Hit rate#": percent(point["hit_rate"])}
+            rows.append(row | {"Points#?": gain, "TTFT#?": change})
         print_table(rows)
         if each["pool_tokens"] is None:
             print_note("the size of its pool is unknown: the upstream does not report it")

@@ -24,16 +24,7 @@ from tests.servers import run_proxy
 
 _REMOTE = re.compile(r"(?:connect|sendto|sendmsg)\(.*sin6?_port=htons\((\d+)\)")
 _SWITCHES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
-_MODEL_LIBRARIES = {
-    "torch",
-    "transformers",
-    "sentence_transformers",
-    "pandas",
-    "sklearn",
-    "scipy",
-    "matplotlib",
-    "opentelemetry",
-}
+_MODEL_LIBRARIES = set("torch transformers sentence_transformers pandas sklearn scipy matplotlib opentelemetry".split())
 # `kvproxy`, which prints at its end what it loaded.
 _PROGRAM = """
 import sys

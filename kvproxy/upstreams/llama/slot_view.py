@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.backends.prefix_cache import DivergenceText, EngineResetResult, PrefixReport, decode_divergence
@@ -20,19 +20,9 @@ _FIRST_TOKENS, _SHOWN_TOKENS = 24, 12  # Shown of the beginning of a prefix, and
 _DISK = "disk"
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedPrefix:
-    url: str
-    place: str
+class _CachedPrefix(NamedTuple):
+    block: BlockRow
     tokens: Tokens
-    num_tokens: int
-    state: BlockState
-    slot: int | None
-    used: float
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.tokens).hexdigest()[:32]
 
 
 class SlotView:
@@ -45,43 +35,42 @@ class SlotView:
         found, url, saver = [], self._server.url, self._server.saver
         for slot in sorted(self._server.table.slots.values(), key=lambda slot: slot.id):
             state: BlockState = "used" if not slot.is_free else "cached" if slot.tokens else "free"
-            found.append(_CachedPrefix(url, f"slot {slot.id}", slot.prefix, slot.tokens, state, slot.id, slot.used))
-        if saver is not None:
-            found += [
-                _CachedPrefix(url, _DISK, file.tokens, file.num_tokens, "cached", None, file.used)
-                for file in saver.files.list_restorable(saver.identity)
-            ]
+            location = BlockLocation(url, medium=f"slot {slot.id}")
+            found.append(_cached_prefix(slot.prefix, slot.tokens, state, location, slot.id))
+        on_disk = BlockLocation(url, medium=_DISK)
+        files = saver.files.list_restorable(saver.identity) if saver is not None else ()
+        found += [_cached_prefix(file.tokens, file.num_tokens, "cached", on_disk) for file in files]
         return found
 
     async def blocks(self) -> list[BlockRow]:
-        return [_block_row(prefix) for prefix in await self._list_prefixes()]
+        return [prefix.block for prefix in await self._list_prefixes()]
 
     async def eviction_queue(self) -> list[BlockRow]:
-        files = [prefix for prefix in await self._list_prefixes() if prefix.slot is None]
-        return [_block_row(prefix) for prefix in sorted(files, key=lambda prefix: prefix.used)]
+        # The least recently used file first.
+        return [block for block in reversed(await self.blocks()) if block.id is None]
 
     async def chains(self) -> list[ChainRow]:
         found = [prefix for prefix in await self._list_prefixes() if prefix.tokens]
         texts = await asyncio.gather(*(self.detokenize(each.tokens[:_FIRST_TOKENS]) for each in found))
         return [
             ChainRow(
-                leaf=each.digest,
+                leaf=each.block.hash or "",
                 num_blocks=1,
-                num_tokens=each.num_tokens,
+                num_tokens=each.block.num_tokens,
                 complete=True,
-                in_use=int(each.state == "used"),
+                in_use=int(each.block.state == "used"),
                 first_tokens=tuple(each.tokens[:_FIRST_TOKENS]),
                 first_text=text,
-                place=BlockLocation(each.url, medium=each.place),
+                place=each.block.place,
             )
             for each, text in zip(found, texts, strict=True)
         ]
 
     async def find(self, name: str) -> list[BlockContent]:
         prefixes = await self._list_prefixes()
-        found = [each for each in prefixes if each.tokens and each.digest.startswith(name)]
-        found = [each for each in prefixes if name.isdecimal() and each.slot == int(name[:9])] or found
-        return [BlockContent(_block_row(each), tuple(each.tokens)) for each in found]
+        found = [each for each in prefixes if each.tokens and (each.block.hash or "").startswith(name)]
+        found = [each for each in prefixes if name.isdecimal() and each.block.id == int(name[:9])] or found
+        return [BlockContent(each.block, tuple(each.tokens)) for each in found]
 
     async def detokenize(self, tokens: Sequence[int] | None) -> str:
         try:
@@ -140,13 +129,16 @@ class SlotView:
         return EngineResetResult(server.url, True)
 
 
-def _block_row(prefix: _CachedPrefix) -> BlockRow:
-    return BlockRow(
-        id=prefix.slot,
-        state=prefix.state,
-        hash=prefix.digest if prefix.tokens else None,
-        computed=bool(prefix.tokens),
-        num_tokens=prefix.num_tokens,
-        copies=1 if prefix.num_tokens else 0,
-        place=BlockLocation(prefix.url, medium=prefix.place),
+def _cached_prefix(
+    tokens: Tokens, num_tokens: int, state: BlockState, location: BlockLocation, slot: int | None = None
+) -> _CachedPrefix:
+    block = BlockRow(
+        id=slot,
+        state=state,
+        hash=hashlib.sha256(tokens).hexdigest()[:32] if tokens else None,
+        computed=bool(tokens),
+        num_tokens=num_tokens,
+        copies=1 if num_tokens else 0,
+        place=location,
     )
+    return _CachedPrefix(block, tokens)

@@ -23,6 +23,9 @@ _WAIT_SECONDS = 5.0
 """Maximum wait for the response cache's pending writes, so that a blocked store does not block admin routes."""
 # These suffixes cannot be registered (RFC 2606, 6761, 6762, 8375), so DNS rebinding cannot use them.
 _PRIVATE_NAMES = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
+_WRONG_TOKEN = "the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN"
+_NO_TOKEN = "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
+_SET_TOKEN = "set admin_token and send it as a bearer token"
 _log = logging.getLogger("kvproxy")
 _admin_log = logging.getLogger("kvproxy.admin")
 
@@ -65,24 +68,14 @@ class AccessRules:
             tokens = _tokens_in_request(request)
             if any(_tokens_match(given, settings.admin_token) for given in tokens):
                 return None
-            if tokens:
-                return Unauthorized("the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN")
-            return Unauthorized(
-                "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
-            )
+            return Unauthorized(_WRONG_TOKEN if tokens else _NO_TOKEN)
         if not is_loopback(settings.host):
-            return Unauthorized(
-                "admin routes are closed beyond loopback: set admin_token and send it as a bearer token"
-            )
+            return Unauthorized(f"admin routes are closed beyond loopback: {_SET_TOKEN}")
         self._detect_reverse_proxy(request)
         if self._behind_proxy:
-            return Forbidden(
-                "admin routes are closed behind a reverse proxy: set admin_token and send it as a bearer token"
-            )
+            return Forbidden(f"admin routes are closed behind a reverse proxy: {_SET_TOKEN}")
         if _is_cross_origin(request) or not is_loopback(request.url.hostname or ""):
-            return Unauthorized(
-                "admin routes take no requests of other web pages or by other names: set admin_token to allow them"
-            )
+            return Unauthorized(f"admin routes take no requests of other web pages or by other names: {_SET_TOKEN}")
         return None
 
     def visible_error(self, request: Request, error: KvproxyError) -> KvproxyError:

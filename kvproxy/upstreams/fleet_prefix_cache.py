@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import field
@@ -172,19 +172,15 @@ class FleetPrefixCache(PrefixCache):
 
 
 def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics], num_engines: int) -> PoolReport:
-    def values(name: str) -> list[float] | None:
-        found = [value for each in metrics if (value := getattr(each, name)) is not None]
-        return found if len(found) == num_engines else None
-
-    def total(name: str) -> int | None:
-        found = values(name)
-        return None if found is None else round(sum(found))
+    def total(name: str) -> Any:
+        values = [value for each in metrics if (value := getattr(each, name)) is not None]
+        return sum(values) if len(values) == num_engines else None
 
     def count(name: str) -> int | None:
         return sum(getattr(pool, name) or 0 for pool in mirrored) if mirrored else None
 
-    blocks, queries, hits, usages = total("num_blocks"), total("queries"), total("hits"), values("usage")
-    usage = None if usages is None else sum(usages) / len(usages)
+    blocks, queries, hits, usage = map(total, ("num_blocks", "queries", "hits", "usage"))
+    usage = None if usage is None else usage / num_engines
     sizes = [pool.block_size for pool in mirrored] + [each.block_size for each in metrics]
     return PoolReport(
         num_blocks=blocks,

@@ -65,8 +65,6 @@ class ChoiceAssembler(Assembler):
             _merge_delta(as_object(merged.setdefault("message", {})), as_object(choice["delta"] or {}))
         if choice.get("logprobs"):
             merge_logprobs(as_object(merged.setdefault("logprobs", {})), as_object(choice["logprobs"]))
-        if choice.get("prompt_logprobs"):
-            merged["prompt_logprobs"] = choice["prompt_logprobs"]
 
     def result(self) -> JsonObject | None:
         if not self.done:

@@ -18,7 +18,7 @@ LOAD_SLACK = 1.25
 
 
 def engine_order(weights: Mapping[str, float], key: bytes) -> list[str]:
-    """Return the engines by rendezvous hashing of a key: without an engine, the order of the others is the same.
+    """Return the engines by rendezvous hashing of a key. Removing an engine keeps the order of the remaining engines.
 
     An engine of weight 2 is the first for twice as many keys.
     """

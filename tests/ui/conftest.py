@@ -52,6 +52,14 @@ def page() -> Iterator[Page]:
         yield found
 
 
+@pytest.fixture
+def calm(page: Page) -> Iterator[None]:
+    """Whatever a test does, the browser finds nothing wrong with the page."""
+    page.errors()
+    yield
+    assert page.errors() == []
+
+
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
     """A proxy with the demonstration model that has answered some requests: its URL and its parts."""

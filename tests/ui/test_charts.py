@@ -23,6 +23,7 @@ from tests.ui.conftest import ask
 from tests.ui.page import Page
 from tests.ui.screenshots import PICTURES, SCHEMES, WIDTHS
 
+pytestmark = pytest.mark.usefixtures("calm")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 READY = {"overview": ".bars li", "matches": ".match", "journal": ".row[id]", "pool": ".legend li", "stored": ".row[id]"}
@@ -39,13 +40,6 @@ return boxes.flatMap((a, i) => boxes.slice(i + 1).map((b) => gap(a, b)));
 
 def chart(label: str) -> str:
     return f".chart[aria-label='{label}']"
-
-
-@pytest.fixture(autouse=True)
-def calm(page: Page) -> Iterator[None]:
-    page.errors()
-    yield
-    assert page.errors() == []
 
 
 @pytest.fixture(scope="module")

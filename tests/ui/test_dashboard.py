@@ -11,17 +11,11 @@ from kvproxy.index.store import EntryFilter, NewEntry, WriteResult
 from tests.ui.conftest import HOSTILE, ask
 from tests.ui.page import Page
 
+pytestmark = pytest.mark.usefixtures("calm")
+
 
 def figure(text: str) -> int:
     return int(text.replace(",", ""))
-
-
-@pytest.fixture(autouse=True)
-def calm(page: Page):  # type: ignore[no-untyped-def]
-    """Whatever a test does, the browser finds nothing wrong with the page."""
-    page.errors()
-    yield
-    assert page.errors() == []
 
 
 def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> None:

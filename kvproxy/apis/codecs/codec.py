@@ -61,9 +61,7 @@ class ResponseEncoder(Protocol):
     """
 
     def write(self, piece: Delta) -> Iterator[bytes]: ...
-
     def end(self) -> Iterator[bytes]: ...
-
     def response(self) -> JsonObject: ...
 
 

@@ -44,7 +44,7 @@ class InvalidRequest(KvproxyError, status=400, type="invalid_request_error", exi
 
 
 class InvalidDirective(InvalidRequest, code="invalid_directive"):
-    """A header or a switch of kvproxy has an unknown name or an invalid value."""
+    """An `x-kvproxy-*` header, `Cache-Control`, or LiteLLM's body field `cache` has an unknown name or an invalid value."""
 
 
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):

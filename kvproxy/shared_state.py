@@ -61,7 +61,9 @@ _RELEASE = f"with {_NOT_DURABLE} delete from leases using fast where key = :key 
 
 
 class SharedState:
-    """The shared state in the store's database. Methods may raise a CacheStoreError.
+    """Quotas, requests in flight, and operators' changes, which the proxies of one PostgreSQL store share.
+
+    Methods may raise a CacheStoreError.
 
     Attributes:
         proxies: number of running proxies at the last heartbeat.

@@ -178,5 +178,5 @@ class EmbeddingCache:
             raise EmbedderError(f"embedder {self.embedder.name!r} returned an unusable vector: check the model")
         return vector
 
-    def check(self) -> None:
+    def check_embedder(self) -> None:
         embed_or_none(self.embedder, ["Does it work at all?"])

@@ -117,12 +117,12 @@ class LearningStatus:
 
     Attributes:
         observations: number of comparisons between fresh and stored answers.
-        serves: the policy decides without `checked`.
+        serves: the policy decides without the policy `checked`.
         level: maximum estimated error of a served answer.
         expected_wrong, most_wrong: expected number of wrong answers among the `served` answers, and its upper bound with 90%
             probability, apart from answers that `checked` accepted.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
-        doubted: number of answer classes whose right answer may have changed.
+        doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
     """
 
     observations: int

@@ -46,7 +46,7 @@ class RefusalBudget:
         return id in self._refusals and len(self._recent_question_digests(id)[0]) >= MAX_REFUSALS * _DIGEST_BYTES
 
     def add(self, question: str, ids: Iterable[str]) -> None:
-        """Count a question for which the policy refused these entries. A repeated question counts once."""
+        """Count a question for which the policy refused these entries. An entry counts the same question only once."""
         digest = hashlib.blake2b(question.encode(), digest_size=_DIGEST_BYTES, key=self._key).digest()
         with self._lock:
             for id in ids:

@@ -31,7 +31,8 @@ class PendingObservation:
 
     Attributes:
         candidate: the accepted candidate, or else the one with the highest score.
-        candidates: all candidates of the policy, nearest first; `record.index` is an index into them.
+        record: facts about the candidate that the policy `learned` judged; `record.index` is its index in `candidates`.
+        candidates: all candidates of the policy, nearest first.
         comparison_probability: probability with which the request is forwarded: the exploration share if accepted, or else 1.
     """
 

@@ -234,7 +234,7 @@ class SemanticCache:
         try:
             vectors = self._embeddings.vectors([last_turn(entry.prompt) for entry in entries])
         except EmbedderError:
-            self._embeddings.check()
+            self._embeddings.check_embedder()
             vectors = [self._vector_of(entry) for entry in entries]
         return {entry.id: vector for entry, vector in zip(entries, vectors, strict=True) if vector is not None}
 

@@ -77,7 +77,7 @@ def read_block(manager: KVCacheManager, id: int) -> BlockContent | None:
 
 
 def list_chains(manager: KVCacheManager) -> list[ChainRow]:
-    """Return the cached chains of `manager.main`, the most recently used first."""
+    """Return the cached chains of the first group with full attention (`KVCacheManager.main`), most recently used first."""
     group = manager.main.group_id
     by_hash = {block.hash: block for block in manager.pool.blocks if block.hash is not None and block.group == group}
     parents = {block.parent for block in by_hash.values()}

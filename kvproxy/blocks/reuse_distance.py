@@ -60,7 +60,7 @@ class LRUStack:
             index = self._end_of_run(ids, index, segment)
             stop = index if ends is None else ends[index - 1]
             # The units before `start` were above this run, and have left the tree.
-            runs.append(ReusedRun(start, stop, start + self.num_units - self._count_units_through(segment)))
+            runs.append(ReusedRun(start, stop, start + self.num_units - self._units_up_to(segment)))
             self._resize(segment, start - stop)
             start = stop
         if ids:
@@ -75,7 +75,7 @@ class LRUStack:
             return len(ids)
         return bisect_left(range(len(ids)), True, lo=index + 1, key=lambda place: found(ids[place]) != segment)
 
-    def _count_units_through(self, segment: int) -> int:
+    def _units_up_to(self, segment: int) -> int:
         total = 0
         while segment:
             total += self._tree[segment]

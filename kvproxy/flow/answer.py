@@ -21,7 +21,7 @@ from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm, Pin
 from kvproxy.flow.revalidate import BackgroundRequests, Revalidator
-from kvproxy.flow.single_flight import SingleFlight, record_end, record_start
+from kvproxy.flow.single_flight import SingleFlight, record_response_end, record_response_start
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
@@ -144,7 +144,7 @@ class Answerer:
         shared, collapsed = self._single_flight.join(exchange)
 
         def end() -> None:
-            record_end(exchange, shared)
+            record_response_end(exchange, shared)
             shared.release()
 
         try:
@@ -163,7 +163,7 @@ class Answerer:
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
             exchange.requested_ttl = self._single_flight.requested_ttl(exchange, response.headers)
             exchange.stored = complete and confirm and await shared.wait_until_stored()
-            record_start(exchange, shared)
+            record_response_start(exchange, shared)
             if not complete:
                 chunks = shared.chunks(confirm=confirm)
                 return Answer(response.status, response.headers, chunks, end)

@@ -140,7 +140,9 @@ async def fetch_response(backend: Backend, request: ApiRequest, max_bytes: int) 
 
 
 def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_bytes: int) -> BackendResponse:
-    reader = _GeneratedReader(CODECS[request.api.name].encoder(request, reply.model, reply.echo), max_stored_bytes)
+    reader = _GeneratedResponseReader(
+        CODECS[request.api.name].encoder(request, reply.model, reply.echo), max_stored_bytes
+    )
     usage = reply.usage
     return BackendResponse(
         200,
@@ -155,7 +157,7 @@ def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_by
     )
 
 
-class _GeneratedReader:
+class _GeneratedResponseReader:
     prefix: PrefixReuse | None = None
     prefill_seconds: float | None = None
 

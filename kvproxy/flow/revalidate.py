@@ -12,7 +12,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange, Layer
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
-from kvproxy.flow.single_flight import SharedRequest, cancel_tasks, record_end, record_start
+from kvproxy.flow.single_flight import SharedRequest, cancel_tasks, record_response_end, record_response_start
 from kvproxy.index.entry import Entry
 
 _MAX_IN_FLIGHT = 64
@@ -38,9 +38,11 @@ class BackgroundRequests:
     clock: Callable[[], float]
 
     async def send(self, exchange: Exchange, layer: Layer) -> BackendResponse | None:
-        """Send a request, store the response, and report the exchange with this layer. Raises the request's error.
+        """Send a request, store the response, and call `finish` with the exchange, whose layer becomes `layer`.
 
-        If a client has an identical request in flight, share its response, and do not report the exchange.
+        Raises the request's error.
+
+        If a client has an identical request in flight, share its response, and do not call `finish`.
         """
         shared, joined = self.join(exchange)
         try:
@@ -51,8 +53,8 @@ class BackgroundRequests:
             record_failure(exchange, error)
             raise
         finally:
-            record_start(exchange, shared)
-            record_end(exchange, shared)
+            record_response_start(exchange, shared)
+            record_response_end(exchange, shared)
             exchange.layer, exchange.first_byte = layer, exchange.backend_started
             shared.release()
             if not joined:

@@ -322,7 +322,7 @@ async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:
     await asyncio.gather(*cancelled, return_exceptions=True)
 
 
-def record_start(exchange: Exchange, shared: SharedRequest) -> None:
+def record_response_start(exchange: Exchange, shared: SharedRequest) -> None:
     response = shared.response
     exchange.layer = "forward"
     exchange.first_byte = time.perf_counter()
@@ -340,7 +340,7 @@ def record_start(exchange: Exchange, shared: SharedRequest) -> None:
                 exchange.request = replace(exchange.request, control=tagged)
 
 
-def record_end(exchange: Exchange, shared: SharedRequest) -> None:
+def record_response_end(exchange: Exchange, shared: SharedRequest) -> None:
     exchange.ended = time.perf_counter()
     response = shared.response
     if shared.ended and shared.error is not None:

@@ -110,7 +110,7 @@ class CacheHistory:
         return int(number)
 
     def add_text(self, number: int, text: str) -> None:
-        """Store the beginning of a prompt's question, unless it is stored already."""
+        """Store the beginning of the question of the prompt with this number, unless the prompt already has one."""
         self._database.execute("update prompts set text = ? where number = ? and text is null", [text, number])
 
     def set_seconds(self, key: bytes, seconds: float) -> None:

@@ -106,7 +106,10 @@ def request_body_of(parts: JsonMap) -> JsonObject:
 def regions_of(
     key_parts: JsonObject, collect: Callable[[bytes, bytes], None] = lambda digest, content: None
 ) -> Regions:
-    """Return the regions of a request from its `CacheKey.parts`; `collect` receives each region's digest and JSON."""
+    """Return the regions of a request (see `Regions`), given the parts of its cache key (`CacheKey.parts`).
+
+    `collect` receives the digest and the JSON of each region.
+    """
     names, digests, sizes, question = [], [], [], None
     for place, (name, value) in enumerate(region_items(key_parts)):
         content = dumps(value, sort_keys=True)

@@ -56,7 +56,7 @@ def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWr
         total += sent * prices.price_of_reuse * step.shared
         if step.pause == math.inf:
             break
-        live = cached_tokens(step, sent, kept)
+        live = tokens_still_cached(step, sent, kept)
         kept = min(kept, live)
         new = step.tokens - live
         is_long = long_write(new, step.tokens - kept)
@@ -68,7 +68,7 @@ def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWr
     return total
 
 
-def cached_tokens(step: SessionStep, num_keep_warm: float, one_hour_tokens: int) -> int:
+def tokens_still_cached(step: SessionStep, num_keep_warm: float, one_hour_tokens: int) -> int:
     """Return the number of cached prompt tokens at the start of a request.
 
     Args:

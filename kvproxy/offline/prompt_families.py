@@ -1,4 +1,4 @@
-"""Splits prompts into regions, and groups prompts that begin with almost the same text."""
+"""Splits prompts into regions (tools, system prompt, each message), and groups prompts that begin with almost the same text."""
 
 import re
 from collections import Counter

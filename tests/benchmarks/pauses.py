@@ -19,9 +19,9 @@ from kvproxy.offline.pause_costs import (
     LongWrite,
     Session,
     SessionStep,
-    cached_tokens,
     provider_policy_price,
     session_price,
+    tokens_still_cached,
 )
 from kvproxy.offline.transcripts import read_transcripts
 from kvproxy.provider_cache_policy import ANTHROPIC_PRICES, PauseTimes, SurvivalFunction, keep_warm_requests
@@ -63,7 +63,7 @@ def lowest_price(session: Session, prices: PriceSettings, *, long_writes: bool) 
         found: dict[int, float] = {}
         for kept, paid in states.items():
             for sent in (0, step.required_keep_warm_requests):
-                live = cached_tokens(step, sent, kept)
+                live = tokens_still_cached(step, sent, kept)
                 still = min(kept, live)
                 spent = paid + (sent * step.shared + live) * prices.price_of_reuse
                 new = step.tokens - live

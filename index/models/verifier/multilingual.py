@@ -48,7 +48,10 @@ _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
 def new_words_detector(embedder_name: str) -> Callable[[str, Sequence[str]], bool | None]:
-    """Return `has_new_words` for the multilingual embedder, or else a function that always returns None."""
+    """Return `has_new_words` for the multilingual embedder.
+
+    Other embedders read English only, whose words the guards compare: for them, the returned function always returns None.
+    """
     return has_new_words if embedder_name.startswith(NAME) else lambda question, stored_questions: None
 
 

@@ -114,8 +114,8 @@ class ErrorModelPrior:
     def initial_wrong_count(self) -> float:
         return PRIOR_ERRORS * max(1.0, self.seen_wrong / self.seen_expected)
 
-    def learn(self, features: np.ndarray, error: float, right: bool, max_tested_error: float) -> None:
+    def learn(self, features: np.ndarray, error: float, right: bool, max_counted_error: float) -> None:
         self.shared.learn(features, right)
-        if error <= max_tested_error:
+        if error <= max_counted_error:
             self.seen_wrong += not right
             self.seen_expected += error

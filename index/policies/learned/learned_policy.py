@@ -117,7 +117,8 @@ class LearnedPolicy:
             # The guard is irrelevant to this class, but the question may need another class.
             return Decision("vetoed", vetoes[0], error=error)
         # In a new namespace, estimated errors are unproven: `checked` must agree, or the words must be known.
-        is_proven = learner.decides_without_checked or self.checked is None or words_are_known
+        has_known_words = words_are_known and error <= self.max_error
+        is_proven = learner.decides_without_checked or self.checked is None or has_known_words
         if is_proven and not estimate.is_only_member and limits.min_probability is None:
             return Decision("accepted", error=error)
         if self.checked is None:
@@ -202,7 +203,7 @@ class LearnedPolicy:
             for each in batch:
                 learner.add(each)
                 if each.features is not None and each.error is not None and not each.vetoes:
-                    self._prior.learn(np.array(each.features), each.error, each.right, learner.level.max_tested_error)
+                    self._prior.learn(np.array(each.features), each.error, each.right, learner.level.max_counted_error)
             if batch:
                 learner.level.update()
             if len(batch) < _READ_BATCH:

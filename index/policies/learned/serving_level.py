@@ -92,7 +92,7 @@ class ServingLevel:
         max_error: maximum share of wrong answers.
         served, risk: number of served answers, and the sum of their estimated errors.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
-            estimated error up to `max_tested_error` count: larger errors say little about served answers.
+            estimated error up to `max_counted_error` count: larger errors say little about served answers.
         num_repeats, num_judged_different: comparisons of answers to equal questions, and how many found different answers; they
             measure how often a comparison errs.
         error_factor: the true errors are at most the estimated errors times this factor; see `max_error_factor`.
@@ -112,7 +112,7 @@ class ServingLevel:
     error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
 
     @property
-    def max_tested_error(self) -> float:
+    def max_counted_error(self) -> float:
         return min(_MAX_TESTED_ERROR, _TESTED * self.max_error)
 
     @property
@@ -139,7 +139,7 @@ class ServingLevel:
             self._add_requests(risk / answers, answers)
 
     def add_comparison(self, error: float, right: bool) -> None:
-        if error <= self.max_tested_error:
+        if error <= self.max_counted_error:
             self.wrong += not right
             self.expected += error
         self._add_requests(error, 1)

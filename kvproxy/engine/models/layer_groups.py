@@ -60,7 +60,10 @@ FULL_ATTENTION = LayerGroup()
 
 
 def group_layers(config: Any) -> tuple[LayerGroup, ...]:
-    """Divide a model's layers into groups of one attention type each, with the same number of slots."""
+    """Divide a model's layers into groups of one attention type each, with the same number of layers per block.
+
+    In a group with fewer layers than the largest group, a part of each block stays empty.
+    """
     kinds: dict[tuple[GroupKind, int], list[int]] = {}
     for layer, kind in enumerate(layer_attention_types(config)):
         kinds.setdefault(kind, []).append(layer)

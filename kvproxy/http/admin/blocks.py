@@ -20,7 +20,7 @@ from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
 _MAX_BRANCHES = 50
-"""Maximum branches in a response, because an upstream may have to detokenize each of them."""
+"""Maximum branches of the prefix tree in a response, because an upstream may have to detokenize each of them."""
 
 
 async def blocks(request: Request) -> Response:

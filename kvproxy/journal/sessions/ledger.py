@@ -35,8 +35,8 @@ class ExpectedReuse:
         stored: tokens of the prefix in the provider's cache; None if the provider does not report writes.
         moved: the earlier prompt was sent to another upstream.
         expired: the prefix was unused for longer than the provider stores it.
-        diverges: the earlier prompt's first `cache_control` breakpoint after the common prefix is after the change, so the provider
-            stored no prefix that ends at the change.
+        diverges: the earlier prompt's first `cache_control` breakpoint after the common prefix is after the change, so the
+            provider stored no prefix that ends at the change.
         minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
         block: tokens in a block of the engine; 0 if unknown.

@@ -118,7 +118,10 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
 
 
 def _money_text(row: "Saving") -> str | None:
-    return f"at most {money(row.money)}" if row.uncertain_tokens else money(row.money)
+    if row.money is None:
+        return None
+    bound = "at most " if row.uncertain_tokens else ""
+    return f"{bound}{money(row.money)}{' (priced)' if _has_unpriced(row) else ''}"
 
 
 def _has_seconds(row: "Saving") -> bool:
@@ -154,8 +157,10 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         )
     if any(row.uncertain_tokens for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
-    if all(row.money is None for row in report.rows):
+    if not has_price:
         print_text(_NO_PRICE)
+    elif any(_has_unpriced(row) for row in report.rows):
+        print_text(f"Not in the money: {_unpriced_text(report.total)} of models without a price.")
     if report.semantic and report.wrong is None:
         least = " At least counts no semantic hit." if has_price else ""
         print_text(
@@ -166,6 +171,17 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
         print_text(
             f"Wrong semantic hits: {percent(report.wrong.least)} to {percent(report.wrong.most)} ({report.wrong.source})."
         )
+
+
+def _has_unpriced(row: "Saving") -> bool:
+    return bool(row.unpriced_hits or row.unpriced_reused_tokens)
+
+
+def _unpriced_text(total: "Saving | None") -> str:
+    if total is None:
+        return "hits and reused tokens"
+    counts = [(total.unpriced_hits, "hit"), (total.unpriced_reused_tokens, "reused token")]
+    return " and ".join(plural(count, noun) for count, noun in counts if count)
 
 
 def ledger_rows(report: "LedgerReport") -> Iterator[Row]:

@@ -47,6 +47,7 @@ class Saving:
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
         cached_tokens: part of `priced_tokens` that the provider's cache would have reused; counted at the price of reuse.
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
+        unpriced_hits, unpriced_reused_tokens: hits and reused tokens of models without a price; `money` excludes them.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Saving:
     priced_tokens: int = 0
     cached_tokens: int = 0
     uncertain_tokens: int = 0
+    unpriced_hits: int = 0
+    unpriced_reused_tokens: int = 0
 
     def add_money(self, money: float, least_money: float) -> None:
         self.money = (self.money or 0.0) + money
@@ -155,7 +158,10 @@ def savings(
             saving.answered += row.requests
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
-        if price is not None:
+        if price is None:
+            saving.unpriced_hits += row.requests if is_hit else 0
+            saving.unpriced_reused_tokens += reused
+        else:
             if not is_hit:
                 money = reused * (price.input - price.price_of_reuse) / MILLION
                 saving.add_money(money, money)

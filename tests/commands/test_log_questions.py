@@ -192,3 +192,19 @@ def test_a_client_has_the_same_name_in_each_table(tmp_path: Path) -> None:
             assert re.search(r"(^|\t|  )ann(\t|$)", shown, re.M), shown
             assert "client:ann" not in shown, arguments
         assert [row["tenant"] for row in result("sessions", url=url)] == ["client:ann"]
+
+
+def test_the_money_of_some_models_is_no_bound_of_all_hits(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."m"]\ninput = 2.5\noutput = 10\n')
+    with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
+        for model, count in (("m", 2), ("free", 3)):
+            for _ in range(count):
+                body = said("a") | {"model": model}
+                client.post("/v1/chat/completions", json=body, headers={"cache-control": "confirm"}).raise_for_status()
+        until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 5)
+        shown = kvproxy("savings", "--data", tmp_path).stdout
+        assert re.search(r"\nexact\t.*\t(at most )?[\d.]+ \(priced\)\t", shown), shown
+        assert "Not in the money: 2 hits and 1 reused token of models without a price.\n" in shown
+        rows = {row["name"]: row for row in result("savings", "--by", "model", "--data", tmp_path)["rows"]}
+        assert (rows["m"]["unpriced_hits"], rows["free"]["unpriced_hits"]) == (0, 2)
+        assert "(priced)" not in kvproxy("savings", "--by", "model", "--data", tmp_path).stdout.split("\nall")[0]

@@ -122,6 +122,29 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
 
 
+def test_hits_and_reuse_of_models_without_a_price_are_counted(journal: StoredJournal) -> None:
+    def exchange(request_id: str, **fields: Any) -> Exchange:
+        found = finished("a", request_id, **fields)
+        found.request = api_request({"model": "free", "messages": [{"role": "user", "content": "a"}]})
+        found.key = cache_key(found.request, "b")
+        return found
+
+    journal.add(finished("a", "priced"))
+    journal.add(finished("a", "priced hit", hit=True))
+    journal.add(exchange("first", tenant="client:ann"))
+    for number in range(2):
+        journal.add(exchange(f"hit {number}", tenant="client:ann", hit=True))
+    rows = rows_of(journal, "layer", PRICES)
+    assert (rows["exact"].unpriced_hits, rows["exact"].unpriced_reused_tokens) == (2, 0)
+    assert (rows["prefix"].unpriced_hits, rows["prefix"].unpriced_reused_tokens) == (0, 40)
+    assert rows["exact"].money == pytest.approx(HIT)
+    assert rows_of(journal, "tenant", PRICES)["client:ann"].money is None
+    with closing(journal.reader()) as reader:
+        total = savings_report(reader, "layer", JournalSettings(prices=PRICES), None).total
+    assert total is not None
+    assert (total.unpriced_hits, total.unpriced_reused_tokens) == (2, 40)
+
+
 def test_the_prompt_of_a_semantic_hit_is_cached_as_far_as_an_earlier_prompt_had_it(journal: StoredJournal) -> None:
     def messages(question: str) -> list[dict[str, str]]:
         return [{"role": "system", "content": "You are a shop. " * 40}, {"role": "user", "content": question}]

@@ -14,7 +14,7 @@ const MOST = 30;
 
 const cells = (row) => [
   count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
-  time(row), (row.uncertain_tokens ? "at most " : "") + money(row.money), money(row.least_money),
+  time(row), price(row), money(row.least_money),
 ];
 
 /** The time with its range, or that it is not known yet. */
@@ -23,6 +23,14 @@ function time(row) {
   const [least, most] = [duration(row.least_seconds), duration(row.most_seconds)];
   return least === most ? duration(row.seconds) : `${duration(row.seconds)} (${least} to ${most})`;
 }
+
+/** The money; it may be a bound, or leave out models without a price. */
+function price(row) {
+  if (row.money === null) return money(null);
+  return (row.uncertain_tokens ? "at most " : "") + money(row.money) + (hasUnpriced(row) ? " (priced)" : "");
+}
+
+const hasUnpriced = (row) => row.unpriced_hits || row.unpriced_reused_tokens;
 
 /** A section that is kept up to date; `onTotal` gets the sum. */
 export function savings(api, signal, onTotal) {
@@ -58,6 +66,8 @@ function sentences(found) {
   if (found.rows.length > MOST) said.push(`The first ${MOST} of ${count(found.rows.length)} are shown.`);
   if (found.rows.length && found.rows.every((row) => row.money === null)) {
     said.push('No price is known: give some in kvproxy.toml, under [journal.prices."MODEL"].');
+  } else if (found.rows.some(hasUnpriced)) {
+    said.push("The money leaves out hits and reused tokens of models without a price.");
   }
   if (found.refused) said.push(`${count(found.refused)} refused requests are not counted.`);
   if (found.rows.some((row) => row.uncertain_tokens)) {

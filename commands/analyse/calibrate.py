@@ -78,7 +78,7 @@ def _print_calibration(result: "Calibration", charts: list[Chart]) -> None:
         level, current_level = result.recommended[name], result.default[name]
         limit = f"at most {percent(result.target_error)} wrong hits with 95% confidence"
         decision = f"no level has {limit}" if level is None else f"level {level} has {limit}"
-        print_text(f"{name}: {decision}; in use: {current_level}")
+        print_text(f"{name}: {decision}; setting: {current_level}")
         rows += [
             {"Policy": name, **_minimum_score_row(point, current_level, level, name == best)}
             for point in curve
@@ -99,7 +99,7 @@ def _minimum_score_row(
     point: "LevelResult", current_level: float, recommended: float | None, is_best: bool
 ) -> dict[Column | str, object]:
     recommendation = "recommended, best" if is_best else "recommended"
-    uses = [name for name, level in (("in use", current_level), (recommendation, recommended)) if point.level == level]
+    uses = [name for name, level in (("setting", current_level), (recommendation, recommended)) if point.level == level]
     return {
         "Level#": f"{point.level:.4g}",
         "Use": ", ".join(uses),

@@ -83,6 +83,8 @@ def test_pairs_are_measured_with_each_policy(tmp_path: Path) -> None:
     assert "Hit rate is the served share of the 1 equivalent pair" in shown.splitlines()[-1]
     assert "This limit takes 73 served pairs without a wrong hit, and more with one;" in " ".join(shown.split())
     assert "P-CHR" not in shown
+    # The level of the settings does not say which policy is in use.
+    assert ("in use" in shown, shown.count("\tsetting\t")) == (False, 2)
     with pairs.open() as file:
         stdin = os.dup(0)
         os.dup2(file.fileno(), 0)

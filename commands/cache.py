@@ -145,10 +145,11 @@ def rm(
             return _preview(found[:_LISTED], len(found))
         if dry_run:
             return _preview(*cache.entries(where.filter_values, limit=_LISTED))
-        removed = (
+        count = (
             sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where.filter_values, soft=soft)
         )
-    return text_output({"removed": removed}, f"{'expired' if soft else 'removed'} {plural(removed, 'response')}")
+    action = "expired" if soft else "removed"
+    return text_output({action: count}, f"{action} {plural(count, 'response')}")
 
 
 def _preview(entries: Rows, total: int) -> Output:

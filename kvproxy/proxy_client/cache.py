@@ -43,14 +43,15 @@ class RemoteCache:
 
     def remove(self, id: str, *, soft: bool = False) -> int:
         """Remove an entry, or expire it if `soft`; return 0 if nothing changed."""
-        return int(
-            self._client.delete(f"/admin/cache/{quote_path_segment(id)}", soft="true" if soft else None)["removed"]
-        )
+        return self._delete(f"/admin/cache/{quote_path_segment(id)}", soft, {})
 
     def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
         """Remove all matching entries, or expire them if `soft`. Return the number of changed entries."""
-        options = {"all": None if where else "true", "soft": "true" if soft else None}
-        return int(self._client.delete("/admin/cache", **options, **where)["removed"])
+        return self._delete("/admin/cache", soft, where or {"all": "true"})
+
+    def _delete(self, path: str, soft: bool, where: FilterValues) -> int:
+        reply = self._client.delete(path, **where, soft="true" if soft else None)
+        return int(reply["expired" if soft else "removed"])
 
     def feedback(self, id: str, *, right: bool, question: str | None) -> Document:
         """Record a person's verdict on a response for a similar `question`; None stands for all similar questions."""

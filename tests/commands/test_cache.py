@@ -64,6 +64,7 @@ def test_unusual_requests_survive_export_and_import(tmp_path: Path) -> None:
         assert result("cache", "export", backup, url=url)["exported"] == 2
         assert kvproxy("cache", "show", "f" * 32, url=url).returncode == 3
         printed = kvproxy("cache", "export", url=url).stdout
+        assert result("cache", "rm", "--all", "--soft", "--yes", url=url) == {"expired": 2}
         assert result("cache", "rm", "--all", "--yes", url=url) == {"removed": 2}
         line = backup.read_bytes().splitlines(keepends=True)[0]
         assert kvproxy("cache", "import", "-", url=url, stdin=line).stdout == "imported 1 response, skipped 0\n"
@@ -152,7 +153,7 @@ def test_a_dry_run_changes_nothing_and_a_soft_removal_expires_entries(tmp_path: 
     one = kvproxy("cache", "rm", entries[0].id, "--dry-run", "--store", path).stdout
     assert "question 0" in one
     assert "would remove 1 response; nothing was changed" in one
-    assert result("cache", "rm", "--tag", "t", "--soft", "--yes", "--store", path) == {"removed": 3}
+    assert result("cache", "rm", "--tag", "t", "--soft", "--yes", "--store", path) == {"expired": 3}
     assert result("cache", "rm", entries[0].id[:12], "--store", path) == {"removed": 1}
     queue = result("cache", "queue", "--store", path)
     assert [each["reason"] for each in queue] == ["low priority"] * 2

@@ -239,7 +239,7 @@ def test_a_soft_purge_starts_the_stale_periods(proxy: Proxy) -> None:
     proxy.ask("the ninth", "confirm")
     proxy.now += 5
     where = {"tag": "soft", "soft": "true"}
-    assert httpx.delete(f"{proxy.url}/admin/cache", params=where).json() == {"removed": 1}
+    assert httpx.delete(f"{proxy.url}/admin/cache", params=where).json() == {"expired": 1}
     proxy.now += 1
     answer = proxy.ask("the ninth")
     assert '; hit; ttl=-1; detail="exact stale-while-revalidate"' in answer.headers["cache-status"]

@@ -35,6 +35,9 @@ def test_entries_are_removed_by_model_tag_or_all_and_only_if_clearly_asked_for(c
         answer = client.delete(f"/admin/cache{query}")
         assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert entries(client) == 3
+    (first, *_) = client.get("/admin/cache").json()
+    assert client.delete(f"/admin/cache/{first['id']}?soft=true").json() == {"expired": 1}
+    assert entries(client) == 3
     assert client.delete("/admin/cache?model=m&prompt=one").json() == {"removed": 1}
     assert client.delete("/admin/cache?tag=m").json() == {"removed": 1}
     assert client.delete("/admin/cache?all=true").json() == {"removed": 1}

@@ -109,9 +109,9 @@ async def delete(request: Request) -> Response:
 async def _remove_entries(request: Request, ids: list[str], selection: str) -> Response:
     app = services(request)
     cache, soft = app.answerer.cache, request.query_params.get("soft") == "true"
-    removed = await (cache.expire_now if soft else cache.remove)(ids)
-    await app.record_change(request, f"{'expired' if soft else 'removed'} {removed} stored responses: {selection}")
-    return reply({"removed": removed})
+    action, count = ("expired", await cache.expire_now(ids)) if soft else ("removed", await cache.remove(ids))
+    await app.record_change(request, f"{action} {count} stored responses: {selection}")
+    return reply({action: count})
 
 
 async def delete_many(request: Request) -> Response:

@@ -182,7 +182,7 @@ def _record_row(row: "RecordWithQuestions", *, shows_stored_question: bool = Tru
     record = row.record
     shown: Row = {
         "Time": table_time(record.time),
-        "Layer": record.layer,
+        "Layer?": record.layer,
         "Reason": record.reason,
         "Model?": record.model,
         digest_column("Tenant", 16, optional=True): tenant_name(record.tenant),

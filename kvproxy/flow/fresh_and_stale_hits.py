@@ -107,13 +107,14 @@ class CacheLookup:
                 allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
                 policy=request.control.rule.policy,
             )
+            is_first = exchange.lookup is None
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
             entry = lookup.entry
             stale = None if entry is None else self._stale_reason(entry, exchange, failed=failed)
             is_servable = entry is not None and (
                 stale is not None or (entry.expires > self._clock() and self._request_accepts(entry, exchange))
             )
-            if not exchange.is_warming:
+            if is_first and not exchange.is_warming:
                 outcome = lookup.outcome if entry is None or is_servable else "accepted but not served"
                 self.lookup_counts[outcome] += 1
             if entry is None or not is_servable or self._settings.shadow:

@@ -171,7 +171,9 @@ def test_a_stale_response_is_served_after_an_error(proxy: Proxy, status: int, st
     proxy.ask(asked, "confirm")
     proxy.now += TTL + REVALIDATE + 5
     proxy.model.status = status
+    num_lookups = sum(proxy.services.answerer.lookup_counts.values())
     answer = proxy.ask(close, stream=stream)
+    assert sum(proxy.services.answerer.lookup_counts.values()) == num_lookups + 1
     assert answer.status_code == 200
     assert said(answer) == "Answer 1 it is."
     assert f"; hit; ttl={-REVALIDATE - 5};" in answer.headers["cache-status"]

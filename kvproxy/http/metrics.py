@@ -107,7 +107,9 @@ class Metrics:
             dropped_total="Chunks that were not written, because too many were pending.",
             evictions_total="Evicted chunks.",
         )
-        self.lookups = self._group("semantic_lookups_total", "Semantic lookups by outcome. A second lookup of a request, after a failure of the backend, does not count.", "outcome")
+        self.lookups = self._group(
+            "semantic_lookups_total", "First semantic lookup of each request, by outcome.", "outcome"
+        )
         self.stale = self._group("stale_total", "Stale responses by reason, and revalidations by result.", "reason")
         self.compared = self._group(
             "comparisons_total", "Stored responses that were not served, compared with fresh ones.", "result"

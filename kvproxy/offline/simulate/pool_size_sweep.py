@@ -57,7 +57,8 @@ def sweep(
 
     Args:
         exact: do not sample. By default, rates of policies other than LRU are estimates for traces of 100,000 blocks or more.
-        tokens: number of prompt tokens in the trace; by default, blocks times `block_tokens`.
+        tokens: number of prompt tokens in the trace, of which rates are shares. By default, an incomplete last block counts as a
+            whole one, so rates are lower than those of `kvproxy simulate`.
     """
     ordered = tuple(sorted(set(sizes)))
     blocks = sum(len(request.blocks) + request.partial for request in requests)

@@ -113,6 +113,14 @@ class CacheHistory:
         """Store the beginning of the question of the prompt with this number, unless the prompt already has one."""
         self._database.execute("update prompts set text = ? where number = ? and text is null", [text, number])
 
+    def add_matched_question(self, entry_id: str, text: str, record_number: int) -> None:
+        """Store the beginning of the matched question of a semantic hit, in a row whose key is the id of its entry."""
+        sql = (
+            "insert into prompts (key, text, last) values (?, ?, ?)"
+            " on conflict (key) do update set text = excluded.text, last = excluded.last"
+        )
+        self._database.execute(sql, [short_key(entry_id), text, record_number])
+
     def set_seconds(self, key: bytes, seconds: float) -> None:
         self._database.execute("update prompts set seconds = ? where key = ?", [seconds, key])
 

@@ -13,7 +13,7 @@ from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
 from kvproxy.journal.record import Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
-from kvproxy.journal.schema import StringIds
+from kvproxy.journal.schema import StringIds, short_key
 
 Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
 SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
@@ -330,7 +330,12 @@ class JournalReader:
             sql = f"select number, entry from prompts where entry is not null and number in ({', '.join('?' * len(part))})"
             entries |= dict(self.rows(sql, part))
         ids = {id for each in records for id in (each.entry, each.near) if id is not None}
-        questions = stored_questions(sorted(ids.union(entries.values())))
+        questions = dict(stored_questions(sorted(ids.union(entries.values()))))
+        keys = {short_key(id): id for id in sorted(ids - questions.keys())}
+        for start in range(0, len(keys), _MAX_SAMPLED):
+            part_keys = list(keys)[start : start + _MAX_SAMPLED]
+            sql = f"select key, text from prompts where key in ({', '.join('?' * len(part_keys))})"
+            questions |= {keys[key]: text for key, text in self.rows(sql, part_keys)}
         found = []
         for record in records:
             # The entry of a semantic hit has another question. The entry of another record may have been replaced.

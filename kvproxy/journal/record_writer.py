@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
+from kvproxy.index.search.conversations import last_turn
 from kvproxy.journal.cache_history import CacheHistory, Event, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.reasons import reason_of_unexplained_miss
@@ -140,7 +141,7 @@ class RecordWriter:
     def _add_prompt(self, exchange: Exchange, record: Record, cache_key: CacheKey) -> None:
         key = cache_key.exact
         prompt = self._prompts.get(key)
-        if prompt is not None and exchange.hit is not None:
+        if prompt is not None and exchange.layer == "exact":
             record.prompt = prompt.number
             self._turns.add_hit(record, None)
             return
@@ -149,7 +150,9 @@ class RecordWriter:
         if record.reason == "miss-new":
             self._explain_miss(exchange, record, key, regions, prompt, tombstone)
         was_sent = prompt is not None or record.layer == "shared"
-        text, whole = _stored_text(exchange, self._settings.text, self._redact, is_new=prompt is None)
+        text, matched, whole = _stored_texts(exchange, self._settings.text, self._redact, is_new=prompt is None)
+        if record.near is not None and matched is not None:
+            self._history.add_matched_question(record.near, matched, record.number)
         if prompt is not None and text is not None:
             self._history.add_text(prompt.number, text)
         if prompt is None:
@@ -243,27 +246,35 @@ class RecordWriter:
         return count
 
 
-def _stored_text(
+def _stored_texts(
     exchange: Exchange, default_mode: str, redact: Redactor | None, *, is_new: bool
-) -> tuple[str | None, bytes | None]:
-    """Return the beginning of the question, and the compressed JSON of all regions; None if it must not be stored.
+) -> tuple[str | None, str | None, bytes | None]:
+    """Return the beginnings of the question and of the matched question, and the compressed JSON of all regions.
 
-    `default_mode` is the setting `journal.text`, which a rule may override. Only a new prompt requires the regions.
+    A text is None if it must not be stored. `default_mode` is the setting `journal.text`, which a rule may override.
+    Only a new prompt requires the regions.
     """
     request, key = exchange.request, exchange.key
     if request is None or key is None or (mode := request.control.rule.journal_text or default_mode) == "none":
-        return None, None
+        return None, None, None
     has_failed = exchange.status >= 400 or exchange.failure is not None or exchange.client_disconnected
-    if mode == "hits" and (not has_failed or request.control.no_store) and exchange.layer != "semantic":
-        # The store has the questions of other requests.
-        return None, None
-    shown = request.api.display_text(request.body)
-    whole = regions_as_json(key.parts) if mode == "all" and is_new else None
+    chosen = None if exchange.lookup is None else exchange.lookup.chosen
+    shown = matched = whole = None
+    # The store has the questions of other requests, unless no-store forbids it.
+    if mode != "hits" or ((has_failed or chosen is not None) and not request.control.no_store):
+        shown = request.api.display_text(request.body)
+    if chosen is not None:
+        matched = last_turn(chosen.prompt)
+    if mode == "all" and is_new:
+        whole = regions_as_json(key.parts)
     if redact is not None:
         try:
-            shown = redact(shown)
+            shown, matched = (None if text is None else redact(text) for text in (shown, matched))
             whole = None if whole is None else redact_json(whole, redact)
         except RedactionFailed:
-            return None, None
-    beginning = shown[:_MAX_BEGINNING].encode("utf-8", "replace").decode()
-    return beginning, None if whole is None else zlib.compress(whole)
+            return None, None, None
+    return _beginning(shown), _beginning(matched), None if whole is None else zlib.compress(whole)
+
+
+def _beginning(text: str | None) -> str | None:
+    return None if text is None else text[:_MAX_BEGINNING].encode("utf-8", "replace").decode()

@@ -10,7 +10,16 @@ from typing import Any
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, TABLES, VERSION, entry_blob, stored_column, stored_fields, view_sql
+from kvproxy.journal.schema import (
+    COLUMNS,
+    TABLES,
+    VERSION,
+    entry_blob,
+    short_key,
+    stored_column,
+    stored_fields,
+    view_sql,
+)
 
 _PRUNE_BATCH = 5_000
 _MAX_NUMBER = 2**62
@@ -60,12 +69,14 @@ class SqliteJournalDatabase:
         # Only the oldest are read, since a scan would block new records.
         sql = (
             "delete from records where number in (select number from (select number, time from records order by number"
-            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt"
+            " limit ?) where number <= (select max(number) from records) - ? or time < ?) returning prompt, near"
         )
         rows = self.rows(sql, [_PRUNE_BATCH, max_rows, before])
         least = self.rows("select coalesce(min(number), ?) from records", [_MAX_NUMBER])[0][0]
-        prompts = {prompt for (prompt,) in rows if prompt is not None}
+        prompts = {prompt for prompt, _ in rows if prompt is not None}
         self.executemany("delete from prompts where number = ? and last < ?", [(each, least) for each in prompts])
+        matched = {short_key(near if isinstance(near, str) else near.hex()) for _, near in rows if near is not None}
+        self.executemany("delete from prompts where key = ? and last < ?", [(each, least) for each in matched])
         return len(rows)
 
     def stored_id(self, id: str) -> bytes | str:

@@ -4,6 +4,7 @@ from functools import partial
 from random import Random
 
 from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
@@ -138,7 +139,9 @@ async def estimate(
         id = logged.get("id") if isinstance(logged, dict) else None
         if each.layer in savings:
             is_replay = id is not None and id in known_ids
-            savings[each.layer].append(_savings_of_hit(each, tokens, share, price, is_replay=is_replay))
+            # The whole prompt of an exact hit was sent before.
+            common = 1.0 if each.layer == "exact" else share
+            savings[each.layer].append(_savings_of_hit(each, tokens, common, block_size, price, is_replay=is_replay))
         known_ids.add(id)
     exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
     return Estimate(
@@ -180,21 +183,23 @@ def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
 def _savings_of_hit(
     hit: ReplayedRequest,
     tokens: TokenizedRequest | None,
-    reusable_share: float,
+    common_share: float,
+    block_size: int,
     price: PriceSettings | None,
     *,
     is_replay: bool,
 ) -> HitSavings:
-    """Return the tokens and the money that a hit saved; `reusable_share` is the estimated `cached_tokens` per prompt token.
+    """Return the tokens and the money that a hit saved; `common_share` is the share of its prompt that was sent before.
 
-    It replaces the reuse that the logged response reports if a cache replayed that response (`is_replay`).
+    The whole blocks of this share replace the reuse that the logged response reports if a cache replayed it (`is_replay`).
     """
     logged = hit.logged.response
     prompt, response = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (0, 0)
     if not prompt and tokens is not None:
         prompt, response = len(tokens.prompt), len(tokens.response)
     reuse = reported_reuse(logged) if isinstance(logged, dict) and not is_replay else None
-    cached = round(reusable_share * prompt) if reuse is None else reuse.cached_tokens
+    reusable = reusable_tokens(round(common_share * prompt), prompt, block_size)
+    cached = reusable if reuse is None else reuse.cached_tokens
     money = None if price is None else hit_price(price, prompt, cached, response)
     return HitSavings(1, prompt, response, int(response == 0), cached, money)
 

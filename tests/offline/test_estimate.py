@@ -9,7 +9,9 @@ from random import Random
 import httpx
 import pytest
 
+from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import InvalidRequest
+from kvproxy.journal.sessions.ledger import BLOCK
 from kvproxy.offline.estimate import Estimate, estimate
 from kvproxy.offline.log_replay import replay
 from kvproxy.offline.request_log import LoggedRequest, read_log
@@ -160,6 +162,17 @@ def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
     with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
     found = estimated([asked, with_usage, with_usage], tmp_path, [16]).exact_savings
     assert (found.requests, found.prompt_tokens, found.response_tokens, found.cached_tokens) == (2, 2000, 400, 1792)
+
+
+def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: Path) -> None:
+    # The server's tokenizer is another one.
+    usage = {"prompt_tokens": 300, "completion_tokens": 20}
+    choice = {"message": {"role": "assistant", "content": "In the data folder."}, "finish_reason": "stop"}
+    asked = logs.line([{"role": "user", "content": logs.words("question", 90)}])
+    with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+    found = estimated([with_usage, with_usage], tmp_path, [64])
+    assert found.prefix.prompt_tokens != 300
+    assert (found.exact, found.exact_savings.cached_tokens) == (1, reusable_tokens(300, 300, BLOCK)) == (1, 288)
 
 
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:

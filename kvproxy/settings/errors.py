@@ -57,6 +57,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             name = header[2]
             table = _split_name(name)
             if header[1] == "[[":
+                lines.setdefault(table, number)
                 table = (*table, counts[name])
                 counts[name] += 1
             lines.setdefault(table, number)

@@ -1,8 +1,8 @@
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from kvproxy.settings.section import Seconds, Section
 
@@ -36,6 +36,17 @@ class PriceSettings(Section):
         return self.input if self.write_1h is None else self.write_1h
 
 
+def _require_table(value: object) -> object:
+    if not isinstance(value, Mapping | PriceSettings):
+        raise ValueError(
+            'write a table for each model: [journal.prices."gpt-4o*"] input = 2.5, cached = 1.25, output = 10'
+        )
+    return value
+
+
+_TABLES = BeforeValidator(_require_table)
+
+
 class JournalSettings(Section):
     """The journal of requests."""
 
@@ -57,7 +68,7 @@ class JournalSettings(Section):
         " requests (hits) or of all requests (beginning); or all. With an encrypted store, no text is recorded.",
     )
     currency: str = Field("USD", min_length=1, max_length=8, description="Currency of the prices.")
-    prices: dict[str, PriceSettings] = Field(
+    prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
         {},
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
         " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies.",

@@ -69,6 +69,24 @@ def test_all_conflicts_between_settings_are_reported_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ('[[journal.prices]]\nmodel = "m"\ninput = 2\n', "journal.prices"),
+        ("journal.prices = 2.5\n", "journal.prices"),
+        ("[journal.prices]\nm = 2.5\n", "journal.prices.m"),
+    ],
+)
+def test_prices_in_another_form_are_rejected_with_the_right_form(tmp_path: Path, text: str, setting: str) -> None:
+    (file := tmp_path / "kvproxy.toml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(data=tmp_path)
+    start, _, fix = caught.value.message.partition(": ")
+    assert start == f"setting {setting}"
+    assert fix.startswith('write a table for each model: [journal.prices."gpt-4o*"] input = 2.5')
+    assert fix.endswith(f"({file}, line {2 if setting.endswith('m') else 1})")
+
+
+@pytest.mark.parametrize(
     ("flag", "value"),
     [
         *[("--port", "99999"), ("--upstream", "ftp://x"), ("--policy", "x"), ("--max-entries", "-1")],

@@ -104,14 +104,24 @@ def _print_lines(cells: Iterable[Sequence[str]]) -> None:
 
 
 def table_output(
-    document: Any, rows: Iterable[Row], *, empty: str = "nothing to list", layout: Layout = _FITTED, total: int = 0
+    document: Any,
+    rows: Iterable[Row],
+    *,
+    empty: str = "nothing to list",
+    layout: Layout = _FITTED,
+    total: int = 0,
+    is_minimum: bool = False,
 ) -> Output:
-    """Return an output that prints a table, and a note if there are more than the listed rows."""
+    """Return an output that prints a table, and a note if there are more than the listed rows.
+
+    `is_minimum`: there may be more than `total` rows.
+    """
 
     def show() -> None:
         print_table(rows, empty=empty, layout=layout)
         if total > len(document):
-            print_note(f"{len(document):,} of {total:,} rows: list all with --limit 0")
+            number = f"at least {total:,}" if is_minimum else f"{total:,}"
+            print_note(f"{len(document):,} of {number} rows: list all with --limit 0")
 
     return Output(document, show)
 

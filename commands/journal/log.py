@@ -11,7 +11,7 @@ from kvproxy.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
-from kvproxy.commands.options import JournalOptions, Limit, LimitOrAll, duration_option
+from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
     Column,
@@ -210,7 +210,7 @@ def top(
     *,
     by: Annotated[TopGroup, Option(help="Group requests by this field.")] = "prompt",
     backend: Annotated[bool, Option("--backend", help="Sort by backend time instead of requests.")] = False,
-    limit: Limit = 10,
+    limit: LimitOrAll = 10,
     selection: QueryOptions,
     layout: Layout,
     source: JournalOptions,
@@ -225,8 +225,12 @@ def top(
     Example: kvproxy log top --backend --by tenant
     """
     query = selection.query()
-    found = source.open_direct("log top").groups(query, by, order="backend" if backend else "requests", limit=limit)
-    has_differences = any(row.differs_in for row in found)
+    # One more row than the limit shows whether there are more.
+    found = source.open_direct("log top").groups(
+        query, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
+    )
+    listed = found[: limit or None]
+    has_differences = any(row.differs_in for row in listed)
     rows: list[Row] = [
         {
             "Requests#": row.requests,
@@ -238,6 +242,7 @@ def top(
             **({Column("Differs in", digits=30, is_text=True): ", ".join(row.differs_in)} if has_differences else {}),
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
         }
-        for row in found
+        for row in listed
     ]
-    return table_output([asdict(row) for row in found], rows, empty=EMPTY, layout=layout)
+    document = [asdict(row) for row in listed]
+    return table_output(document, rows, empty=EMPTY, layout=layout, total=len(found), is_minimum=True)

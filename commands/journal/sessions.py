@@ -5,7 +5,7 @@ from typer import Argument, Option
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import money, percent, table_time
-from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.journal.sessions.ledger import main_cause
@@ -21,7 +21,7 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 @app.default
 def sessions(
     *,
-    limit: Annotated[int, Option("--limit", "-n", help="Maximum number of sessions.", min=1)] = 20,
+    limit: LimitOrAll = 20,
     turns: Annotated[int, Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
     since: Annotated[float | None, duration_option(help="Only sessions active in this duration, such as 2h.")] = None,
     layout: Layout,
@@ -35,8 +35,11 @@ def sessions(
 
     Example: kvproxy sessions --since 2h --json
     """
-    found = source.open().sessions(limit, since, turns)
-    return table_output([asdict(each) for each in found], map(_session_row, found), empty="no sessions", layout=layout)
+    # One more row than the limit shows whether there are more.
+    found = source.open().sessions(limit + 1 if limit else None, since, turns)
+    listed = found[: limit or None]
+    document, rows = [asdict(each) for each in listed], map(_session_row, listed)
+    return table_output(document, rows, empty="no sessions", layout=layout, total=len(found), is_minimum=True)
 
 
 @app.subcommand

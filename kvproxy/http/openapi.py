@@ -123,7 +123,7 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/log/live": _LOG,
     "get /admin/log/series": {"since": _TEXT, "until": _NUMBER, "step": _TEXT, "by": _one_of("layer", "reason")},
     "get /admin/savings/ledger": {"since": _TEXT},
-    "get /admin/sessions": {"since": _TEXT, "limit": _NUMBER, "turns": _NUMBER},
+    "get /admin/sessions": {"since": _TEXT, "turns": _NUMBER} | _PAGE,
     "get /admin/savings": {"by": _one_of("layer", "tenant", "model", "tag", "day"), "since": _TEXT},
     "post /admin/upstreams/drain": _NAME,
     "post /admin/upstreams/undrain": _NAME,

@@ -170,9 +170,12 @@ class JournalReader:
         raise NotFound(f"no request {id_or_number[:80]!r} in {self.name}: kvproxy log lists them")
 
     def groups(
-        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
+        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int | None
     ) -> list[RequestGroup]:
-        """Return sums by group; the groups with the most requests, or with the most time of the backend, come first."""
+        """Return sums by group; the groups with the most requests, or with the most time of the backend, come first.
+
+        `limit` is the maximum number of groups; None returns all.
+        """
         condition, values = _where_sql(query)
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or {_BEGUN} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
@@ -192,7 +195,7 @@ class JournalReader:
             f" sum(case when {backend} then coalesce(completion_tokens, 0) else 0 end),"
             f" {spent} / 1000.0, {'prompt' if by == 'prompt' else 'null'}"
             f" from {source}{condition} and {group} is not null group by {group}"
-            f" order by {requests if order == 'requests' else spent} desc, 1 limit {int(limit)}"
+            f" order by {requests if order == 'requests' else spent} desc, 1{'' if limit is None else f' limit {int(limit)}'}"
         )
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 

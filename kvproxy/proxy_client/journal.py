@@ -82,7 +82,7 @@ class DirectJournal:
         return ExplanationReport(record, described.question, asdict(found), explain_in_sentences(found, format_time))
 
     def groups(
-        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int
+        self, query: RecordQuery, by: Group, *, order: Literal["requests", "backend"], limit: int | None
     ) -> list[RequestGroup]:
         """Return the groups with the most requests, or with the most seconds of the backend, as `order` selects.
 
@@ -112,7 +112,7 @@ class DirectJournal:
                 counts = observations.summary()
         return savings_report(self.reader, by, self._settings.journal, counts, since)
 
-    def sessions(self, limit: int, since: float | None, min_turns: int) -> list[Session]:
+    def sessions(self, limit: int | None, since: float | None, min_turns: int) -> list[Session]:
         start = None if since is None else time.time() - since
         return self._sessions().sessions(limit, start, min_turns)
 
@@ -192,9 +192,18 @@ class RemoteJournal:
             report["semantic"],
         )
 
-    def sessions(self, limit: int, since: float | None, min_turns: int) -> list[Session]:
-        rows = self._client.get("/admin/sessions", limit=limit, since=since, turns=min_turns)
-        return [Session(**row) for row in rows]
+    def sessions(self, limit: int | None, since: float | None, min_turns: int) -> list[Session]:
+        # A session that continues meanwhile moves to the beginning.
+        found: dict[int, Session] = {}
+        offset = 0
+        while limit is None or offset < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - offset)
+            rows = self._client.get("/admin/sessions", limit=size, offset=offset, since=since, turns=min_turns)
+            found |= {row["id"]: Session(**row) for row in rows}
+            offset += len(rows)
+            if len(rows) < size:
+                break
+        return list(found.values())
 
     def session_tree(self, session: str) -> list[TreeRow]:
         rows = self._client.get(f"/admin/sessions/{quote_path_segment(session)}")

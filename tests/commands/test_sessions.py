@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvproxy.journal.sessions import session_reader
 from kvproxy.settings.journal import PriceSettings
 from tests.commands.run import kvproxy, result
 from tests.journal.sessions.requests import SYSTEM, Sessions, assistant, provider, request, user
@@ -47,6 +48,19 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert (row["Turns"], row["Input"], row["Share"], row["Lost most to"]) == ("2", "20,200", "0.0%", "expired")
     assert (row["Longest pause"], row["Upstream"]) == ("10m", "https://api.example")
     assert float(row["Cost"]) == pytest.approx(cost, abs=0.001)
+
+
+def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_reader, "_BATCH", 1)
+    for command in (("sessions",), ("log", "top")):
+        every = result(*command, "-n", 0, "--data", data)
+        assert result(*command, "-n", 1, "--data", data) == every[:1]
+        cut = kvproxy(*command, "-n", 1, "--data", data)
+        rows = (cut.stdout.count("\n"), cut.stderr)
+        assert rows == (2, "1 of at least 2 rows: list all with --limit 0\n")
+        for limit in (0, len(every)):
+            assert kvproxy(*command, "-n", limit, "--data", data).stderr == ""
+    assert len(result("sessions", "-n", 0, "--data", data)) == 2
 
 
 def test_sessions_of_another_day_fit_a_terminal_and_have_whole_times_in_a_pipe(data: Path) -> None:

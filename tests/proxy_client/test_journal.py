@@ -70,6 +70,18 @@ def test_http_and_the_file_give_the_same_explanation_and_savings(running: Runnin
         remote.record("99")
 
 
+@pytest.mark.parametrize("limit", [None, 1, 2, 9])
+def test_http_and_the_file_give_the_same_sessions(
+    running: Running, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, data = running
+    monkeypatch.setattr(journal, "_PAGE", 1)
+    every = DirectJournal(data).sessions(None, None, 1)
+    assert len(every) > 1
+    found = RemoteJournal(ProxyClient(url)).sessions(limit, None, 1)
+    assert found == DirectJournal(data).sessions(limit, None, 1) == every[:limit]
+
+
 def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     url, _ = running
     assert isinstance(open_journal(url, None, None), DirectJournal)

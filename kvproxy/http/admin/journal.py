@@ -167,12 +167,13 @@ async def report_savings(request: Request) -> Response:
 
 
 async def sessions(request: Request) -> Response:
-    """List the sessions of the last `since` (such as 7d) with at least `turns` turns, newest first."""
+    """List the sessions of the last `since` (such as 7d) with at least `turns` turns, newest first; skip `offset` sessions."""
     query = request.query_params
     since, limit = query.get("since"), int(parse_number(query.get("limit", "100"), "limit"))
     start = None if not since else time.time() - parse_duration(since, "since")
     least = int(parse_number(query.get("turns", "1"), "turns"))
-    return reply(await _read_sessions(request, lambda found: found.sessions(min(_MAX_ROWS, limit), start, least)))
+    limit, offset = min(_MAX_ROWS, limit), int(parse_number(query.get("offset", "0"), "offset"))
+    return reply(await _read_sessions(request, lambda found: found.sessions(limit, start, least, offset)))
 
 
 async def turns(request: Request) -> Response:

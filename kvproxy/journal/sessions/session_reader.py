@@ -24,6 +24,8 @@ _PAUSES = (
     " order by 3 desc limit ?"
 )
 _MAX_PAUSES = 100_000
+_BATCH = 1_000
+"""Sessions per query; SQLite limits the number of parameters."""
 # A session and its sub-agents, whose first turns have a turn of the session as their parent.
 _WITH_AGENTS = (
     "with recursive family(id) as (select cast(? as bigint) union select t.number from family, turns t where t.session = t.number"
@@ -151,22 +153,28 @@ class SessionReader:
         self._reader = reader
         self._prices = prices
 
-    def sessions(self, limit: int, since: float | None = None, min_turns: int = 1) -> list[Session]:
+    def sessions(
+        self, limit: int | None, since: float | None = None, min_turns: int = 1, offset: int = 0
+    ) -> list[Session]:
         """Return the sessions with the latest requests, newest first, without sessions that only warmed a cache.
 
-        With `since`, return only sessions with a request after this time (seconds since the epoch).
+        With `since`, return only sessions with a request after this time (seconds since the epoch). Skip the first `offset`
+        sessions, and return at most `limit`; None returns all.
         """
         first = 0 if since is None else self._reader.first_number_since(since)
         sql = (
             "select t.session from turns t join records r on r.number = t.number"
             " where t.session in (select session from turns where number >= ?) group by t.session having count(*) >= ?"
             " and count(*) filter (where r.layer <> coalesce((select number from names where name = 'warming'), 0)) > 0"
-            " order by max(t.number) desc limit ?"
+            " order by max(t.number) desc"
         )
-        ids = [row[0] for row in self._reader.rows(sql, [first, min_turns, limit])]
+        page = "" if limit is None else f" limit {int(limit)} offset {int(offset)}"
+        ids = [row[0] for row in self._reader.rows(sql + page, [first, min_turns])]
         turns: dict[int, list[Turn]] = {id: [] for id in ids}
-        for turn in self._turns(f"t.session in ({', '.join('?' * len(ids))})", ids):
-            turns[turn.session].append(turn)
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            for turn in self._turns(f"t.session in ({', '.join('?' * len(batch))})", batch):
+                turns[turn.session].append(turn)
         return [summarize_session(found) for found in turns.values() if found]
 
     def turns(self, session: str) -> list[Turn]:

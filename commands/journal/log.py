@@ -135,7 +135,8 @@ def show(
 
     found = source.open().record(request)
     record = found.record
-    document = asdict(record) | {"decode_ms": _decode_ms(record), "question": found.question}
+    questions = {"question": found.question, "stored_question": _matched_question(found)}
+    document = asdict(record) | {"decode_ms": _decode_ms(record)} | questions
     document.pop("text")
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
     facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of_reason(record.reason))]

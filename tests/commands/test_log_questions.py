@@ -47,6 +47,9 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
             services.answerer.journal.latest(1)
             earlier = kvproxy("log", "--json", "--data", tmp_path, url=url).stdout.splitlines()
             assert [json.loads(line)["question"] for line in earlier][::2] == [STORED, STORED]
+            shown = json.loads(kvproxy("log", "show", 2, "--json", "--data", tmp_path, url=url).stdout)
+            # The stored response was replaced, so that only the journal can have its question.
+            assert shown["stored_question"] == (STORED if text == "hits" else None)
             top = json.loads(kvproxy("log", "top", "--json", "--data", tmp_path, url=url).stdout)
     named = {row["name"]: row["requests"] for row in top}
     assert named == {STORED: 2, ASKED if text == "hits" or shadow else "prompt 2 (no text recorded)": 1}

@@ -101,8 +101,10 @@ def _seconds_saved_by_hits(hits: "HitSavings", prefill_and_decode_rate: tuple[fl
 
 
 def _format_saved_money(hits: "HitSavings", discount: float | None) -> str | None:
-    is_bound = discount is None and hits.cached_tokens and hits.money is not None
-    return f"at most {money(hits.money)}" if is_bound else money(hits.money)
+    if hits.money is None:
+        return None
+    bound = "at most " if discount is None and hits.cached_tokens else ""
+    return f"{bound}{money(hits.money)}{' (priced)' if hits.unpriced else ''}"
 
 
 def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:
@@ -158,7 +160,9 @@ def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, flo
         )
     if found.exact_savings.money is None:
         print_text("no price is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
-    elif found.reuse_discount is None:
+    elif unpriced := sum(each.unpriced for each in savings):
+        print_text(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
+    if found.exact_savings.money is not None and found.reuse_discount is None:
         print_text("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
     if found.untokenized:
         print_text(f"{found.untokenized:,} prompts contain more than text and are not counted")

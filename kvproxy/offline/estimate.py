@@ -50,6 +50,7 @@ class HitSavings:
         cached_tokens: prompt tokens that the backend would have reused, as the logged responses report them; otherwise as an
             unlimited pool would have reused them.
         money: price of prompts and responses, with `cached_tokens` at the price of reuse; None if no model has a price.
+        unpriced: number of hits on models without a price; `money` excludes them.
     """
 
     requests: int
@@ -58,6 +59,7 @@ class HitSavings:
     without_response: int
     cached_tokens: int
     money: float | None
+    unpriced: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def _savings_of_hit(
     reusable = reusable_tokens(round(common_share * prompt), prompt, block_size)
     cached = reusable if reuse is None else reuse.cached_tokens
     money = None if price is None else hit_price(price, prompt, cached, response)
-    return HitSavings(1, prompt, response, int(response == 0), cached, money)
+    return HitSavings(1, prompt, response, int(response == 0), cached, money, int(price is None))
 
 
 def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
@@ -212,6 +214,7 @@ def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
         sum(each.without_response for each in hits),
         sum(each.cached_tokens for each in hits),
         sum(each.money or 0.0 for each in hits) if has_price else None,
+        sum(each.unpriced for each in hits),
     )
 
 

@@ -175,6 +175,19 @@ def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: 
     assert (found.exact, found.exact_savings.cached_tokens) == (1, reusable_tokens(300, 300, BLOCK)) == (1, 288)
 
 
+def test_hits_of_models_without_a_price_are_not_in_the_money(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."m"]\ninput = 3\noutput = 15\n')
+    question = [{"role": "user", "content": logs.words("question", 40)}]
+    lines = [logs.line(question, "In the data folder.", model=model) for model in ("m", "free") for _ in range(2)]
+    file = logs.write(tmp_path / "log.jsonl", lines)
+    hits = json.loads(kvproxy("estimate", file, "--data", tmp_path, "--json").stdout)["exact_savings"]
+    assert (hits["requests"], hits["unpriced"]) == (2, 1)
+    shown = kvproxy("estimate", file, "--data", tmp_path).stdout
+    assert f"\tat most {hits['money']:.4f} (priced)\n" in shown
+    assert "not in the saved money: 1 hit of models without a price\n" in shown
+    assert "no price of cached tokens is known" in shown
+
+
 def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(
         '[[edits]]\nname = "ids"\naction = "strip"\npattern = "Session (.*?) "\n\n'

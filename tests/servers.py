@@ -129,7 +129,7 @@ def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
     services = build_services(settings)
     server = make_server(services)
-    server.config.app = end_after_report(cast(ASGIApp, server.config.app))
+    server.config.app = end_after_report(cast("ASGIApp", server.config.app))
     with run_server(server, port) as url:
         yield url, services
 

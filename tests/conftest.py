@@ -31,6 +31,8 @@ _LONGEST = (
     "tests/commands/test_no_calls_home",
     "tests/backends/test_reasoning",
     "tests/structure/test_wheel",
+    "tests/upstreams/llama/",
+    "tests/telemetry/",
     "tests/supply/",
     "tests/engine/",
     "tests/index/",

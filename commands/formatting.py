@@ -44,6 +44,13 @@ def money(amount: float | None) -> str | None:
     return None if amount is None else f"{amount:,.4f}"
 
 
+def saved_money(amount: float | None, *, is_bound: bool, leaves_out_models: bool) -> str | None:
+    """Format saved money, which may be an upper bound, and leave out models without a price."""
+    if amount is None:
+        return None
+    return f"{'at most ' if is_bound else ''}{money(amount)}{' (priced)' if leaves_out_models else ''}"
+
+
 def milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 

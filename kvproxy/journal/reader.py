@@ -326,19 +326,12 @@ class JournalReader:
         self, records: Sequence[Record], stored_questions: Callable[[list[str]], Mapping[str, str]]
     ) -> list[RecordWithQuestions]:
         """Add questions to records; `stored_questions` returns the questions of stored responses, given their ids."""
-        entries: dict[int, str] = {}
         prompts = sorted({each.prompt for each in records if each.prompt is not None and each.text is None})
-        for start in range(0, len(prompts), _MAX_SAMPLED):
-            part = prompts[start : start + _MAX_SAMPLED]
-            sql = f"select number, entry from prompts where entry is not null and number in ({', '.join('?' * len(part))})"
-            entries |= dict(self.rows(sql, part))
+        entries = self._prompt_values("number", "entry", prompts)
         ids = {id for each in records for id in (each.entry, each.near) if id is not None}
         questions = dict(stored_questions(sorted(ids.union(entries.values()))))
         keys = {short_key(id): id for id in sorted(ids - questions.keys())}
-        for start in range(0, len(keys), _MAX_SAMPLED):
-            part_keys = list(keys)[start : start + _MAX_SAMPLED]
-            sql = f"select key, text from prompts where key in ({', '.join('?' * len(part_keys))})"
-            questions |= {keys[key]: text for key, text in self.rows(sql, part_keys)}
+        questions |= {keys[key]: text for key, text in self._prompt_values("key", "text", list(keys)).items()}
         found = []
         for record in records:
             # The entry of a semantic hit has another question. The entry of another record may have been replaced.
@@ -346,6 +339,15 @@ class JournalReader:
             question = record.text or own or questions.get(entries.get(record.prompt or 0, ""))
             near = record.near or (record.entry if record.layer == "semantic" else None)
             found.append(RecordWithQuestions(record, question, questions.get(near or "")))
+        return found
+
+    def _prompt_values(self, column: str, value: str, wanted: Sequence[object]) -> dict[Any, str]:
+        found: dict[Any, str] = {}
+        for start in range(0, len(wanted), _MAX_SAMPLED):
+            part = wanted[start : start + _MAX_SAMPLED]
+            marks = ", ".join("?" * len(part))
+            sql = f"select {column}, {value} from prompts where {value} is not null and {column} in ({marks})"
+            found |= dict(self.rows(sql, part))
         return found
 
     def contents(self, prompt_number: int) -> JsonObject | None:

@@ -56,9 +56,8 @@ def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntr
         if not victims:
             return  # The totals in the database are damaged.
         remove([row["id"] for row in victims], "evicted")
-        for row in victims:
-            if row["priority"] < PINNED:
-                run("update totals set age = :age", {"age": row["priority"]})
+        if unpinned := [row["priority"] for row in victims if row["priority"] < PINNED]:
+            run("update totals set age = :age", {"age": max(unpinned)})
 
 
 def tokens_per_byte(new: NewEntry) -> float:

@@ -1,4 +1,5 @@
 from collections.abc import Container
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,6 +26,7 @@ INT8_NAME = "all-MiniLM-L6-v2-int8.3"
 """`Embedder.name` with int8. It ends in a version, because vectors with different rounding are not comparable."""
 MAX_TOKENS = 256
 _MAX_READ = MAX_TOKENS // 2
+_CACHED_TEXTS = 64
 
 
 class MiniLMEmbedder(ThreadedEmbedder):
@@ -44,14 +46,19 @@ class MiniLMEmbedder(ThreadedEmbedder):
         self._tables = embedding_tables(folder)
         self._tokenizer = load_tokenizer(folder, MAX_TOKENS)
         self.vocabulary: Container[str] = frozenset(self._tokenizer.get_vocab())
+        # A text is checked before it is embedded.
+        self._ids = lru_cache(maxsize=_CACHED_TEXTS)(self._token_ids)
         self._unknown = self._tokenizer.token_to_id("[UNK]")
 
     def can_read(self, text: str) -> bool:
-        ids = self._tokenizer.encode(text).ids
+        ids = self._ids(text)
         return len(ids) <= _MAX_READ and self._unknown not in ids
 
+    def _token_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text).ids)
+
     def _embed_one(self, text: str) -> np.ndarray:
-        ids = self._tokenizer.encode(text).ids
+        ids = self._ids(text)
         tokens = embed_tokens(self._tables, ids, [0] * len(ids))
         vector: np.ndarray = self._session.run(None, {"tokens": tokens})[0][0]
         return vector

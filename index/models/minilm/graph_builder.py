@@ -140,7 +140,7 @@ def _quantize(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def int8_test_graph() -> bytes:
     """Build a graph that multiplies `tokens`, an input of shape `[1, 1, 2]`, by the largest int8 weights.
 
-    `computes_int8_exactly` runs it to find out whether the processor rounds sums of int8 products.
+    `computes_int8_exactly` runs it to find out whether the processor computes sums of int8 products exactly.
     """
     graph = Graph()
     weights, scales = graph.constant(np.full((2, 1), 127, np.int8)), graph.constant(np.ones(1, np.float32))

@@ -75,7 +75,7 @@ _HISTOGRAM_DECAY = 1500.0
 _PLANNED_ANSWERS = 500
 _CHECKED_SHARE = 0.8
 _MAX_PLANNED_FACTOR = 1.5
-_TESTED, _MAX_TESTED_ERROR = 6.0, 0.15
+_COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
@@ -113,7 +113,7 @@ class ServingLevel:
 
     @property
     def max_counted_error(self) -> float:
-        return min(_MAX_TESTED_ERROR, _TESTED * self.max_error)
+        return min(_MAX_COUNTED_ERROR, _COUNTED_FACTOR * self.max_error)
 
     @property
     def most_wrong(self) -> int:

@@ -51,18 +51,15 @@ def facts(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     (found,) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
-    tile = f"{constants.get('TILE')}x{constants['PADDED_DIM']}x"
-    buffers = re.findall(rf"local_alloc.*-> !ttg\.memdesc<(\d+)x{tile}", compiled.asm["ttgir"])
     return {
         "registers": int(found[0]),
         "stack": int(found[1]),
         "shared": compiled.metadata.shared,
-        "buffers": max(map(int, buffers), default=0),
         "warps": options["num_warps"],
     }
 
 
-def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind = FULL_ATTENTION) -> dict[str, int]:
+def attend(capability: int, dtype: str, group: int, *, kind: Kind = FULL_ATTENTION) -> dict[str, int]:
     product, size = _TYPES[dtype]
     padded = max(16, 1 << (group - 1).bit_length())
     shape = {
@@ -73,7 +70,7 @@ def attend(capability: int, dtype: str, group: int, *, roomy: bool, kind: Kind =
         "DOT_TYPE": product,
     }
     content = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | {"table": "*i32"}
-    options = launch_options(padded, double_buffer=roomy)
+    options = launch_options(padded)
     return facts(triton_kernels.split_kv_attention, capability, _SCRATCH | content, _CUT | shape | kind, options)
 
 
@@ -93,14 +90,14 @@ def merge(capability: int, dtype: str, *, sinks: bool = False) -> dict[str, int]
     )
 
 
-# Small and large GPUs, types, and groups up to Falcon's 71. The window and the capped scores are Gemma 2's.
+# GPUs, types, and groups up to Falcon's 71. The window and the capped scores are Gemma 2's.
 KERNELS: dict[str, Callable[[], dict[str, int]]] = {
-    "sm_80 small bf16 4": lambda: attend(80, "bf16", 4, roomy=False),
-    "sm_90 roomy bf16 4": lambda: attend(90, "bf16", 4, roomy=True),
-    "sm_90 roomy bf16 71": lambda: attend(90, "bf16", 71, roomy=True),
-    "sm_80 small bf16 71": lambda: attend(80, "bf16", 71, roomy=False),
-    "sm_90 roomy fp32 4": lambda: attend(90, "fp32", 4, roomy=True),
-    "sm_90 roomy bf16 window cap 4": lambda: attend(90, "bf16", 4, roomy=True, kind=WINDOW),
+    "sm_80 bf16 4": lambda: attend(80, "bf16", 4),
+    "sm_90 bf16 4": lambda: attend(90, "bf16", 4),
+    "sm_90 bf16 71": lambda: attend(90, "bf16", 71),
+    "sm_80 bf16 71": lambda: attend(80, "bf16", 71),
+    "sm_90 fp32 4": lambda: attend(90, "fp32", 4),
+    "sm_90 bf16 window cap 4": lambda: attend(90, "bf16", 4, kind=WINDOW),
     "merge sm_80 bf16 sinks": lambda: merge(80, "bf16", sinks=True),
     "merge sm_90 bf16": lambda: merge(90, "bf16"),
 }

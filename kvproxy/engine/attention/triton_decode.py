@@ -1,5 +1,5 @@
 import math
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +10,6 @@ from kvproxy.engine.worker.kv_pool import KVPool
 
 # Maximum number of key elements in one load of a program, by bytes per element. More would spill registers.
 _TILE_ELEMENTS = {2: 8192, 4: 2048}
-_DOUBLE_BUFFER_BYTES = 160 << 10  # minimum shared memory of a multiprocessor for double buffering
-_DOUBLE_BUFFER_STAGES = 5  # `num_stages` with which Triton double-buffers
 
 
 class TritonDecode:
@@ -58,7 +56,7 @@ class TritonDecode:
         output = torch.empty((rows, heads, head_dim), dtype=query.dtype, device=query.device)
         padded_head_dim = max(16, _power_of_two(head_dim))
         padded_heads_per_kv_head = max(16, _power_of_two(heads // kv_heads))
-        options = launch_options(padded_heads_per_kv_head, double_buffer=_can_double_buffer(query.device))
+        options = launch_options(padded_heads_per_kv_head)
         split_programs = min(num_splits, -(-self.num_programs // (rows * kv_heads)))
         scale = scores.scaling if scores.scaling is not None else head_dim**-0.5
         constants = {
@@ -106,20 +104,9 @@ class TritonDecode:
         return output
 
 
-@cache
-def _can_double_buffer(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    return bool(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor >= _DOUBLE_BUFFER_BYTES)
-
-
-def launch_options(padded_heads_per_kv_head: int, *, double_buffer: bool) -> dict[str, int]:
-    # Groups of 64 and more use large matrix instructions, which are double-buffered already.
-    # Four warps have enough registers for the smallest groups only.
-    return {
-        "num_warps": 8 if padded_heads_per_kv_head > 16 else 4,
-        "num_stages": _DOUBLE_BUFFER_STAGES if double_buffer and padded_heads_per_kv_head < 64 else 2,
-    }
+def launch_options(padded_heads_per_kv_head: int) -> dict[str, int]:
+    # Four warps have enough registers for the smallest groups only. More stages are slower on an H100.
+    return {"num_warps": 8 if padded_heads_per_kv_head > 16 else 4, "num_stages": 2}
 
 
 def unsupported_reason(device: torch.device) -> str | None:

@@ -6,6 +6,8 @@ multiple of 256 tokens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -98,6 +100,8 @@ def flash_attention(
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     left = -1 if layout.window is None else layout.window - 1
+    # torch before 2.12 has no such argument, and always allows grouped heads.
+    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] and _has_enable_gqa() else {}
     found = varlen_attn(
         query,
         key,
@@ -109,13 +113,20 @@ def flash_attention(
         return_aux=None if scores.sinks is None else AuxRequest(lse=True),
         scale=scores.scaling,
         window_size=(left, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     if scores.sinks is None:
         assert isinstance(found, torch.Tensor)
         return found
     output, logsums = found
     return apply_sinks(output, logsums.transpose(0, 1), scores.sinks)
+
+
+@cache
+def _has_enable_gqa() -> bool:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def apply_sinks(output: torch.Tensor, logsums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:

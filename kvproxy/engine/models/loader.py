@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvproxy.demo import DEMO, verified_model_path
+from kvproxy.engine.attention import triton_decode
 from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register_attention
 from kvproxy.engine.models.layer_groups import GROUP_KINDS, LayerGroup, group_layers
 from kvproxy.engine.models.linear_layers import pack_linear_layers, quantize_linear_layers
@@ -99,6 +100,11 @@ def prepare_model(name: str, model: Any, tokenizer: Any, device: torch.device) -
         )
     model.set_attn_implementation(NAME)
     model.to(device).eval()
+    if device.type == "cuda" and triton_decode.unsupported_reason(device) is None:
+        from kvproxy.engine.models.fused_layers import fuse_layers
+
+        with torch.cuda.device(device):
+            fuse_layers(model)
     patch_query_temperature(model)
     heads = config.num_attention_heads
     groups = group_layers(config)

@@ -46,9 +46,9 @@ def main() -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Check]:
-    from tests.gpu import bandwidth, engine, graphs, index, kernels, memory, steps
+    from tests.gpu import bandwidth, chats, engine, graphs, index, kernels, memory, steps
 
-    parts = (kernels, engine, graphs, bandwidth, steps, memory, index)
+    parts = (kernels, engine, graphs, bandwidth, steps, memory, index, chats)
     checks = [check for part in parts for check in part.CHECKS if arguments.only in check.name]
     return [check for check in checks if check.rehearsed or not arguments.rehearse]
 

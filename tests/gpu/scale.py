@@ -39,7 +39,7 @@ class Scale:
 FULL = Scale(
     Shape(32_000, 4096, 14_336, 32, 32, 8), 16_384, 8192, (1, 8, 64), (64, 256), 256, 1_000_000, repeat=20, judged=True
 )
-REHEARSAL = Scale(Shape(300, 64, 96, 2, 4, 2), 256, 96, (1, 3), (5, 20), 32, 5_000, repeat=2, judged=False)
+REHEARSAL = Scale(Shape(2048, 64, 96, 2, 4, 2), 256, 96, (1, 3), (5, 20), 32, 5_000, repeat=2, judged=False)
 
 
 def scale_of(device: torch.device) -> Scale:

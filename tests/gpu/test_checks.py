@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tests.gpu import __main__ as program
-from tests.gpu import bandwidth, engine, graphs, index, memory, steps
+from tests.gpu import bandwidth, chats, engine, graphs, index, memory, steps
 from tests.gpu.check import Check, Figures, Missed, NotHere, Result, run_all, run_one
 
 CPU = torch.device("cpu")
-CHECKS = [check for part in (graphs, bandwidth, steps, memory, index) for check in part.CHECKS]
+CHECKS = [check for part in (graphs, bandwidth, steps, memory, index, chats) for check in part.CHECKS]
 CHECKS += [check for check in engine.CHECKS if check.run is engine.bfloat16_logits]
 
 

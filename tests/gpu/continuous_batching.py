@@ -1,0 +1,84 @@
+"""Continuous batching by transformers."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tests.gpu import seven
+from tests.gpu.scale import scale_of
+
+_FLASH = "paged|flash_torch"
+ATTENTION = (_FLASH, "sdpa")
+"""Attention implementations, the fastest first. FlashAttention is torch's, because the package flash-attn may be missing."""
+_BLOCK = 256  # tokens, the default
+_LIMIT_SECONDS = 40.0
+
+
+def generate(model: Any, attention: str, prompts: list[list[int]], tokens: int, rows: int) -> float:
+    """Return the seconds for all responses, of which at most `rows` are in a batch."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    config = ContinuousBatchingConfig(
+        num_blocks=2 * rows * (-(-(max(map(len, prompts)) + tokens) // _BLOCK)),
+        max_batch_tokens=scale_of(model.device).context,
+        max_requests_per_batch=rows,
+        allow_block_sharing=False,  # all prompts differ
+    )
+    batching = model.continuous_batching_context_manager
+    with (
+        _original_model(model, attention),
+        batching(generation_config=generation, continuous_batching_config=config, timeout=5) as manager,
+    ):
+        # The first round captures the CUDA graphs.
+        return [_run(manager, prompts, tokens) for _ in range(2)][-1]
+
+
+def _run(manager: Any, prompts: list[list[int]], tokens: int) -> float:
+    began = time.perf_counter()
+    unfinished = set(manager.add_requests(prompts, max_new_tokens=tokens))
+    while unfinished:
+        result = manager.get_result(timeout=1)
+        if result is None and (time.perf_counter() - began > _LIMIT_SECONDS or not manager.is_running()):
+            raise RuntimeError(f"{len(unfinished)} requests are unfinished")
+        if result is not None and result.is_finished():
+            if result.error or len(result.generated_tokens) != tokens:
+                raise RuntimeError(result.error or f"{len(result.generated_tokens)} tokens")
+            unfinished.remove(result.request_id)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _original_model(model: Any, attention: str) -> Iterator[None]:
+    """Undo the changes that the proxy made to the model."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_FLASH, _flash_attention)
+    before = model.config._attn_implementation
+    forwards = {module: vars(module).pop("forward") for module in model.modules() if "forward" in vars(module)}
+    # `set_attn_implementation` would search for the package flash-attn.
+    model.config._attn_implementation = attention
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        for module, forward in forwards.items():
+            module.forward = forward
+        seven.free()
+
+
+def _flash_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, *, cache: Any, **batch: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend like transformers' `paged_attention_forward`, but by torch's own FlashAttention."""
+    from kvproxy.engine.attention.interface import ScoreOptions
+    from kvproxy.engine.attention.varlen_prefill import PackedLayout, flash_attention
+
+    keys, values = cache.update(key, value, module.layer_idx, batch["read_index"], batch["write_index"])
+    ends = batch["cu_seq_lens_q"].int(), batch["cu_seq_lens_k"].int()
+    layout = PackedLayout(*ends, batch["max_seqlen_q"], batch["max_seqlen_k"])
+    queries = query[0].transpose(0, 1).contiguous()
+    return flash_attention(queries, keys, values, layout, ScoreOptions(scaling=module.scaling)), None

@@ -33,8 +33,9 @@ def generate(model: Any, attention: str, prompts: list[list[int]], tokens: int, 
         _original_model(model, attention),
         batching(generation_config=generation, continuous_batching_config=config, timeout=5) as manager,
     ):
-        # The first round captures the CUDA graphs.
-        return [_run(manager, prompts, tokens) for _ in range(2)][-1]
+        # FlashAttention needs a full round to capture the CUDA graphs; the other has none.
+        _run(manager, prompts, tokens if attention == _FLASH else 2)
+        return _run(manager, prompts, tokens)
 
 
 def _run(manager: Any, prompts: list[list[int]], tokens: int) -> float:
@@ -54,9 +55,11 @@ def _run(manager: Any, prompts: list[list[int]], tokens: int) -> float:
 @contextmanager
 def _original_model(model: Any, attention: str) -> Iterator[None]:
     """Undo the changes that the proxy made to the model."""
-    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    AttentionInterface.register(_FLASH, _flash_attention)
+    ALL_ATTENTION_FUNCTIONS.register(_FLASH, _flash_attention)
+    if attention == _FLASH and ALL_ATTENTION_FUNCTIONS.get_interface(_FLASH, None) is not _flash_attention:
+        raise NotImplementedError("this version of transformers registers attention otherwise")
     before = model.config._attn_implementation
     forwards = {module: vars(module).pop("forward") for module in model.modules() if "forward" in vars(module)}
     # `set_attn_implementation` would search for the package flash-attn.
@@ -80,5 +83,5 @@ def _flash_attention(
     keys, values = cache.update(key, value, module.layer_idx, batch["read_index"], batch["write_index"])
     ends = batch["cu_seq_lens_q"].int(), batch["cu_seq_lens_k"].int()
     layout = PackedLayout(*ends, batch["max_seqlen_q"], batch["max_seqlen_k"])
-    queries = query[0].transpose(0, 1).contiguous()
+    queries, keys, values = query[0].transpose(0, 1).contiguous(), keys.contiguous(), values.contiguous()
     return flash_attention(queries, keys, values, layout, ScoreOptions(scaling=module.scaling)), None

@@ -66,13 +66,13 @@ def _check_torch() -> str:
 
 def _check_faiss() -> str:
     found = {}
-    for name in ("faiss-cpu", "faiss-gpu-cu12"):
+    for name in ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     if len(found) > 1:
-        raise KvproxyError("faiss-cpu and faiss-gpu-cu12 overwrite each other: uninstall both, then install one again")
+        raise KvproxyError(f"{' and '.join(found)} overwrite each other: uninstall them, then install one again")
     import faiss
 
     return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"

@@ -3,6 +3,7 @@
 import base64
 import json
 import pickle
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def test_doctor_tells_what_is_encrypted_and_what_is_not(tmp_path: Path) -> None:
     (tmp_path / "keys").chmod(0o640)
     with pytest.raises(KvproxyError, match=r"other users can read the keys in .*: chmod 600"):
         check_encryption(load_settings(data=tmp_path, encryption={"key_file": tmp_path / "keys"}))
+
+
+@pytest.mark.parametrize("build", ["faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12"])
+def test_doctor_finds_a_second_build_of_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str) -> None:
+    check = dict(all_checks(load_settings(data=tmp_path), "http://127.0.0.1:1"))["faiss"]
+    assert str(check()).startswith("faiss-cpu ")
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "1.15.1" if name == build else version(name))
+    with pytest.raises(KvproxyError, match=f"^faiss-cpu and {build} overwrite each other"):
+        check()
 
 
 def test_doctor_finds_chunks_in_clear(tmp_path: Path) -> None:

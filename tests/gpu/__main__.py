@@ -3,8 +3,8 @@
 python -m tests.gpu [--json FILE] [--require-all] [--only TEXT] [--limit SECONDS] [--rehearse]
 
 It needs torch with CUDA, triton and rich; the checks of the engine also transformers and what the engine imports (pydantic,
-pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash), that of the index faiss with GPU support. A check whose package
-is missing says so and is not run; with --require-all that is a failure.
+pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash), that of chats the dependencies of kvproxy and jinja2, that of
+the index faiss with GPU support. A check whose package is missing says so and is not run; with --require-all that is a failure.
 Exit codes: 0 all passed, 1 something failed or missed its goal, 3 there is no GPU.
 """
 

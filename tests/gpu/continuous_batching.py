@@ -33,7 +33,7 @@ def generate(model: Any, attention: str, prompts: list[list[int]], tokens: int, 
         _original_model(model, attention),
         batching(generation_config=generation, continuous_batching_config=config, timeout=5) as manager,
     ):
-        # FlashAttention needs a full round to capture the CUDA graphs; the other has none.
+        # With FlashAttention, a full round captures all CUDA graphs; sdpa has none.
         _run(manager, prompts, tokens if attention == _FLASH else 2)
         return _run(manager, prompts, tokens)
 

@@ -29,6 +29,7 @@ class Scale:
     longest: int
     context: int
     rows: tuple[int, ...]
+    pool: int  # tokens that fit into 80 GB beside the weights
     suffixes: tuple[int, ...]
     chunk: int
     vectors: int
@@ -37,9 +38,18 @@ class Scale:
 
 
 FULL = Scale(
-    Shape(32_000, 4096, 14_336, 32, 32, 8), 16_384, 8192, (1, 8, 64), (64, 256), 256, 1_000_000, repeat=20, judged=True
+    Shape(32_000, 4096, 14_336, 32, 32, 8),
+    16_384,
+    8192,
+    (1, 8, 64),
+    1 << 18,
+    (64, 256),
+    256,
+    1_000_000,
+    20,
+    judged=True,
 )
-REHEARSAL = Scale(Shape(2048, 64, 96, 2, 4, 2), 256, 96, (1, 3), (5, 20), 32, 5_000, repeat=2, judged=False)
+REHEARSAL = Scale(Shape(2048, 64, 96, 2, 4, 2), 256, 96, (1, 3), 288, (5, 20), 32, 5_000, repeat=2, judged=False)
 
 
 def scale_of(device: torch.device) -> Scale:

@@ -5,7 +5,7 @@ import statistics
 import torch
 
 from tests.gpu import seven
-from tests.gpu.check import Check, Figures, Missed, NotHere
+from tests.gpu.check import Check, Figures, Missed
 from tests.gpu.scale import copy_bandwidth, launched, matmul_rate, scale_of
 
 PREFILL_GOAL = 0.6
@@ -19,11 +19,8 @@ def decode_steps(device: torch.device) -> Figures:
     figures: Figures = {}
     weights = sum(parameter.numel() * 2 for parameter in loaded.model.parameters())
     for rows in scale.rows:
-        try:
-            runner, spans = seven.runner(device, rows, scale.context, graphs=True)
-        except NotHere as reason:
-            figures[f"{rows} rows"] = f"not run: {reason}"
-            continue
+        context = min(scale.context, scale.pool // rows)
+        runner, spans = seven.runner(device, rows, context, graphs=True)
         if runner._captured is None:
             raise Missed("the model's steps were not captured", figures)
         replay = launched(lambda runner=runner, spans=spans: runner._captured(spans), scale.repeat)  # type: ignore[misc]
@@ -31,8 +28,8 @@ def decode_steps(device: torch.device) -> Figures:
             lambda runner=runner, spans=spans: runner.run_eager([], spans, [1] * len(spans)),  # type: ignore[misc]
             scale.repeat // 2,
         )
-        floor = (weights + rows * scale.context * loaded.shape.block_bytes(1, loaded.dtype)) / copy_bandwidth(device)
-        figures[f"{rows} x {scale.context}"] = (
+        floor = (weights + rows * context * loaded.shape.block_bytes(1, loaded.dtype)) / copy_bandwidth(device)
+        figures[f"{rows} x {context}"] = (
             f"{replay * 1e3:.2f} ms, eager {eager * 1e3:.2f} ms ({replay / eager:.2f}), memory's floor {floor * 1e3:.2f} ms"
             f" ({floor / replay:.2f} of a copy)"
         )

@@ -104,7 +104,7 @@ class CrossEncoder(nn.Module):
 
     def adapter(self) -> Weights:
         """Return the trained parameters under the names that `weights.merge_adapter` reads."""
-        return {_adapter_name(name): value.detach().numpy().copy() for name, value in self.named_parameters()}
+        return {_adapter_name(name): value.detach().cpu().numpy().copy() for name, value in self.named_parameters()}
 
     def load_adapter(self, adapter: Weights) -> None:
         for name, value in self.named_parameters():

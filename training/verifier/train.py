@@ -36,6 +36,7 @@ class TrainingOptions:
         changed, filled, implied: pairs per pass: hard negatives from questions and from templates, and pairs that labels imply.
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
         smoothing: probability of the other label.
+        device: of torch. A GPU trains about a hundred times as fast as two CPU cores.
     """
 
     pairs: Path
@@ -51,6 +52,7 @@ class TrainingOptions:
     smoothing: float = 0.05
     seed: int = 0
     start: Path | None = None
+    device: str = "cpu"
 
 
 def batches(options: TrainingOptions) -> Iterator[list[tuple[LabelledPair, object]]]:
@@ -104,14 +106,16 @@ def train(options: TrainingOptions) -> None:
     model = CrossEncoder(base_weights(packaged_model()), options.rank).train()
     if options.start:
         model.load_adapter(read_tensors(options.start)[0])
+    model.to(options.device)
     optimizer = make_optimizer(model, options.rate)
     rates = [group["lr"] for group in optimizer.param_groups]
     total, started, saved = max_steps(options), time.monotonic(), time.monotonic()
     progress, seen, losses, rights = 0.0, 0, 0.0, 0.0
     for step, batch in enumerate(batches(options), 1):
-        labels = torch.tensor([float(pair.same) for pair, _ in batch])
+        labels = torch.tensor([float(pair.same) for pair, _ in batch], device=options.device)
         smoothed = labels + (1 - 2 * labels) * options.smoothing
-        logits = model(*map(torch.from_numpy, pad([encoded for _, encoded in batch])))
+        inputs = pad([encoded for _, encoded in batch])
+        logits = model(*(torch.from_numpy(part).to(options.device) for part in inputs))
         loss = F.binary_cross_entropy_with_logits(logits, smoothed)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -142,7 +146,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, required=True, help='lines {"a", "b", "same"}, .jsonl or .jsonl.gz')
     parser.add_argument("--out", type=Path, required=True, help="the adapter file to write (.safetensors)")
     for option in fields(TrainingOptions):
-        if isinstance(option.default, int | float):
+        if isinstance(option.default, int | float | str):
             parser.add_argument(f"--{option.name}", type=type(option.default), default=option.default)
     parser.add_argument("--start", type=Path, help="an adapter to continue from")
     train(TrainingOptions(**vars(parser.parse_args())))

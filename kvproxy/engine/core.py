@@ -93,6 +93,9 @@ class EngineCore:
             self._runner.capture(capture, max_rows=max_captured_rows(settings), max_len=self.limits.token_capacity)
         self.tiers = create_tier_connector(loaded, pool, self.manager, chunked_prefill, settings, tiers, cipher)
         self._waits_for_load = False
+        # A GPU computes the next step while the host decodes and sends the outputs of the last.
+        self._sends_during_next_step = loaded.device.type == "cuda"
+        self._unsent: list[SequenceLogits] = []
         self._scheduler = Scheduler(
             self.manager,
             settings.max_num_batched_tokens,
@@ -147,6 +150,7 @@ class EngineCore:
         copies = self.manager.take_copies()
         self._waits_for_load = not scheduled and bool(self._scheduler.loading)
         if not scheduled:
+            self._send_outputs()
             self._runner.pool.copy_blocks(copies)
             return False
         try:
@@ -159,6 +163,7 @@ class EngineCore:
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         if self.tiers is not None:
             self.tiers.save(sequence for sequence, _ in scheduled.sequences_and_spans)
+        self._send_outputs()
         self._process_outputs(outputs)
         return True
 
@@ -187,6 +192,13 @@ class EngineCore:
             if not output.sequence.is_aborted:
                 with self._abort_on_error(output):
                     self._append(output, sampled[place] if sampled else _sample_tokens([output])[0])
+
+    def _send_outputs(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for output in unsent:
+            if not output.sequence.is_aborted:
+                with self._abort_on_error(output):
+                    output.sequence.send()
 
     @contextmanager
     def _abort_on_error(self, output: SequenceLogits) -> Iterator[None]:
@@ -230,6 +242,10 @@ class EngineCore:
             sequence.append(token)
             if sequence.finish_reason or place == num_drafts or token.token != drafts[place]:
                 break
+        if self._sends_during_next_step and not sequence.finish_reason:
+            self._unsent.append(output)
+            return
+        sequence.send()
         if sequence.finish_reason:
             self._finish(sequence)
 
@@ -254,6 +270,7 @@ class EngineCore:
         return {block for table in span.block_tables for block in table[first:]}
 
     def _abort_requests(self, request_ids: set[str], invalid_blocks: set[int], error: KvproxyError) -> None:
+        self._send_outputs()
         pool = self.manager.pool
         invalid = [pool.blocks[block] for block in sorted(invalid_blocks)]
         pool.evict_blocks([block for block in invalid if block.hash is not None])
@@ -264,6 +281,7 @@ class EngineCore:
 
     def fail_all(self, error: KvproxyError) -> None:
         """Abort all requests, and clear the prefix cache, whose content may be wrong."""
+        self._send_outputs()
         failed = self._scheduler.sequences
         for sequence in failed:
             self._scheduler.remove(sequence)

@@ -162,4 +162,5 @@ def test_a_session_awaits_a_person_unless_its_answer_is_a_call(text: str, has_to
     sequence = SequenceState(request, 0, 20, tokenizer, lambda delta: None, lambda error: None)
     for letter in text:
         sequence.append(SampledToken(ord(letter)))
+        sequence.send()
     assert sequence.cache_request.awaits_user is awaits_user

@@ -82,6 +82,7 @@ class SequenceState:
         self._detokenizer = Detokenizer(tokenizer.decode, request.sampling.stop)
         self._proposer = NgramProposer()
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._unsent: list[tuple[SampledToken, bool, Usage]] = []  # with whether it is an EOS token
         self._first_token_time = 0.0
         self._has_text = False
 
@@ -136,6 +137,7 @@ class SequenceState:
             self._prompt_logprobs += self._logprobs(scored)
 
     def append(self, sampled: SampledToken) -> None:
+        """Append a token, and decide whether it is the last. Call `send` for its text."""
         if self.num_output_tokens == 0:
             self._first_token_time = now()
         self.cache_request.append(sampled.token)
@@ -143,29 +145,50 @@ class SequenceState:
         # The grammar may be too large, or refuse an EOS token that the request ignores.
         if self.matcher is not None and not self.matcher.consume_token(sampled.token):
             raise RuntimeError(f"the grammar cannot be followed: {self.matcher.get_error()}")
-        text = "" if is_eos else self._detokenizer.push(sampled.token)
-        is_stopped = is_eos or self._detokenizer.stop_string is not None
-        if is_stopped or (self.matcher is not None and self.matcher.is_stopped()):
+        if is_eos or (self.matcher is not None and self.matcher.is_stopped()):
             self.finish_reason = "stop"
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = "length"
-        if self.finish_reason and self._detokenizer.stop_string is None:
-            text += self._detokenizer.finish()
-        if text and not self._has_text:
-            self._has_text = True
-            form = self._tokenizer.tool_call_format if self.request.has_tools else None
-            self.cache_request.awaits_user = form is None or text[0] != form.opening_text[0]
-        self._send(text, (sampled.token,), () if is_eos else self._logprobs(sampled))
+        self._unsent.append((sampled, is_eos, self._usage()))
+        if self._detokenizer.has_stop_strings:
+            # The text decides whether the token is the last.
+            self.send()
+
+    def send(self) -> None:
+        """Send the text of the tokens that were appended since the last call."""
+        unsent, self._unsent = self._unsent, []
+        for place, (sampled, is_eos, usage) in enumerate(unsent, 1):
+            text = "" if is_eos else self._detokenizer.push(sampled.token)
+            if self._detokenizer.stop_string is not None:
+                self.finish_reason = "stop"
+            finish_reason = self.finish_reason if place == len(unsent) else None
+            if finish_reason and self._detokenizer.stop_string is None:
+                text += self._detokenizer.finish()
+            if text and not self._has_text:
+                self._has_text = True
+                form = self._tokenizer.tool_call_format if self.request.has_tools else None
+                self.cache_request.awaits_user = form is None or text[0] != form.opening_text[0]
+            logprobs = () if is_eos else self._logprobs(sampled)
+            self._send(text, (sampled.token,), logprobs, finish_reason, usage)
 
     def finish_without_output(self) -> None:
         self._first_token_time = now()
         self.finish_reason = "length"
-        self._send("", (), ())
+        self._send("", (), (), self.finish_reason, self._usage())
 
-    def _send(self, text: str, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob]) -> None:
-        usage = Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
+    def _usage(self) -> Usage:
+        return Usage(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_tier_tokens)
+
+    def _send(
+        self,
+        text: str,
+        tokens: tuple[int, ...],
+        logprobs: Sequence[TokenLogprob],
+        finish_reason: FinishReason | None,
+        usage: Usage,
+    ) -> None:
         timing, arrival = None, self.arrival_time
-        if self.finish_reason is not None:
+        if finish_reason is not None:
             scheduled = self.scheduled_time or arrival
             timing = Timing(scheduled - arrival, self._first_token_time - arrival, now() - arrival)
         prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
@@ -176,7 +199,7 @@ class SequenceState:
                 text,
                 tokens,
                 tuple(logprobs),
-                self.finish_reason,
+                finish_reason,
                 usage,
                 timing,
                 prompt_logprobs,

@@ -17,6 +17,10 @@ class Detokenizer:
         self.stop_string: str | None = None
         """The stop string at which the text ended."""
 
+    @property
+    def has_stop_strings(self) -> bool:
+        return bool(self._stop)
+
     def push(self, token: int) -> str:
         self._ids.append(token)
         before = self._decode(self._ids[self._prefix_offset : self._read_offset])

@@ -25,7 +25,7 @@ class PinnedBufferPool:
     """A thread-safe pool of pinned host memory. A buffer returns to the pool when it is garbage-collected.
 
     Buffers are cut from large slabs, because torch rounds a pinned allocation up to a power of two. Slabs are never freed,
-    because pinning memory is slow.
+    because pinning memory is slow: about 2.5 GB/s.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor] = allocate_pinned) -> None:
@@ -39,7 +39,7 @@ class PinnedBufferPool:
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
-                free += self._allocate_slab(size)
+                self._add_slab(self._allocate(self._slab_bytes(size)), size)
             base = free.pop()
         # A new view: its finalizer runs when no object shares its memory.
         buffer = base[:]
@@ -56,13 +56,29 @@ class PinnedBufferPool:
         np.copyto(np.frombuffer(copy, np.uint8), source)
         return copy
 
-    def _allocate_slab(self, size: int) -> list[Any]:
+    def reserve(self, size: int, total: int) -> threading.Thread:
+        """Start and return a thread that allocates nearly `total` bytes of slabs, for buffers of `size` bytes."""
+
+        def allocate() -> None:
+            while (left := total - self.allocated) >= 2 * size:
+                memory = self._allocate(min(self._slab_bytes(size), 1 << (left.bit_length() - 1)))
+                with self._lock:
+                    self._add_slab(memory, size)
+
+        thread = threading.Thread(target=allocate, name="kvproxy-pin", daemon=True)
+        thread.start()
+        return thread
+
+    def _slab_bytes(self, size: int) -> int:
         num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
-        slab_bytes = 1 << (num_bytes - 1).bit_length()
-        memory = self._allocate(slab_bytes).numpy()
-        self.allocated += slab_bytes
-        self._slabs.append((memory.ctypes.data, memory.ctypes.data + slab_bytes))
-        return [memory[start : start + size] for start in range(0, slab_bytes - size + 1, size)]
+        return 1 << (num_bytes - 1).bit_length()
+
+    def _add_slab(self, slab: torch.Tensor, size: int) -> None:
+        memory = slab.numpy()
+        self.allocated += len(memory)
+        self._slabs.append((memory.ctypes.data, memory.ctypes.data + len(memory)))
+        free = self._free.setdefault(size, [])
+        free += [memory[start : start + size] for start in range(0, len(memory) - size + 1, size)]
 
 
 class ChunkTransfer:

@@ -64,6 +64,9 @@ def create_tier_connector(
         return None
     fingerprint = model_fingerprint(loaded, settings, manager.hasher)
     transfer = ChunkTransfer(pool, manager.hasher, tiers.chunk_tokens, fingerprint, buffers)
+    if buffers is not None and tiers.host:
+        any_name = ChunkName(fingerprint, manager.hasher.none_hash, range(tiers.chunk_tokens))
+        buffers.reserve(transfer.buffer_bytes(any_name), tiers.host)
     return TierConnector(chain, transfer, manager, chunked_prefill, tiers.load_timeout)
 
 

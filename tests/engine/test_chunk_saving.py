@@ -2,12 +2,15 @@
 
 import gc
 import threading
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.blocks.block_hash import BlockHasher, HashAlgorithm
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.chunk_transfer import PinnedBufferPool
 from kvproxy.settings import TierSettings
@@ -97,6 +100,25 @@ def test_page_locked_memory_is_what_the_chunks_need(size: int) -> None:
     assert {len(each) for each in held} == {size}
     assert arena.allocated == locked.taken
     assert locked.taken <= 1.2 * 200 * size
+
+
+def test_reserved_memory_suffices_for_its_buffers() -> None:
+    locked = Locked()
+    arena = PinnedBufferPool(locked)
+    arena.reserve(1000, 100_000).join()
+    assert 98_000 < locked.taken <= 100_000
+    held = [arena.take_buffer(1000) for _ in range(60)]
+    assert arena.allocated == locked.taken <= 100_000
+    assert len({bytes(buffer) for buffer in held}) == 1
+
+
+@pytest.mark.parametrize("algorithm", get_args(HashAlgorithm))
+def test_all_chunks_take_buffers_of_one_size(algorithm: HashAlgorithm) -> None:
+    hasher = BlockHasher(algorithm)
+    driven = Driven(tiers={"host": "64MiB"}, hash_algorithm=algorithm)
+    transfer = driven.tiers._transfer
+    (name,) = transfer.chunk_names(_cache(), 0, 1)
+    assert transfer.buffer_bytes(name) == transfer.buffer_bytes(replace(name, digest=hasher.none_hash))
 
 
 def test_no_two_buffers_overlap_and_each_comes_back_when_nothing_lies_over_it() -> None:

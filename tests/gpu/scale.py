@@ -32,6 +32,7 @@ class Scale:
     pool: int  # tokens that fit into 80 GB beside the weights
     suffixes: tuple[int, ...]
     chunk: int
+    locked: int  # bytes of host memory for chunks
     vectors: int
     repeat: int
     judged: bool
@@ -45,11 +46,14 @@ FULL = Scale(
     1 << 18,
     (64, 256),
     256,
+    4 << 30,
     1_000_000,
     20,
     judged=True,
 )
-REHEARSAL = Scale(Shape(2048, 64, 96, 2, 4, 2), 256, 96, (1, 3), 288, (5, 20), 32, 5_000, repeat=2, judged=False)
+REHEARSAL = Scale(
+    Shape(2048, 64, 96, 2, 4, 2), 256, 96, (1, 3), 288, (5, 20), 32, 1 << 28, 5_000, repeat=2, judged=False
+)
 
 
 def scale_of(device: torch.device) -> Scale:

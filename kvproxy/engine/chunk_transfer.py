@@ -1,5 +1,6 @@
 """Copies of chunks of keys and values between the block pool and host buffers."""
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.tiers.chunk_format import ChunkName, payload_offset
 from kvproxy.tiers.chunk_store import ChunkData
 
+_log = logging.getLogger("kvproxy")
 _MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 
 
@@ -39,7 +41,7 @@ class PinnedBufferPool:
         with self._lock:
             free = self._free.setdefault(size, [])
             if not free:
-                self._add_slab(self._allocate(self._slab_bytes(size)), size)
+                self._add_slab(self._slab_bytes(size), size)
             base = free.pop()
         # A new view: its finalizer runs when no object shares its memory.
         buffer = base[:]
@@ -56,25 +58,21 @@ class PinnedBufferPool:
         np.copyto(np.frombuffer(copy, np.uint8), source)
         return copy
 
-    def reserve(self, size: int, total: int) -> threading.Thread:
-        """Start and return a thread that allocates nearly `total` bytes of slabs, for buffers of `size` bytes."""
-
-        def allocate() -> None:
-            while (left := total - self.allocated) >= 2 * size:
-                memory = self._allocate(min(self._slab_bytes(size), 1 << (left.bit_length() - 1)))
-                with self._lock:
-                    self._add_slab(memory, size)
-
-        thread = threading.Thread(target=allocate, name="kvproxy-pin", daemon=True)
-        thread.start()
-        return thread
+    def reserve(self, size: int, total: int) -> None:
+        """Allocate nearly `total` bytes of slabs for buffers of `size` bytes, or as many as the host can pin."""
+        while (left := total - self.allocated) >= 2 * size:
+            try:
+                self._add_slab(min(self._slab_bytes(size), 1 << (left.bit_length() - 1)), size)
+            except RuntimeError as error:
+                _log.warning("only %.1f of %.1f GiB were pinned: %s", self.allocated / 2**30, total / 2**30, error)
+                return
 
     def _slab_bytes(self, size: int) -> int:
         num_bytes = size * min(_MAX_BUFFERS, max(_MIN_BUFFERS, self.allocated // size))
         return 1 << (num_bytes - 1).bit_length()
 
-    def _add_slab(self, slab: torch.Tensor, size: int) -> None:
-        memory = slab.numpy()
+    def _add_slab(self, slab_bytes: int, size: int) -> None:
+        memory = self._allocate(slab_bytes).numpy()
         self.allocated += len(memory)
         self._slabs.append((memory.ctypes.data, memory.ctypes.data + len(memory)))
         free = self._free.setdefault(size, [])

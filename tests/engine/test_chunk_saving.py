@@ -105,11 +105,25 @@ def test_page_locked_memory_is_what_the_chunks_need(size: int) -> None:
 def test_reserved_memory_suffices_for_its_buffers() -> None:
     locked = Locked()
     arena = PinnedBufferPool(locked)
-    arena.reserve(1000, 100_000).join()
+    arena.reserve(1000, 100_000)
     assert 98_000 < locked.taken <= 100_000
     held = [arena.take_buffer(1000) for _ in range(60)]
     assert arena.allocated == locked.taken <= 100_000
-    assert len({bytes(buffer) for buffer in held}) == 1
+    assert {len(buffer) for buffer in held} == {1000}
+
+
+def test_memory_that_cannot_be_reserved_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    locked = Locked()
+
+    def allocate(size: int) -> torch.Tensor:
+        if locked.taken > 20_000:
+            raise RuntimeError("out of memory")
+        return locked(size)
+
+    arena = PinnedBufferPool(allocate)
+    arena.reserve(1000, 100_000)
+    assert arena.allocated == locked.taken < 100_000
+    assert "out of memory" in caplog.text
 
 
 @pytest.mark.parametrize("algorithm", get_args(HashAlgorithm))

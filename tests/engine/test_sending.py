@@ -1,4 +1,4 @@
-"""Outputs that are sent while the next step computes, as on a GPU: the same as those that are sent at once."""
+"""Outputs that are sent during the next step, as on a GPU, equal those that are sent immediately."""
 
 from typing import Any
 

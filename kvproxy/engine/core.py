@@ -95,7 +95,7 @@ class EngineCore:
         self._waits_for_load = False
         # A GPU computes the next step while the host decodes and sends the outputs of the last.
         self._sends_during_next_step = loaded.device.type == "cuda"
-        self._unsent: list[SequenceLogits] = []
+        self._unsent: list[tuple[SequenceState, TokenSpan]] = []
         self._scheduler = Scheduler(
             self.manager,
             settings.max_num_batched_tokens,
@@ -175,7 +175,7 @@ class EngineCore:
     def _process_outputs(self, outputs: Sequence[SequenceLogits]) -> None:
         ready: list[SequenceLogits] = []
         for output in outputs:
-            with self._abort_on_error(output):
+            with self._abort_on_error(output.sequence, output.span):
                 ready += self._outputs_to_sample(output)
         ready = [output for output in ready if not output.sequence.is_aborted]
         if not ready:
@@ -190,26 +190,26 @@ class EngineCore:
         for place, output in enumerate(ready):
             # A sibling sequence may have aborted the request.
             if not output.sequence.is_aborted:
-                with self._abort_on_error(output):
+                with self._abort_on_error(output.sequence, output.span):
                     self._append(output, sampled[place] if sampled else _sample_tokens([output])[0])
 
     def _send_outputs(self) -> None:
         unsent, self._unsent = self._unsent, []
-        for output in unsent:
-            if not output.sequence.is_aborted:
-                with self._abort_on_error(output):
-                    output.sequence.send()
+        for sequence, span in unsent:
+            if not sequence.is_aborted:
+                with self._abort_on_error(sequence, span):
+                    sequence.send()
 
     @contextmanager
-    def _abort_on_error(self, output: SequenceLogits) -> Iterator[None]:
+    def _abort_on_error(self, sequence: SequenceState, span: TokenSpan) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             if is_device_error(error):
                 raise
-            request_id = output.sequence.request.id
+            request_id = sequence.request.id
             _log.error("request %s failed and was aborted", request_id, exc_info=error)
-            self._abort_requests({request_id}, self._written_blocks(output.span), error_for_client(error))
+            self._abort_requests({request_id}, self._written_blocks(span), error_for_client(error))
 
     def _outputs_to_sample(self, output: SequenceLogits) -> list[SequenceLogits]:
         sequence = output.sequence
@@ -243,7 +243,7 @@ class EngineCore:
             if sequence.finish_reason or place == num_drafts or token.token != drafts[place]:
                 break
         if self._sends_during_next_step and not sequence.finish_reason:
-            self._unsent.append(output)
+            self._unsent.append((sequence, output.span))
             return
         sequence.send()
         if sequence.finish_reason:

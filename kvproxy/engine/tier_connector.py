@@ -29,7 +29,7 @@ from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_format import ChunkName, read_payload, write_header
 from kvproxy.tiers.tier_chain import TierChain, build_chain
 
-_ARITHMETIC_VERSION = 4  # increase it with every change of the code that may alter the last bits of keys or values
+_ARITHMETIC_VERSION = 5  # increase it with every change of the code that may alter the last bits of keys or values
 _IGNORED_CONFIG = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 _NUM_READERS = 2
 _log = logging.getLogger("kvproxy")

@@ -26,6 +26,7 @@ from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.step_errors import is_device_error
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.settings import EngineSettings, TierSettings
+from kvproxy.tiers.checks import check_host_memory
 from kvproxy.tiers.chunk_format import ChunkName, read_payload, write_header
 from kvproxy.tiers.tier_chain import TierChain, build_chain
 
@@ -65,6 +66,7 @@ def create_tier_connector(
     fingerprint = model_fingerprint(loaded, settings, manager.hasher)
     transfer = ChunkTransfer(pool, manager.hasher, tiers.chunk_tokens, fingerprint, buffers)
     if buffers is not None and tiers.host:
+        check_host_memory(tiers.host)
         any_name = ChunkName(fingerprint, manager.hasher.none_hash, range(tiers.chunk_tokens))
         buffers.reserve(transfer.buffer_bytes(any_name), tiers.host)
     return TierConnector(chain, transfer, manager, chunked_prefill, tiers.load_timeout)

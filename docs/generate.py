@@ -207,8 +207,7 @@ def metrics() -> str:
         queries()["kvproxy_requests_total"]["query"],
         "```",
         "",
-        "A histogram has three series: `_bucket` (with the label `le`), `_sum`, and `_count`. Counters start at 0 with the",
-        "proxy. A group has several metrics with the same labels.",
+        "Counters start at 0 with the proxy. A group has several metrics with the same labels.",
         "`kvproxy_savings` and `kvproxy_prompt_tokens_total` cover the whole journal, `kvproxy_cache_entries` the whole store."
         " Proxies that [share](fleet.md) them report the same values: take their maximum.",
     ]

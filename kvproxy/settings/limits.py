@@ -4,7 +4,7 @@ from kvproxy.settings.section import Bytes, Seconds, Section
 
 
 class LimitSettings(Section):
-    """Limits on requests; the metric `kvproxy_limited_total` counts rejections by the name of the limit."""
+    """Limits on requests."""
 
     body_bytes: Bytes = Field(32 * 2**20, ge=1, description="Maximum body on cached routes; excess receives 413.")
     items: int = Field(500_000, ge=100, description="Maximum commas, braces and brackets in such a body; else 413.")

@@ -124,15 +124,18 @@ def load_embedder(name: str = DEFAULT, data_folder: Path | None = None, threads:
 
         packaged = MultilingualEmbedder if name == MULTILINGUAL else MiniLMEmbedder
         return packaged(files=default_onnx_files(data_folder), threads=threads)
+    from kvproxy.index.models.hugging_face_hub import must_load_from_cache
     from kvproxy.index.models.minilm.weights import check_model_source
 
     try:
         check_model_source(name)
+        cached = must_load_from_cache(name)
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        return SentenceEmbedder(name, SentenceTransformer(name, model_kwargs={"use_safetensors": True}))
+        options = {"use_safetensors": True}
+        return SentenceEmbedder(name, SentenceTransformer(name, model_kwargs=options, local_files_only=cached))
     except (OSError, ValueError) as error:
         raise EmbedderError(
             f"cannot load embedder {name!r} ({first_line(error)}): give a folder, a cached sentence-transformers id, or 'default'"

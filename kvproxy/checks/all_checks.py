@@ -10,6 +10,7 @@ from kvproxy.checks.configured_store import open_configured_store, store_exists
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.encryption import is_encrypted, load_cipher
 from kvproxy.errors import KvproxyError, SettingsError
+from kvproxy.hugging_face_hub import prefer_cached_models
 from kvproxy.index.private_files import is_accessible_to_others
 from kvproxy.settings import Settings
 from kvproxy.units import plural
@@ -25,6 +26,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         engine = [("torch", _check_torch), ("model", lambda: _check_model(settings)), *_tier_checks(settings)]
     return [
         ("python", lambda: sys.version.split()[0]),
+        ("models", lambda: prefer_cached_models(settings)),
         ("faiss", _check_faiss),
         ("data", lambda: _check_data_folder(settings)),
         ("store", lambda: _check_store(settings)),

@@ -15,9 +15,9 @@ from kvproxy.http.access_rules import is_loopback
 from kvproxy.http.app import create_app
 from kvproxy.http.client_connection import refuse_connection
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
-from kvproxy.http.hugging_face_hub import prefer_cached_models
 from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.services import Services, build_services
+from kvproxy.hugging_face_hub import prefer_cached_models
 from kvproxy.index.private_files import make_private_folder
 from kvproxy.settings import Settings
 from kvproxy.telemetry.process_log import log_to_stderr

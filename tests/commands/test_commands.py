@@ -107,6 +107,15 @@ def test_a_model_id_without_a_network_is_one_line(tmp_path: Path) -> None:
         assert "a local folder" in done.stderr
 
 
+def test_doctor_names_a_model_that_is_neither_cached_nor_reachable(tmp_path: Path) -> None:
+    away = {"HF_HUB_OFFLINE": "", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path)}
+    done = kvproxy("doctor", "--data", tmp_path, "--embedder", "nosuch/model", **away)
+    assert done.returncode == 1
+    failures = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert len(failures) == 1
+    assert f"'nosuch/model': it is not in the local cache, and {NOWHERE} cannot be reached; connect" in failures[0]
+
+
 def test_a_damaged_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "responses.db").write_bytes(b"nonsense " * 1000)
     done = kvproxy("serve", "--port", "0", "--data", tmp_path, "--upstream", NOWHERE)

@@ -23,6 +23,7 @@ open_response_cache: encryption errors index optional_packages pattern_redaction
 library: errors index open_response_cache settings units
 client_keys: errors index settings shared_state
 data_folder: errors index
+hugging_face_hub: errors index settings
 backup: data_folder errors settings
 optional_packages: errors
 exchange: apis index quotas settings trace_context
@@ -32,7 +33,7 @@ rules: apis errors flow index settings
 encryption: errors optional_packages settings
 pattern_redaction: errors index settings
 settings: errors units
-checks: blocks demo encryption engine errors index settings tiers units
+checks: blocks demo encryption engine errors hugging_face_hub index settings tiers units
 blocks: errors
 demo: errors
 engine: blocks demo encryption errors generation optional_packages settings tiers
@@ -58,7 +59,7 @@ offline: apis backends.protocol blocks charts errors exchange flow generation in
     provider_cache_policy open_response_cache settings upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
-    index journal optional_packages quotas pattern_redaction
+    hugging_face_hub index journal optional_packages quotas pattern_redaction
     open_response_cache rules settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.

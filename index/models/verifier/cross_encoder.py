@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 
 from kvproxy.index.errors import VerifierError, first_line
+from kvproxy.index.models.hugging_face_hub import must_load_from_cache
 from kvproxy.index.models.minilm.weights import check_model_source
 
 
@@ -17,11 +18,12 @@ class CrossEncoderVerifier:
     def load(cls, name: str) -> "CrossEncoderVerifier":
         try:
             check_model_source(name)
+            cached = must_load_from_cache(name)
             from sentence_transformers import CrossEncoder
             from transformers.utils import logging
 
             logging.disable_progress_bar()
-            model = CrossEncoder(name, model_kwargs={"use_safetensors": True})
+            model = CrossEncoder(name, model_kwargs={"use_safetensors": True}, local_files_only=cached)
         except (OSError, ValueError) as error:
             raise VerifierError(
                 f"cannot load verifier {name!r} ({first_line(error)}): give a folder, a cached CrossEncoder id, or 'built-in'"

@@ -1,5 +1,6 @@
 """The packaged embedder in ONNX Runtime agrees with its model in torch; a model of the user replaces it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from kvproxy.index.errors import EmbedderError
+from kvproxy.index.errors import EmbedderError, VerifierError
 from kvproxy.index.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from kvproxy.index.models.minilm.embedder import MiniLMEmbedder
 from kvproxy.index.models.minilm.onnx_files import OnnxFiles, computes_int8_exactly, default_onnx_files
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
+from kvproxy.index.models.verifier import load_verifier
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Store
+from tests.commands.run import NOWHERE
 from tests.index.entries import make_entry
 
 TEXTS = [
@@ -108,6 +111,34 @@ def test_an_error_of_a_model_is_one_line(
     monkeypatch.setattr("sentence_transformers.SentenceTransformer", fail)
     with pytest.raises(EmbedderError, match=rf"cannot load embedder .* \({reason}\): give a folder"):
         load_embedder(str(tmp_path))
+
+
+@pytest.mark.parametrize(("load", "error"), [(load_embedder, EmbedderError), (load_verifier, VerifierError)])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_without_a_network_the_hub_is_not_asked_for_a_model(
+    load: Callable[[str], object],
+    error: type[Exception],
+    is_cached: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[bool] = []
+
+    def fail(name: str, *, local_files_only: bool, **options: Any) -> None:
+        given.append(local_files_only)
+        raise OSError("damaged")
+
+    for name in ("SentenceTransformer", "CrossEncoder"):
+        monkeypatch.setattr(f"sentence_transformers.{name}", fail)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    if is_cached:
+        (tmp_path / "models--org--model/snapshots").mkdir(parents=True)
+    says = "damaged" if is_cached else f"it is not in the local cache, and {NOWHERE} cannot be reached"
+    with pytest.raises(error, match=rf"\({says}\): give a folder, a cached"):
+        load("org/model")
+    assert given == [True] * is_cached
 
 
 def cache_of(store: Store, embedder: Embedder) -> SemanticCache:

@@ -116,13 +116,14 @@ def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
     assert "--blocks takes integers" in kvproxy(*given, "--blocks", "many").stderr
 
 
-def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(block_size: int, tmp_path: Path) -> None:
     prices = '[journal.prices."demo"]\ninput = 3\ncached = 0.3\noutput = 15\n'
     (tmp_path / "kvproxy.toml").write_text(prices)
     system = {"role": "system", "content": logs.words("system", 60)}
     asked = [logs.line([system, {"role": "user", "content": f"What is a {word}?"}]) for word in ("block", "chain")]
     lines = [dict(each) for each in asked + asked + asked[:1]]
-    settings = load_settings(data=tmp_path, engine={"num_blocks": 256})
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 256, "block_size": block_size})
     with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         for each in lines:
             each["response"] = client.post("/v1/chat/completions", json=each["body"]).raise_for_status().json()
@@ -131,13 +132,14 @@ def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(tmp_path:
     file = logs.write(tmp_path / "log.jsonl", lines)
     # With the logged responses, which report the reuse of the first requests, and without them.
     for log in (file, logs.write(tmp_path / "bodies.jsonl", [each | {"response": None} for each in lines])):
-        hits = json.loads(kvproxy("estimate", log, "--data", tmp_path, "--json").stdout)["exact_savings"]
+        given = ("estimate", log, "--data", tmp_path, "--block-size", block_size)
+        hits = json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]
         assert (
             (hits["requests"], hits["prompt_tokens"])
             == (exact["answered"], exact["prompt_tokens"])
             == (3, hits["prompt_tokens"])
         )
-        assert hits["cached_tokens"] == exact["cached_tokens"] > 0.8 * hits["prompt_tokens"]
+        assert hits["cached_tokens"] == exact["cached_tokens"] > 0.5 * hits["prompt_tokens"]
         if log == file:
             assert hits["money"] == pytest.approx(exact["money"])
 

@@ -86,6 +86,7 @@ class TurnWriter:
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
         self._tokens: Counter[tuple[str, str, str, str]] = Counter()
+        self._block_sizes: dict[str, int] = {}  # By model, as the backend reports them.
         self._newest: int | None = None
         self._is_current = False
 
@@ -112,6 +113,8 @@ class TurnWriter:
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.block_size)
+        if exchange.block_size:
+            self._block_sizes[record.model] = exchange.block_size
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
@@ -162,7 +165,8 @@ class TurnWriter:
             chain = chain_of(regions, record.tenant)
             known = self._index.find_longest_prefix(chain, prompt_tokens)
             common = known.tokens if known is not None and _has_text(chain, known) else 0
-        self._add_tokens(record, {REPEATED + record.layer: reusable_tokens(common, prompt_tokens, BLOCK)})
+        reusable = reusable_tokens(common, prompt_tokens, self._block_sizes.get(record.model, BLOCK))
+        self._add_tokens(record, {REPEATED + record.layer: reusable})
 
     def _add_to_curve(
         self, chain: PromptChain, upstream: str | None, tokens: int, reused: int | None, block_tokens: int = 0

@@ -11,8 +11,7 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.labelled_pairs import read_json_lines
 from kvproxy.index.evaluation.stream_replay import AnswersEqual, ReplayOutcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
-from kvproxy.index.models.verifier.multilingual import a_few_words_differ
-from kvproxy.index.policies.learned.answer_classes import text_digest
+from kvproxy.index.policies.learned.answer_classes import a_few_words_differ, text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy

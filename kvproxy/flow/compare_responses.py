@@ -14,8 +14,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.models.verifier.multilingual import a_few_words_differ
-from kvproxy.index.policies.learned.answer_classes import text_digest
+from kvproxy.index.policies.learned.answer_classes import a_few_words_differ, text_digest
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.settings import CacheSettings

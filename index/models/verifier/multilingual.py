@@ -14,7 +14,6 @@ from kvproxy.index.models.e5 import NAME
 from kvproxy.index.models.languages import ENGLISH, language_of
 from kvproxy.index.models.minilm.weights import load_tokenizer, packaged_model
 from kvproxy.index.models.verifier.built_in import MAX_TOKENS, BuiltInVerifier, is_english
-from kvproxy.index.policies.guards import GUARDS
 
 # Words that do not change an answer, unlike negations, prepositions, and most question words.
 EMPTY = {
@@ -43,7 +42,7 @@ EMPTY = {
 _KEPT = "から|まで|より|ない|なく|なし|ません|だけ|しか"
 _KANA = "\u3040", "\u309f"
 _WORD = re.compile(r"[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u9fff])[^\W\d_])+")
-_UNSPACED = ("zh", "ja")
+UNSPACED = ("zh", "ja")
 _LEAST_STEM, _MOST_ENDING = 4, 2
 
 
@@ -90,32 +89,11 @@ def content_words(text: str) -> frozenset[str]:
     """Return the content words in lower case. Each Chinese character and each run of kana is a word."""
     language, plain = language_of(text), unicodedata.normalize("NFKC", text).lower()
     empty = EMPTY.get(language, "").split()
-    if language in _UNSPACED:
+    if language in UNSPACED:
         phrases = "|".join(sorted(empty, key=len, reverse=True))
         plain = re.sub(f"({_KEPT})|{phrases}", lambda match: f" {match[1] or ''} ", plain)
     found = {word for word in _WORD.findall(plain) if len(word) > 1 or not _KANA[0] <= word <= _KANA[1]}
     return frozenset(found.difference(empty))
-
-
-_FEW_WORDS, _FEW_CHARACTERS = 3, 6  # Of Chinese or Japanese, each character counts.
-_MAX_COMPARED = 2000  # Characters; the embedder reads less.
-
-
-def a_few_words_differ(one: str, other: str) -> bool:
-    """Whether two answers are equal but for a few words that change the meaning: `lock the card` and `unlock the card`.
-
-    The cosine of their embeddings is often above 0.9. In English, the guards decide whether the meaning changes.
-    """
-    if max(len(one), len(other)) > _MAX_COMPARED:
-        return False
-    ours, theirs = content_words(one), content_words(other)
-    few = _FEW_CHARACTERS if language_of(one) in _UNSPACED else _FEW_WORDS
-    if max(len(ours - theirs), len(theirs - ours)) > few:
-        return False
-    if any(guard.vetoes(one, other) for guard in GUARDS):
-        return True
-    are_english = is_surely_english(one) and is_surely_english(other)
-    return not are_english and bool(new_words(one, [other]) or new_words(other, [one]))
 
 
 _SAME_WORDS = 0.95

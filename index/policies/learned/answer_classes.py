@@ -8,6 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kvproxy.index.models.languages import language_of
+from kvproxy.index.models.verifier.multilingual import UNSPACED, content_words, is_surely_english, new_words
+from kvproxy.index.policies.guards import GUARDS
+
 _NOISE = re.compile(r"[\W_]+")
 _OTHER_CLASSES = 2
 
@@ -54,6 +58,27 @@ def assign_class(compared: Sequence[int], are_equal: Sequence[bool], classes: Se
 def text_digest(text: str) -> str:
     """Return a digest of a text, which ignores case, spaces, and punctuation."""
     return hashlib.sha256(_NOISE.sub(" ", text.casefold()).strip().encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+_FEW_WORDS, _FEW_CHARACTERS = 3, 6  # Of Chinese or Japanese, each character counts.
+_MAX_COMPARED = 2000  # Characters; the embedder reads less.
+
+
+def a_few_words_differ(one: str, other: str) -> bool:
+    """Whether two answers are equal but for a few words that change the meaning: `lock the card` and `unlock the card`.
+
+    The cosine of their embeddings is often above 0.9. In English, the guards decide whether the meaning changes.
+    """
+    if max(len(one), len(other)) > _MAX_COMPARED:
+        return False
+    ours, theirs = content_words(one), content_words(other)
+    few = _FEW_CHARACTERS if language_of(one) in UNSPACED else _FEW_WORDS
+    if max(len(ours - theirs), len(theirs - ours)) > few:
+        return False
+    if any(guard.vetoes(one, other) for guard in GUARDS):
+        return True
+    are_english = is_surely_english(one) and is_surely_english(other)
+    return not are_english and bool(new_words(one, [other]) or new_words(other, [one]))
 
 
 _PRIOR_ODDS = 0.002

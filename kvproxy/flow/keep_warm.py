@@ -60,7 +60,7 @@ class KeepWarm:
     """Sends the last request of a paused session again, so that the provider's cache keeps the prefix.
 
     Args:
-        prices: prices by model, for rules that limit the costs of keep-warm requests.
+        prices: prices by model, for the policy and for rules that limit the costs of keep-warm requests.
         pin: see `PrefixCache.pin`; None if the backend has no pins.
     """
 
@@ -100,9 +100,8 @@ class KeepWarm:
         is_alive = self._clock() - session.used < self.interval
         kept = session.one_hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
-        if should_cache_for_an_hour(
-            new, tokens - kept, self.pauses.survival(*session.tenant_and_hour), ANTHROPIC_PRICES
-        ):
+        survival, prices = self.pauses.survival(*session.tenant_and_hour), self._prices_of(request.model)
+        if should_cache_for_an_hour(new, tokens - kept, survival, prices):
             return len(digests) - 1
         return session.last_one_hour_message if kept else -1
 
@@ -141,6 +140,13 @@ class KeepWarm:
         if session in self._sessions.values():
             session.task = asyncio.create_task(self._keep_prefix(session))
 
+    def _prices_of(self, model: str) -> PriceSettings:
+        """Return a model's prices, or those of Anthropic if the settings lack a price of the provider's cache."""
+        price = price_of(model, self._model_prices)
+        if price is None or None in (price.cached, price.write_5m, price.write_1h):
+            return ANTHROPIC_PRICES
+        return price
+
     def _is_tracked(self, request: ApiRequest) -> bool:
         rule = request.control.rule
         is_pinned = rule.pin_sessions and self._pin is not None
@@ -161,7 +167,8 @@ class KeepWarm:
             await self._pin_prompt(session)
         kept = session.one_hour_tokens / session.tokens if session.tokens else 0.0
         try:
-            for _ in range(keep_warm_requests(self.pauses.survival(*session.tenant_and_hour), ANTHROPIC_PRICES, kept)):
+            survival, prices = self.pauses.survival(*session.tenant_and_hour), self._prices_of(session.model)
+            for _ in range(keep_warm_requests(survival, prices, kept)):
                 await self._sleep_until(session.used + self.interval)
                 if not self._charge_budgets(session) or not await self._send(session):
                     break

@@ -158,6 +158,30 @@ def test_the_budget_limits_the_requests_of_all_sessions(tmp_path: Path, budget: 
     assert len({body["messages"][0]["content"][0]["text"] for body in pings(upstream)}) == sent
 
 
+@pytest.mark.parametrize(
+    ("prices", "sent"),
+    [
+        ({"input": 3, "cached": 0.3, "write_5m": 3.75, "write_1h": 6}, 1),
+        ({"input": 3, "cached": 2.7, "write_5m": 3, "write_1h": 3}, 0),
+        # Anthropic's ratios, because no write has a price.
+        ({"input": 3, "cached": 2.7}, 1),
+    ],
+)
+def test_the_prices_of_the_model_decide_whether_a_session_is_kept_warm(
+    tmp_path: Path, prices: dict[str, float], sent: int
+) -> None:
+    upstream, clock = AnthropicUpstream(), Clock()
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    journal = {"prices": {"claude*": prices}}
+    with proxied(tmp_path, upstream, 400, clock=clock, journal=journal, **rule) as (client, services):
+        ask(client, "one")
+        until(lambda: len(sessions(services)) == 1)
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(pings(upstream)) >= sent)
+        time.sleep(0.2)
+    assert len(pings(upstream)) == sent
+
+
 def test_a_prefix_that_the_provider_lost_is_not_kept_warm(tmp_path: Path) -> None:
     upstream, clock = AnthropicUpstream(), Clock()
     rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}

@@ -40,15 +40,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def money(amount: float | None) -> str | None:
-    return None if amount is None else f"{amount:,.4f}"
-
-
-def saved_money(amount: float | None, *, is_bound: bool, leaves_out_models: bool) -> str | None:
-    """Format saved money, which may be an upper bound, and leave out models without a price."""
+def money(amount: float | None, *, is_bound: bool = False, leaves_out_models: bool = False) -> str | None:
+    """Format money, which may be an upper bound, and leave out models without a price."""
     if amount is None:
         return None
-    return f"{'at most ' if is_bound else ''}{money(amount)}{' (priced)' if leaves_out_models else ''}"
+    return f"{'at most ' if is_bound else ''}{amount:,.4f}{' (priced)' if leaves_out_models else ''}"
 
 
 def milliseconds(value: float | None) -> str:

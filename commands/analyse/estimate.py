@@ -14,7 +14,7 @@ from kvproxy.commands.analyse.options import (
     print_reading_notes,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
-from kvproxy.commands.formatting import money, percent, saved_money
+from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
@@ -102,7 +102,7 @@ def _seconds_saved_by_hits(hits: "HitSavings", prefill_and_decode_rate: tuple[fl
 
 def _format_saved_money(hits: "HitSavings", discount: float | None) -> str | None:
     is_bound = discount is None and hits.cached_tokens > 0
-    return saved_money(hits.money, is_bound=is_bound, leaves_out_models=hits.unpriced > 0)
+    return money(hits.money, is_bound=is_bound, leaves_out_models=hits.unpriced > 0)
 
 
 def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:

@@ -6,7 +6,7 @@ from typer import Option
 
 from kvproxy.charts import Chart
 from kvproxy.commands.files import save_charts
-from kvproxy.commands.formatting import money, percent, saved_money
+from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
@@ -118,7 +118,7 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
 
 
 def _money_text(row: "Saving") -> str | None:
-    return saved_money(row.money, is_bound=bool(row.uncertain_tokens), leaves_out_models=_has_unpriced(row))
+    return money(row.money, is_bound=bool(row.uncertain_tokens), leaves_out_models=_has_unpriced(row))
 
 
 def _has_seconds(row: "Saving") -> bool:

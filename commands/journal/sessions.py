@@ -91,7 +91,7 @@ def _session_row(session: "Session") -> Row:
         "Share#": _reused_share(session),
         "Lost most to?": main_cause(session.lost),
         "Longest pause#?": format_seconds(round(session.longest_pause)),
-        "Cost#?": money(session.cost),
+        "Cost#?": money(session.cost, leaves_out_models=session.unpriced_turns > 0),
         "Last": table_time(session.last),
         Column("Upstream", is_text=True, is_optional=True): ", ".join(session.upstreams) or None,
     }

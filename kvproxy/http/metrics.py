@@ -198,11 +198,11 @@ class Metrics:
             "Savings since the journal began.",
             "layer",
             answered="Requests that a cache answered.",
-            prompt_tokens="Prompt tokens of these.",
-            completion_tokens="Response tokens of these.",
-            reused_tokens="Prompt tokens that the backend did not compute.",
+            prompt_tokens="Their prompt tokens.",
+            completion_tokens="Their response tokens.",
+            reused_tokens="Prompt tokens that the backend reused.",
             seconds="Seconds of the backend.",
-            money="Saved money, net of the provider's own prefix cache.",
+            money="Saved money, net of the provider's own prefix cache; excludes models without a price.",
         )
 
     def _describe(self, *fields: Any) -> MetricDescription:

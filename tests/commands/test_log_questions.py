@@ -205,6 +205,9 @@ def test_the_money_of_some_models_is_no_bound_of_all_hits(tmp_path: Path) -> Non
                 body = said("a") | {"model": model}
                 client.post("/v1/chat/completions", json=body, headers={"cache-control": "confirm"}).raise_for_status()
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 5)
+        help_of_money = re.search("# HELP kvproxy_savings_money (.*)", httpx.get(f"{url}/metrics").text)
+        assert help_of_money is not None
+        assert "excludes models without a price" in help_of_money[1]
         shown = kvproxy("savings", "--data", tmp_path).stdout
         assert re.search(r"\nexact\t.*\t(at most )?[\d.]+ \(priced\)\t", shown), shown
         assert "Not in the money: 2 hits and 1 reused token of models without a price.\n" in shown

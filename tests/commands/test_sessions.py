@@ -50,6 +50,15 @@ def test_sessions_are_listed_with_their_losses_and_costs(data: Path) -> None:
     assert float(row["Cost"]) == pytest.approx(cost, abs=0.001)
 
 
+def test_a_cost_without_unpriced_turns_is_marked(tmp_path: Path) -> None:
+    sessions = Sessions(str(tmp_path / "journal.db"), m=PRICE)
+    sessions.add(request(FIRST, 100, 0, 0), request(SECOND, 200, 0, 600, body={"model": "free"}))
+    sessions.close()
+    for model, cost in (("m", "0.0004 (priced)"), ("*", "0.0012"), ("x", "-")):
+        (tmp_path / "kvproxy.toml").write_text(f'[journal.prices."{model}"]\ninput = 3\noutput = 15\n')
+        assert kvproxy("sessions", "--columns", "cost", "--data", tmp_path).stdout == f"Cost\n{cost}\n"
+
+
 def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_reader, "_BATCH", 1)
     for command in (("sessions",), ("log", "top")):

@@ -1,13 +1,16 @@
 """The dashboard in a real browser: it shows the data of the admin API, and its buttons work."""
 
+import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 import pytest
 
 from kvproxy.http.services import Services
 from kvproxy.index.store import EntryFilter, NewEntry, WriteResult
+from tests.commands.upstream import proxied, said
 from tests.ui.conftest import HOSTILE, ask
 from tests.ui.page import Page
 
@@ -32,7 +35,7 @@ def test_the_overview_counts_what_the_journal_counts(page: Page, url: str) -> No
     page.until(lambda: figure(page.text("[data-figure=requests]")) == sum(wanted.values()))
     page.until(lambda: {group: figure(page.text(f"[data-layer={group}]")) for group in wanted} == wanted)
     total = httpx.get(f"{url}/admin/savings").json()["total"]
-    page.until(lambda: page.text("[data-figure=money]") == f"{total['money']:.4f} USD")
+    page.until(lambda: page.text("[data-figure=money]") == f"at most {total['money']:.4f} USD")
     tokens = total["prompt_tokens"] + total["completion_tokens"] + total["reused_tokens"]
     page.until(lambda: figure(page.text("[data-figure=tokens]")) == tokens)
     entries = httpx.get(f"{url}/admin/cache/stats").json()["entries"]
@@ -259,6 +262,18 @@ def test_hostile_text_stays_text(page: Page, url: str) -> None:
     script = "try { document.body.innerHTML = arguments[0]; return 'taken' } catch (error) { return error.name }"
     assert page.run(script, HOSTILE) == "TypeError"
     page.driver.get_log("browser")
+
+
+def test_money_without_unpriced_models_is_marked(page: Page, tmp_path: Path) -> None:
+    with proxied(tmp_path, journal={"prices": {"m": {"input": 2.5, "output": 10.0}}}) as url:
+        first, answer = said("a"), {"role": "assistant", "content": "a"}
+        second = said("b", model="free") | {"messages": [*first["messages"], answer, *said("b")["messages"]]}
+        for body in (first, first, second, second):
+            httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": "confirm"}).raise_for_status()
+        page.open(url)
+        page.until(lambda: re.fullmatch(r"[\d.]+ \(priced\) USD", page.text("[data-figure=money]")))
+        page.open(url, "sessions")
+        page.until(lambda: [cost for cost in page.texts("tbody tr > :nth-child(9)") if cost.endswith(" (priced)")])
 
 
 def test_sessions_show_their_turns(page: Page, url: str) -> None:

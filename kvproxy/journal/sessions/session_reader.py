@@ -101,7 +101,7 @@ class Session:
         first, last: arrival of the first and of the last request, in seconds since the epoch.
         reused_tokens: None if the backend reported the reuse of no turn.
         longest_pause: seconds between two turns.
-        cost: None if no model has a price.
+        cost: cost without `unpriced_turns`, the turns of models without a price; None if no model has a price.
     """
 
     id: int
@@ -119,6 +119,7 @@ class Session:
     longest_pause: float
     cost: float | None
     lost: dict[str, int]
+    unpriced_turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,4 +314,5 @@ def summarize_session(turns: Sequence[Turn]) -> Session:
         longest_pause=max(turn.pause or 0.0 for turn in turns),
         cost=sum(costs) if costs else None,
         lost={cause: lost[cause] for cause in CAUSES if lost[cause]},
+        unpriced_turns=len(turns) - len(costs),
     )

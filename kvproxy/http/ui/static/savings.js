@@ -25,7 +25,7 @@ function time(row) {
 }
 
 /** The money; it may be a bound, or leave out models without a price. */
-function price(row) {
+export function price(row) {
   if (row.money === null) return money(null);
   return (row.uncertain_tokens ? "at most " : "") + money(row.money) + (hasUnpriced(row) ? " (priced)" : "");
 }

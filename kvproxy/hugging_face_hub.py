@@ -1,9 +1,8 @@
 import os
-from pathlib import Path
 
 from kvproxy.errors import ModelUnsupported
 from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
-from kvproxy.index.models.hugging_face_hub import check_cached, hub_url, is_unreachable
+from kvproxy.index.models.hugging_face_hub import check_cached, hub_url, is_hub_id, is_unreachable
 from kvproxy.settings import Settings
 
 _BUILT_IN = ("demo", DEFAULT, MULTILINGUAL, "built-in", "none", "upstream")
@@ -35,4 +34,4 @@ def _hub_model_ids(settings: Settings) -> list[str]:
     if settings.cache.enabled and settings.cache.semantic:
         names += [settings.embedder, settings.cache.verifier]
     others = [name for name in names if name not in _BUILT_IN and not name.endswith(".gguf")]
-    return [name for name in others if not (name.startswith(("/", ".", "~")) or Path(name).exists())]
+    return [name for name in others if is_hub_id(name)]

@@ -11,10 +11,14 @@ def must_load_from_cache(name: str) -> bool:
 
     Raises ValueError if the cache lacks the model. The Hub's client would retry for more than a minute.
     """
-    if Path(name).is_dir() or not is_unreachable():
+    if not is_hub_id(name) or not is_unreachable():
         return False
     check_cached(name)
     return True
+
+
+def is_hub_id(name: str) -> bool:
+    return not (name.startswith(("/", ".", "~")) or Path(name).exists())
 
 
 def check_cached(name: str) -> None:

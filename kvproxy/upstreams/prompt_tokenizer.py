@@ -66,9 +66,11 @@ class LocalTokenizer:
 
         from kvproxy.demo import DEMO, model_path
         from kvproxy.engine.text.tokenizer import AsyncTokenizer, ChatTokenizer
+        from kvproxy.index.models.hugging_face_hub import must_load_from_cache
 
+        source = str(model_path()) if name == DEMO else name
         try:
-            loaded = AutoTokenizer.from_pretrained(model_path() if name == DEMO else name)
+            loaded = AutoTokenizer.from_pretrained(source, local_files_only=must_load_from_cache(source))
         except (OSError, ValueError) as error:
             cause = str(error).partition("\n")[0]
             raise SettingsError(

@@ -10,14 +10,14 @@ import httpx
 import pytest
 
 from kvproxy.blocks.divergence import reusable_tokens
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.journal.sessions.ledger import BLOCK
 from kvproxy.offline.estimate import Estimate, estimate
 from kvproxy.offline.log_replay import replay
 from kvproxy.offline.request_log import LoggedRequest, read_log
 from kvproxy.settings import load_settings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
-from tests.commands.run import kvproxy
+from tests.commands.run import NOWHERE, kvproxy
 from tests.offline import logs
 from tests.servers import run_proxy
 
@@ -32,6 +32,17 @@ def estimated(lines: list[logs.Line], data: Path, sizes: list[int], draws: int =
     return asyncio.run(
         estimate(logged(lines), load_settings(data=data), LocalTokenizer("demo"), 16, sizes, draws=draws)
     )
+
+
+def test_without_a_network_the_hub_is_not_asked_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    says = rf"\(it is not in the local cache, and {NOWHERE} cannot be reached\): correct --tokenizer"
+    with pytest.raises(SettingsError, match=says):
+        LocalTokenizer("nosuch/model")
 
 
 def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:

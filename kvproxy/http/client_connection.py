@@ -128,7 +128,8 @@ class LimitedProtocol(HttpToolsProtocol):
                     rest = rest[upgrade.args[0] :]
                     self._ignore_upgrade()
         except httptools.HttpParserError:
-            self._refuse(self._refusal or InvalidRequest("this is no request of HTTP/1.1"))
+            # The traceback of a refusal would keep the received bytes in memory.
+            self._refuse((self._refusal or InvalidRequest("this is no request of HTTP/1.1")).with_traceback(None))
 
     def _ignore_upgrade(self) -> None:
         head = request_heads.head_without_upgrade(

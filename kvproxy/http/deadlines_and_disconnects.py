@@ -123,7 +123,7 @@ class RelayResponse(Response):
         except ClientDisconnect:
             pass
         except KvproxyError as ended:
-            error = ended
+            error = ended.with_traceback(None)
         finally:
             closing = self._close()
             if closing is not None:
@@ -140,6 +140,7 @@ class RelayResponse(Response):
         except UpstreamProtocolError as error:
             # Without the last chunk, the server closes the connection.
             _log.warning("%s", error)
+            error.__traceback__ = None
             return
         finally:
             close = getattr(self._chunks, "aclose", None)

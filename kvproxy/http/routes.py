@@ -51,6 +51,8 @@ class CachedApi:
                 record_failure(exchange, error)
                 services(request).metrics.count_error(error)
                 response = error_response(services(request).access.visible_error(request, error), self._api.path)
+                # A shared request has the error; its traceback would keep both in memory.
+                error.__traceback__ = None
             except BaseException as error:
                 record_failure(exchange, asyncio.CancelledError() if isinstance(error, ClientDisconnect) else error)
                 raise

@@ -79,18 +79,15 @@ class ConnectionPool:
         try:
             response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
-            failure = self._request_error(error)
-            # The head and a small body are written in one call.
-            cause = error.__cause__
-            was_closed_before = isinstance(cause, aiohttp.ClientConnectionResetError) and _CLOSING in str(cause)
-            failure.unsent = failure.unsent or (isinstance(data, bytes) and was_closed_before)
-            raise failure from None
+            # Cycles through tracebacks, also of a variable for the new error, would keep the body in memory.
+            _clear_tracebacks(error)
+            raise self._request_error(error, is_small=isinstance(data, bytes)) from None
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamProtocolError(f"the upstream {self._base} answered with the invalid status {response.status}")
         return _to_relayed_response(response)
 
-    def _request_error(self, error: Exception) -> UpstreamError:
+    def _request_error(self, error: Exception, *, is_small: bool) -> UpstreamError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             failure: UpstreamError = UpstreamTimeout(
                 f"no connection to {self._base} within {self._connect_timeout:g} s"
@@ -102,9 +99,21 @@ class ConnectionPool:
         elif isinstance(error, TimeoutError):
             return UpstreamTimeout(f"{self._base} did not respond within {self._read_timeout:g} s")
         else:
-            return UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
+            failure = UpstreamUnreachable(f"the upstream {self._base} broke off: {error or type(error).__name__}")
+            cause = error.__cause__
+            # The head and a small body are written in one call.
+            failure.unsent = (
+                is_small and isinstance(cause, aiohttp.ClientConnectionResetError) and _CLOSING in str(cause)
+            )
+            return failure
         failure.unsent = True
         return failure
+
+
+def _clear_tracebacks(error: BaseException | None) -> None:
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _cause(error: OSError) -> str:

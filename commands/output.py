@@ -63,6 +63,8 @@ def _indent_of_last_column(line: str) -> int:
 
 
 def _wrap_line(line: str, width: int, indent: int) -> str:
+    # A path or a digest stays on one line, so that it can be copied.
+    indent = max(0, min(indent, width - max(map(len, line.split()), default=0)))
     return "\n".join(
         textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     )

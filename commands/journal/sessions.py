@@ -103,10 +103,10 @@ def _turn_row(row: "TreeRow") -> Row:
     return {
         "Turn": f"{'·' * row.depth}{turn.turn}",
         "Time": table_time(turn.time),
-        "Pause#": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
+        "Pause#?": None if turn.pause is None else format_seconds(round(max(0.0, turn.pause))),
         "Input#": turn.prompt_tokens,
         "Reused#": turn.reused_tokens,
-        "Lost": ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
+        text_column("Lost"): ", ".join(f"{cause} {tokens:,}" for cause, tokens in turn.lost.items()),
         "Cost#?": money(turn.cost),
         text_column("First change"): None if turn.region is None else f"{turn.region}{place}",
         digest_column("Request", 8, optional=True): turn.request_id,

@@ -128,6 +128,15 @@ def test_the_beginning_of_an_id_must_be_unique(tmp_path: Path) -> None:
     assert result("cache", "show", "ab01", "--store", path)["prompt"] == "ab01"
 
 
+def test_digests_and_paths_fit_a_terminal_in_one_piece(tmp_path: Path) -> None:
+    digest = "3f2a" * 16
+    path = stored(tmp_path / "a.db", make_entry(id="ab01", key=digest, namespace=digest))
+    for arguments, value in ((("show", "ab01"), digest), (("stats",), str(path))):
+        lines = kvproxy("cache", *arguments, "--store", path, columns=80).stdout.splitlines()
+        assert any(line.endswith(f" {value}") for line in lines), lines
+        assert max(map(len, lines)) <= max(80, len(value) + 2), lines
+
+
 def test_keys_are_created_with_limits(tmp_path: Path) -> None:
     limits = {"requests_per_minute": 5, "tokens_per_minute": 1000, "concurrent_requests": 2, "stored_bytes": 2048}
     flags = [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]

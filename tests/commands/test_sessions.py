@@ -75,6 +75,7 @@ def test_a_limit_says_that_there_are_more_rows(data: Path, monkeypatch: pytest.M
 def test_sessions_of_another_day_fit_a_terminal_and_have_whole_times_in_a_pipe(data: Path) -> None:
     with contextlib.closing(sqlite3.connect(data / "journal.db")) as journal, journal:
         journal.execute("update records set time = 1700000000 + number")
+        journal.execute("update turns set changed = 1200, unreported = 3000, region = (select min(number) from names)")
     for arguments in (("sessions",), ("sessions", "show", 1), ("log",)):
         shown = re.sub("\x1b\\[[0-9;]*m", "", kvproxy(*arguments, "--data", data, columns=80).stdout)
         assert max(map(len, shown.splitlines())) <= 80, shown

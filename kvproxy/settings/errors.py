@@ -87,6 +87,8 @@ def _find_problems(error: ValidationError, settings: Sequence[str]) -> Iterator[
             yield path, f"there is no such setting; {_suggest(path, settings)}"
         elif each["type"] == "missing":
             yield path, "this field is required"
+        elif each["type"] == "int_parsing":
+            yield path, f"{str(each['input'])[:40]!r} is not an integer: use digits only, such as 4096"
         else:
             yield path, f"{each['msg']} (given {each['input']!r})"
 

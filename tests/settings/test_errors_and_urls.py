@@ -32,7 +32,14 @@ def test_config_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
     assert all(line.startswith("kvproxy: ") for line in lines)
-    for number, text in [(1, "port"), (2, "admin_token?"), (4, "1x"), (5, "learnt"), (6, "cache.ttl?"), (9, "rules.0")]:
+    for number, text in [
+        (1, "port: 'x' is not an integer: use digits only"),
+        (2, "admin_token?"),
+        (4, "1x"),
+        (5, "learnt"),
+        (6, "cache.ttl?"),
+        (9, "rules.0"),
+    ]:
         (found,) = [line for line in lines if line.endswith(f"({file}, line {number})")]
         assert text in found
     assert "kvproxy: there is no setting for KVPROXY_PROT: did you mean KVPROXY_PORT?" in lines

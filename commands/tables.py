@@ -1,5 +1,6 @@
 """Prints tables: fitted to a terminal, or with columns separated by tabs in a pipe."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from kvproxy.commands.output import Output, print_note
 from kvproxy.errors import InvalidRequest
 
 _MIN_WIDTH = 20
+_MIN_WIDTH_OF_OVERFLOW = 12
 _GAP = 2
 
 
@@ -164,7 +166,7 @@ def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Co
     for column in reversed([column for column in columns if column.is_optional]):
         used = [columns[index] for index in shown]
         digits = [[row[index][: columns[index].digits] for index in shown] for row in cells]
-        if sum(_column_widths(used, digits, width)) + _GAP * (len(used) - 1) <= width:
+        if sum(_column_widths(used, digits, width, _MIN_WIDTH)) + _GAP * (len(used) - 1) <= width:
             break
         hidden.insert(0, column)
         shown.remove(columns.index(column))
@@ -173,7 +175,7 @@ def _columns_to_hide(columns: list[Column], cells: Cells, width: int) -> list[Co
 
 def _fit_table(columns: list[Column], cells: Cells, width: int) -> tuple[Table, int]:
     cells = [[value[: column.digits] for value, column in zip(row, columns, strict=True)] for row in cells]
-    widths = _column_widths(columns, cells, width)
+    widths = _column_widths(columns, cells, width, _MIN_WIDTH, _MIN_WIDTH_OF_OVERFLOW)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         side: Literal["right", "left"] = "right" if column.is_number else "left"
@@ -183,11 +185,11 @@ def _fit_table(columns: list[Column], cells: Cells, width: int) -> tuple[Table, 
     return table, sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _column_widths(columns: list[Column], cells: Cells, width: int) -> list[int]:
+def _column_widths(columns: list[Column], cells: Cells, width: int, *min_widths: int) -> list[int]:
     names = [column.name for column in columns]
     widths = [max(map(cell_len, values)) for values in zip(names, *cells, strict=True)]
-    for index, column in enumerate(columns):
+    for min_width, (index, column) in itertools.product(min_widths, enumerate(columns)):
         if column.is_text:
             excess = sum(widths) + _GAP * (len(widths) - 1) - width
-            widths[index] -= max(0, min(excess, widths[index] - _MIN_WIDTH))
+            widths[index] -= max(0, min(excess, widths[index] - min_width))
     return widths

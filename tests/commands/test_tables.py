@@ -58,7 +58,7 @@ def test_a_terminal_truncates_text_columns_only(rows: list[tuple[object, ...]], 
     widest = max(cell_len(str(row[3])) for row in rows)
     short = [[str(row[0])[:4], f"{row[1]:,}", str(row[2])] for row in rows]
     needed = sum(max(map(cell_len, column)) for column in zip(("id", "age", "name"), *short, strict=True)) + 6
-    room = max(min(20, max(6, widest)), width - needed)
+    room = max(min(12, max(6, widest)), width - needed)
     for line, cells, row in zip(lines[1:], short, rows, strict=True):
         prompt = str(row[3])
         assert " ".join(line.split()).startswith(" ".join(" ".join(cells).split()))
@@ -73,6 +73,22 @@ def test_line_ends_and_markup_are_printed_literally() -> None:
         assert printed(COLUMNS, rows)[0][1] == "a\t-\tb c\tone two three [red]x[/red]"
     with terminal(80):
         assert "[red]x[/red]" in printed(COLUMNS, rows)[0][1]
+
+
+def test_two_text_columns_fit_a_terminal() -> None:
+    columns = (
+        "time",
+        "reason",
+        "ms#",
+        digest_column("request", 8),
+        text_column("question"),
+        text_column("stored question"),
+    )
+    with terminal(80):
+        lines, _ = printed(
+            columns, [("12:00:00", "miss-dissimilar", "1,234.5", "a" * 32, "question " * 9, "question " * 9)]
+        )
+    assert max(map(cell_len, lines[1:])) <= 80, lines
 
 
 TENANT = digest_column("tenant", 16, optional=True)

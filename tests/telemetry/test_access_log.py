@@ -36,7 +36,7 @@ def test_each_request_of_a_client_is_one_line(tmp_path: Path, caplog: pytest.Log
         httpx.get(f"{url}/health")
     records = [record for record in caplog.records if record.name == "kvproxy.access"]
     # A response may arrive before its request is reported.
-    order = ("prefix", "exact", "404", "400")
+    order = ("prefix", "exact", " 404 ", " 400 ")
     records.sort(key=lambda record: next(place for place, word in enumerate(order) if word in record.getMessage()))
     miss, hit, missing, invalid = [json.loads(JsonFormatter().format(record)) for record in records]
     assert [line["level"] for line in (miss, hit)] == ["info", "info"]

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ def test_curves_show_rates_and_times_of_the_journal(page: Page, url: str) -> Non
 
 def test_time_ranges_use_round_steps(page: Page, hour: tuple[str, Services]) -> None:
     url, _ = hour
-    page.open(url, f"overview?since=600&until={time.time():.0f}")
+    page.open(url, f"overview?since=600&until={math.ceil(time.time())}")
     page.until(lambda: shown_requests(page) >= 3)
     chart_ = page.find(chart(CHARTS[0]))
     assert int(chart_.get_attribute("aria-valuemax") or 0) == 60

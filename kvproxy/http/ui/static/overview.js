@@ -4,9 +4,9 @@ import { TimeChart } from "./chart.js";
 import { csvButton } from "./csv.js";
 import { button, fill, h, section, table, tabs } from "./dom.js";
 import { firstRequest } from "./first_request.js";
-import { clock, count, duration, ms, percent, short } from "./format.js";
+import { clock, count, duration, money, ms, percent, short } from "./format.js";
 import { CACHED, GROUPS, grouped, mark } from "./layers.js";
-import { price, savings } from "./savings.js";
+import { priceNote, savings } from "./savings.js";
 
 const SPANS = [["300", "5 min"], ["3600", "1 h"], ["86400", "24 h"], ["604800", "7 d"]];
 const BARS = 60; // At most.
@@ -95,7 +95,7 @@ export function overview(root, params, { api, signal, remember }) {
     const tokens = total.prompt_tokens + total.completion_tokens + total.reused_tokens;
     put("tokens", tokens ? short(tokens) : null, "since the journal began");
     put("seconds", total.seconds ? duration(total.seconds) : null, total.unmeasured_tokens ? "prefix reuse not measured yet" : "since the journal began");
-    put("money", total.money ? `${price(total)} ${currency}` : null, "at your prices");
+    put("money", total.money ? `${money(total.money)} ${currency}` : null, priceNote(total));
   };
 
   const span = tabs("Time", SPANS, preset, (value) => { preset = value; go(Number(value), null); });

@@ -25,10 +25,13 @@ function time(row) {
 }
 
 /** The money; it may be a bound, or leave out models without a price. */
-export function price(row) {
+function price(row) {
   if (row.money === null) return money(null);
   return (row.uncertain_tokens ? "at most " : "") + money(row.money) + (hasUnpriced(row) ? " (priced)" : "");
 }
+
+/** What the money of a row is, where the figure alone must be short. */
+export const priceNote = (row) => (row.uncertain_tokens ? "at most, " : "") + "at your prices" + (hasUnpriced(row) ? " (priced)" : "");
 
 const hasUnpriced = (row) => row.unpriced_hits || row.unpriced_reused_tokens;
 

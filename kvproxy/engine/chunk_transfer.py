@@ -11,6 +11,7 @@ import torch
 
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.tiers.chunk_format import ChunkName, payload_offset
 from kvproxy.tiers.chunk_store import ChunkData
@@ -20,7 +21,11 @@ _MIN_BUFFERS, _MAX_BUFFERS = 4, 16
 
 
 def allocate_pinned(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        # CUDA reports a lack of host memory like a failure of the device.
+        raise MemoryError(f"cannot pin {size:,} bytes of host memory ({first_line(error)})") from error
 
 
 class PinnedBufferPool:
@@ -62,8 +67,9 @@ class PinnedBufferPool:
         """Allocate nearly `total` bytes of slabs for buffers of `size` bytes, or as many as the host can pin."""
         while (left := total - self.allocated) >= 2 * size:
             try:
-                self._add_slab(min(self._slab_bytes(size), 1 << (left.bit_length() - 1)), size)
-            except RuntimeError as error:
+                with self._lock:
+                    self._add_slab(min(self._slab_bytes(size), 1 << (left.bit_length() - 1)), size)
+            except MemoryError as error:
                 _log.warning("only %.1f of %.1f GiB were pinned: %s", self.allocated / 2**30, total / 2**30, error)
                 return
 

@@ -133,6 +133,8 @@ class EngineCore:
         return sequence
 
     def abort(self, request_id: str) -> None:
+        # Later, the id may be another request's.
+        self._unsent = [(sequence, span) for sequence, span in self._unsent if sequence.request.id != request_id]
         for sequence in self._scheduler.sequences:
             if sequence.request.id == request_id:
                 self._scheduler.remove(sequence)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvproxy.blocks.block_hash import BlockHasher, HashAlgorithm
 from kvproxy.blocks.cache_request import CacheRequest
-from kvproxy.engine.chunk_transfer import PinnedBufferPool
+from kvproxy.engine.chunk_transfer import PinnedBufferPool, allocate_pinned
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.tier_chain import TierChain, build_chain
 from tests.engine.driven import Driven
@@ -117,13 +117,22 @@ def test_memory_that_cannot_be_reserved_is_reported(caplog: pytest.LogCaptureFix
 
     def allocate(size: int) -> torch.Tensor:
         if locked.taken > 20_000:
-            raise RuntimeError("out of memory")
+            raise MemoryError("out of memory")
         return locked(size)
 
     arena = PinnedBufferPool(allocate)
     arena.reserve(1000, 100_000)
     assert arena.allocated == locked.taken < 100_000
     assert "out of memory" in caplog.text
+
+
+def test_a_lack_of_pinned_memory_is_no_failure_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(MemoryError, match=r"cannot pin 1,000 bytes .*\(CUDA error: out of memory\)"):
+        allocate_pinned(1000)
 
 
 @pytest.mark.parametrize("algorithm", get_args(HashAlgorithm))

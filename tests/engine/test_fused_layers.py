@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from kvproxy.engine.models.fused_layers import fuse_layers, silu_times
 from tests.engine.models import random_model
@@ -37,3 +39,32 @@ def test_a_model_computes_the_same(family: str, fused: int) -> None:
     expected = model(tokens).logits
     assert fuse_layers(model) == fused
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_that_torch_does_not_fuse_stay() -> None:
+    class Model(torch.nn.Module):
+        dtype = torch.bfloat16
+
+    model = Model()
+    model.without_weight = Gemma3nRMSNorm(64, with_scale=False)
+    model.in_float32 = LlamaRMSNorm(64)
+    assert fuse_layers(model) == 0
+
+
+@torch.inference_mode()
+def test_a_gated_mlp_with_quantized_weights() -> None:
+    class Quantized(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.weight.to(x.dtype) / 500)
+
+    model = random_model("llama")
+    mlp = model.model.layers[0].mlp
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        layer = getattr(mlp, name)
+        layer.__class__ = Quantized
+        layer.weight = torch.nn.Parameter(torch.randint_like(layer.weight, -127, 127).char(), requires_grad=False)
+    x = torch.randn(1, 3, 64)
+    expected = mlp(x)
+    assert fuse_layers(model) == 2 * 3 + 1
+    assert "forward" in vars(mlp)
+    torch.testing.assert_close(mlp(x), expected)

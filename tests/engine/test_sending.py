@@ -77,6 +77,23 @@ def test_an_error_while_sending_reaches_the_client(at: int) -> None:
     assert driven.done == ["b"]
 
 
+def test_an_abort_drops_unsent_outputs() -> None:
+    driven = _driven(True)
+    prompts, (_, expected, *_) = prompts_of("llama")
+
+    def emit(delta: Delta) -> None:
+        raise RuntimeError("the client's event loop is closed")
+
+    driven.submit("a", prompts[0][:10], 8, emit)
+    driven.step()
+    driven.engine.abort("a")
+    assert not driven.engine._unsent, "sequences would stay in memory"
+    driven.submit("a", prompts[1])
+    driven.run()
+    assert not driven.errors["a"]
+    assert driven.tokens["a#0"] == expected
+
+
 def test_outputs_precede_the_error_of_a_failed_step() -> None:
     driven = _driven(True)
     driven.submit("a", prompts_of("llama")[0][0][:10], 8)

@@ -18,18 +18,21 @@ def fuse_layers(model: Any) -> int:
     """Replace the `forward` of RMS norms and gated MLPs; return how many. A layer that would compute something else stays."""
     fused = 0
     for module in model.modules():
-        found = _fused_norm(module) or _fused_mlp(module)
-        if found is not None and _agree(module, *found):
+        found = _fused_norm(module, model.dtype) or _fused_mlp(module)
+        if found is not None and _agree(module, *found, model.dtype):
             module.forward = found[0]
             fused += 1
     return fused
 
 
-def _fused_norm(module: Any) -> tuple[Forward, int] | None:
+def _fused_norm(module: Any, dtype: torch.dtype) -> tuple[Forward, int] | None:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
         return None
-    weight = module.weight
+    weight = getattr(module, "weight", None)
+    # torch does not fuse a norm of two types.
+    if weight is None or weight.dim() != 1 or weight.dtype != dtype:
+        return None
     return lambda x: F.rms_norm(x, weight.shape, weight, eps), len(weight)
 
 
@@ -44,9 +47,9 @@ def _gated_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def _agree(module: Any, forward: Forward, width: int) -> bool:
-    weights = next(module.parameters())
-    x = torch.randn(1, 4, width, dtype=weights.dtype, device=weights.device)
+def _agree(module: Any, forward: Forward, width: int, dtype: torch.dtype) -> bool:
+    # The weights of a quantized layer are integers.
+    x = torch.randn(1, 4, width, dtype=dtype, device=next(module.parameters()).device)
     expected = module(x)
     error = (forward(x) - expected).norm() / expected.norm()
     return bool(error < 4 * torch.finfo(x.dtype).eps)

@@ -32,7 +32,7 @@ class PinnedBufferPool:
     """A thread-safe pool of pinned host memory. A buffer returns to the pool when it is garbage-collected.
 
     Buffers are cut from large slabs, because torch rounds a pinned allocation up to a power of two. Slabs are never freed,
-    because pinning memory is slow: about 2.5 GB/s.
+    because pinning memory is slow.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor] = allocate_pinned) -> None:

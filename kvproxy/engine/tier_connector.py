@@ -53,6 +53,9 @@ def create_tier_connector(
             )
         return None
     buffers = PinnedBufferPool() if loaded.device.type == "cuda" else None
+    if buffers is not None and tiers.host:
+        # Pinned memory cannot be swapped out.
+        check_host_memory(tiers.host)
     chain = build_chain(
         tiers,
         manager.block_size,
@@ -66,7 +69,6 @@ def create_tier_connector(
     fingerprint = model_fingerprint(loaded, settings, manager.hasher)
     transfer = ChunkTransfer(pool, manager.hasher, tiers.chunk_tokens, fingerprint, buffers)
     if buffers is not None and tiers.host:
-        check_host_memory(tiers.host)
         any_name = ChunkName(fingerprint, manager.hasher.none_hash, range(tiers.chunk_tokens))
         buffers.reserve(transfer.buffer_bytes(any_name), tiers.host)
     return TierConnector(chain, transfer, manager, chunked_prefill, tiers.load_timeout)

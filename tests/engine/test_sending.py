@@ -1,4 +1,4 @@
-"""Outputs that are sent during the next step, as on a GPU, equal those that are sent immediately."""
+"""Outputs may be sent during the next step, as on a GPU, or immediately."""
 
 from typing import Any
 

@@ -1,10 +1,9 @@
-"""Every check and every benchmark that needs a GPU, in one call of at most 8 minutes.
+"""Run every check and benchmark that requires a GPU, within 8 minutes.
 
 python -m tests.gpu [--json FILE] [--require-all] [--only TEXT] [--limit SECONDS] [--rehearse]
 
-It needs torch with CUDA, triton and rich; the checks of the engine also transformers and what the engine imports (pydantic,
-pydantic-settings, platformdirs, cbor2, msgpack, pyzmq, xxhash), that of chats the dependencies of kvproxy and jinja2, that of
-the index faiss with GPU support. A check whose package is missing says so and is not run; with --require-all that is a failure.
+Install kvproxy with its engine, torch with CUDA, triton, rich, jinja2, and faiss with GPU support. A check with a missing package
+is not run; with --require-all, it counts as failed.
 Exit codes: 0 all passed, 1 something failed or missed its goal, 3 there is no GPU.
 """
 

@@ -11,10 +11,18 @@ from tests.gpu import seven
 from tests.gpu.scale import scale_of
 
 _FLASH = "paged|flash_torch"
-ATTENTION = (_FLASH, "sdpa")
-"""Attention implementations, the fastest first. FlashAttention is torch's, because the package flash-attn may be missing."""
 _BLOCK = 256  # tokens, the default
 _LIMIT_SECONDS = 40.0
+
+
+def fastest_attention(device: torch.device) -> str:
+    """Return torch's FlashAttention if transformers accepts it, otherwise `sdpa`."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_FLASH, _flash_attention)
+    # transformers 5.23 removes the prefix `paged|`.
+    is_accepted = ALL_ATTENTION_FUNCTIONS.get_interface(_FLASH, None) is _flash_attention
+    return _FLASH if device.type == "cuda" and is_accepted else "sdpa"
 
 
 def generate(model: Any, attention: str, prompts: list[list[int]], tokens: int, rows: int) -> float:
@@ -33,7 +41,7 @@ def generate(model: Any, attention: str, prompts: list[list[int]], tokens: int, 
         _original_model(model, attention),
         batching(generation_config=generation, continuous_batching_config=config, timeout=5) as manager,
     ):
-        # With FlashAttention, a full round captures all CUDA graphs; sdpa has none.
+        # With FlashAttention, a full round captures all CUDA graphs.
         _run(manager, prompts, tokens if attention == _FLASH else 2)
         return _run(manager, prompts, tokens)
 
@@ -54,12 +62,7 @@ def _run(manager: Any, prompts: list[list[int]], tokens: int) -> float:
 
 @contextmanager
 def _original_model(model: Any, attention: str) -> Iterator[None]:
-    """Undo the changes that the proxy made to the model."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(_FLASH, _flash_attention)
-    if attention == _FLASH and ALL_ATTENTION_FUNCTIONS.get_interface(_FLASH, None) is not _flash_attention:
-        raise NotImplementedError("this version of transformers registers attention otherwise")
+    """Undo the changes that the engine made to the model."""
     before = model.config._attn_implementation
     forwards = {module: vars(module).pop("forward") for module in model.modules() if "forward" in vars(module)}
     # `set_attn_implementation` would search for the package flash-attn.

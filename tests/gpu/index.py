@@ -1,4 +1,4 @@
-"""The index of questions on a GPU, by the calls that the product makes, beside the same index on the CPU."""
+"""The index of questions on a GPU, compared with an exact search on the CPU."""
 
 import statistics
 import time
@@ -34,39 +34,34 @@ def neighbours(device: torch.device) -> Figures:
     if on_gpu and not getattr(faiss, "get_num_gpus", lambda: 0)():
         raise NotHere("this faiss has no GPU support: install kvproxy[gpu]")
     count = scale_of(device).vectors
-    vectors = _unit(np.random.default_rng(0).standard_normal((count + MORE, DIM), dtype=np.float32))
+    chance = np.random.default_rng(0)
+    vectors = _unit(chance.standard_normal((count + MORE, DIM), dtype=np.float32))
     numbers = np.arange(1, len(vectors) + 1)
-    picked = np.random.default_rng(1).integers(0, len(vectors), QUERIES)
-    noise = np.random.default_rng(2).standard_normal((QUERIES, DIM), dtype=np.float32) * 0.02
-    queries = _unit(vectors[picked] + noise)
+    noise = chance.standard_normal((QUERIES, DIM), dtype=np.float32) * 0.02
+    queries = _unit(chance.choice(vectors, QUERIES) + noise)
 
     index = VectorIndex(DIM, flat_limit=count // 2 if on_gpu else 2 * count)
     index.add(numbers, vectors)
-    # FAISS searches for one vector with one thread, which takes about 0.2 s with a million vectors.
     on_cpu = [_seconds(partial(index.search, query, NEAREST)) for query in queries[:SINGLE]]
     _, expected = faiss.knn(queries, vectors, NEAREST, metric=faiss.METRIC_INNER_PRODUCT)
 
-    def read(after: int) -> tuple[np.ndarray, np.ndarray]:
-        part = slice(after, min(after + PART, count))
-        return numbers[part], vectors[part]
+    def part(start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        return numbers[start:end], vectors[start:end]
 
-    built = _seconds(lambda: index.rebuild(read))
-    at_once = _seconds(lambda: index.add(numbers[count:-SINGLE], vectors[count:-SINGLE]))
-    one_by_one = [
-        _seconds(partial(index.add, numbers[place : place + 1], vectors[place : place + 1]))
-        for place in range(len(vectors) - SINGLE, len(vectors))
-    ]
+    last = len(vectors) - SINGLE
+    built = _seconds(lambda: index.rebuild(lambda after: part(after, min(after + PART, count))))
+    at_once = _seconds(partial(index.add, *part(count, last)))
+    one_by_one = [_seconds(partial(index.add, *part(at, at + 1))) for at in range(last, len(vectors))]
     index.search(queries[0], NEAREST)
     alone = [_seconds(partial(index.search, query, NEAREST)) for query in queries]
     began = time.perf_counter()
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda query: index.search(query, NEAREST), queries))
+        found = np.array(list(threads.map(lambda query: index.search(query, NEAREST), queries)))
     together = time.perf_counter() - began
 
-    places = np.array([[number - 1 for number, _ in one] for one in found])
+    places, similarities = found[..., 0].astype(int) - 1, found[..., 1]
     same_nearest = _same(places[:, :1], expected[:, :1], queries, vectors)
     same_set = _same(places, expected, queries, vectors)
-    similarities = np.array([[similarity for _, similarity in one] for one in found])
     wrong = float(np.abs(similarities - np.einsum("qnd,qd->qn", vectors[places], queries)).max())
     figures = {
         "vectors": f"{len(index):,}, on the {'GPU' if index.on_gpu else 'CPU'}, faiss {faiss.__version__}",

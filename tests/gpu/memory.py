@@ -1,4 +1,4 @@
-"""Memory: pools beyond what 32 bits count, what a step takes, page-locked chunks of 32 MiB."""
+"""Large block pools, the memory of a step, and page-locked chunks of 32 MiB."""
 
 import time
 

@@ -40,19 +40,29 @@ class Scale:
 
 FULL = Scale(
     Shape(32_000, 4096, 14_336, 32, 32, 8),
-    16_384,
-    8192,
-    (1, 8, 64),
-    1 << 18,
-    (64, 256),
-    256,
-    4 << 30,
-    1_000_000,
-    20,
+    longest=16_384,
+    context=8192,
+    rows=(1, 8, 64),
+    pool=1 << 18,
+    suffixes=(64, 256),
+    chunk=256,
+    locked=4 << 30,
+    vectors=1_000_000,
+    repeat=20,
     judged=True,
 )
 REHEARSAL = Scale(
-    Shape(2048, 64, 96, 2, 4, 2), 256, 96, (1, 3), 288, (5, 20), 32, 1 << 28, 5_000, repeat=2, judged=False
+    Shape(2048, 64, 96, 2, 4, 2),
+    longest=256,
+    context=96,
+    rows=(1, 3),
+    pool=288,
+    suffixes=(5, 20),
+    chunk=32,
+    locked=1 << 28,
+    vectors=5_000,
+    repeat=2,
+    judged=False,
 )
 
 

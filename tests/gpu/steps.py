@@ -60,7 +60,7 @@ def prefill_rate(device: torch.device) -> Figures:
 
 
 _FIRST_TOKEN_GOAL = 1.3
-"""Most that a warm first token may take, next to that of its suffix alone."""
+"""Maximum time of a first token after a cached prefix, divided by that after the suffix alone."""
 
 
 def first_token(device: torch.device) -> Figures:

@@ -52,7 +52,7 @@ def test_a_request_whose_upstream_fails_is_freed(upstream: str, path: str, tmp_p
             with contextlib.suppress(httpx.RemoteProtocolError):
                 assert client.post(url + path, json=chat(text)).status_code == 502
 
-        freed(send, ApiRequest, Exchange)
+        assert_freed(send, ApiRequest, Exchange)
 
 
 def test_a_refused_head_is_freed(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_a_refused_head_is_freed(tmp_path: Path) -> None:
         def send(text: str) -> None:
             assert httpx.get(url, headers={"x-text": text * 100_000}).status_code == 431
 
-        freed(send, HeadersTooLarge)
+        assert_freed(send, HeadersTooLarge)
 
 
-def freed(send: Callable[[str], None], *kinds: type[Any]) -> None:
+def assert_freed(send: Callable[[str], None], *kinds: type[Any]) -> None:
     send("first")
     gc.collect()
     gc.disable()

@@ -36,7 +36,7 @@ class TrainingOptions:
         changed, filled, implied: pairs per pass: hard negatives from questions and from templates, and pairs that labels imply.
         rate: learning rate of the low-rank factors and the head; norms and biases have 0.3 of it.
         smoothing: probability of the other label.
-        device: of torch. A GPU trains about a hundred times as fast as two CPU cores.
+        device: name of torch's device, such as `cuda`.
     """
 
     pairs: Path

@@ -82,7 +82,8 @@ class SequenceState:
         self._detokenizer = Detokenizer(tokenizer.decode, request.sampling.stop)
         self._proposer = NgramProposer()
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._unsent: list[tuple[SampledToken, bool, Usage]] = []  # with whether it is an EOS token
+        # Each token, whether it is an EOS token, and the usage up to it.
+        self._unsent: list[tuple[SampledToken, bool, Usage]] = []
         self._first_token_time = 0.0
         self._has_text = False
 

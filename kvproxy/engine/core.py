@@ -95,7 +95,7 @@ class EngineCore:
         self._waits_for_load = False
         # A GPU computes the next step while the host decodes and sends the outputs of the last.
         self._sends_during_next_step = loaded.device.type == "cuda"
-        self._unsent: list[tuple[SequenceState, TokenSpan]] = []
+        self._unsent: list[SequenceState] = []
         self._scheduler = Scheduler(
             self.manager,
             settings.max_num_batched_tokens,
@@ -134,7 +134,7 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         # Later, the id may be another request's.
-        self._unsent = [(sequence, span) for sequence, span in self._unsent if sequence.request.id != request_id]
+        self._unsent = [sequence for sequence in self._unsent if sequence.request.id != request_id]
         for sequence in self._scheduler.sequences:
             if sequence.request.id == request_id:
                 self._scheduler.remove(sequence)
@@ -197,13 +197,13 @@ class EngineCore:
 
     def _send_outputs(self) -> None:
         unsent, self._unsent = self._unsent, []
-        for sequence, span in unsent:
+        for sequence in unsent:
             if not sequence.is_aborted:
-                with self._abort_on_error(sequence, span):
+                with self._abort_on_error(sequence):
                     sequence.send()
 
     @contextmanager
-    def _abort_on_error(self, sequence: SequenceState, span: TokenSpan) -> Iterator[None]:
+    def _abort_on_error(self, sequence: SequenceState, invalid_span: TokenSpan | None = None) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -211,7 +211,8 @@ class EngineCore:
                 raise
             request_id = sequence.request.id
             _log.error("request %s failed and was aborted", request_id, exc_info=error)
-            self._abort_requests({request_id}, self._written_blocks(span), error_for_client(error))
+            blocks = self._written_blocks(invalid_span) if invalid_span else set()
+            self._abort_requests({request_id}, blocks, error_for_client(error))
 
     def _outputs_to_sample(self, output: SequenceLogits) -> list[SequenceLogits]:
         sequence = output.sequence
@@ -245,7 +246,7 @@ class EngineCore:
             if sequence.finish_reason or place == num_drafts or token.token != drafts[place]:
                 break
         if self._sends_during_next_step and not sequence.finish_reason:
-            self._unsent.append((sequence, output.span))
+            self._unsent.append(sequence)
             return
         sequence.send()
         if sequence.finish_reason:

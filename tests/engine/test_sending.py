@@ -75,6 +75,9 @@ def test_an_error_while_sending_reaches_the_client(at: int) -> None:
     assert len(driven.errors["a"]) == 1
     assert len(calls) == at + 1
     assert driven.done == ["b"]
+    driven.submit("c", prompts_of("llama")[0][0], 1)
+    driven.run()
+    assert driven.usage["c"].cached_tokens >= 8, "the failure does not concern the cached blocks"
 
 
 def test_an_abort_drops_unsent_outputs() -> None:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import LlamaConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from kvproxy.engine.models.fused_layers import fuse_layers, silu_times
 from tests.engine.models import random_model
@@ -49,6 +50,15 @@ def test_norms_that_torch_does_not_fuse_stay() -> None:
     model.without_weight = Gemma3nRMSNorm(64, with_scale=False)
     model.in_float32 = LlamaRMSNorm(64)
     assert fuse_layers(model) == 0
+
+
+def test_an_mlp_with_another_activation_stays() -> None:
+    config = LlamaConfig(hidden_size=16, intermediate_size=32, hidden_act="gelu_pytorch_tanh")
+    mlp = LlamaMLP(config).to(torch.bfloat16)
+    mlp.dtype = torch.bfloat16
+    for parameter in mlp.parameters():
+        torch.nn.init.normal_(parameter, std=0.01)
+    assert fuse_layers(mlp) == 0
 
 
 @torch.inference_mode()

@@ -39,6 +39,9 @@ def _fused_norm(module: Any, dtype: torch.dtype) -> tuple[Forward, int] | None:
 def _fused_mlp(module: Any) -> tuple[Forward, int] | None:
     if not all(isinstance(getattr(module, f"{name}_proj", None), torch.nn.Linear) for name in ("gate", "up", "down")):
         return None
+    # Near zero, other activations agree within the error of bfloat16.
+    if type(getattr(module, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+        return None
     return partial(_gated_mlp, module), module.gate_proj.in_features
 
 

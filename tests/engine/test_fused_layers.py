@@ -53,7 +53,7 @@ def test_norms_that_torch_does_not_fuse_stay() -> None:
 
 
 def test_an_mlp_with_another_activation_stays() -> None:
-    config = LlamaConfig(hidden_size=16, intermediate_size=32, hidden_act="gelu_pytorch_tanh")
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, intermediate_size=32, hidden_act="gelu_pytorch_tanh")
     mlp = LlamaMLP(config).to(torch.bfloat16)
     mlp.dtype = torch.bfloat16
     for parameter in mlp.parameters():

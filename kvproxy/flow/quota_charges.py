@@ -55,6 +55,8 @@ def _observe_chunks(
             yield chunk
 
     async def observed_close() -> None:
+        # `on_close` may refer to the response: the cycle would keep it in memory.
+        response.close = close
         on_close()
         await close()
 
@@ -107,7 +109,12 @@ class UnparsedRequestCharge:
         """Refund a failed request. If the quota stopped its upload, raise the quota's error from `error`."""
         self._account.settle(0)
         if self._refused is not None:
-            raise self._refused from error
+            # The quota's error is also the cause of `error`, and its traceback refers to this charge.
+            error.__context__ = None
+            try:
+                raise self._refused from error
+            finally:
+                self._refused = None
 
     def charge_response(self, reply: RelayedResponse) -> RelayedResponse:
         is_json = any(name == "content-type" and "json" in value for name, value in reply.headers)

@@ -71,7 +71,7 @@ class SharedRequest:
             self.error = asyncio.CancelledError()
             raise
         except BaseException as error:
-            self.error = error
+            self.error = error.with_traceback(None)
         finally:
             self.ended = True
             self.seconds = time.perf_counter() - self.started
@@ -145,8 +145,11 @@ class SharedRequest:
         """Remove a client. If it was the last client and the response has not ended, cancel the request."""
         self.num_clients -= 1
         self._client_moved.set()
-        if self.num_clients == 0 and not self.ended:
-            self.task.cancel()
+        if self.num_clients == 0:
+            # The traceback of a raised error would keep this request in memory.
+            self.error = None
+            if not self.ended:
+                self.task.cancel()
 
     async def wait_for_head(self) -> BackendResponse:
         while self.response is None and not self.ended:

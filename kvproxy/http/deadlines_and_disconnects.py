@@ -73,6 +73,8 @@ class Deadline:
             working.cancel()
             disconnected.cancel()
             await asyncio.gather(working, disconnected, return_exceptions=True)
+            # A failed task has an error, whose traceback refers to this frame.
+            del working
 
     def _deadline_error(self) -> DeadlineExceeded:
         source = f"the header {TIMEOUT_HEADER}"

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES
 from kvproxy.apis.api import Api
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, RequestExceedsQuota
 from kvproxy.exchange import Exchange
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
@@ -51,8 +51,6 @@ class CachedApi:
                 record_failure(exchange, error)
                 services(request).metrics.count_error(error)
                 response = error_response(services(request).access.visible_error(request, error), self._api.path)
-                # A shared request has the error; its traceback would keep both in memory.
-                error.__traceback__ = None
             except BaseException as error:
                 record_failure(exchange, asyncio.CancelledError() if isinstance(error, ClientDisconnect) else error)
                 raise
@@ -74,7 +72,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
         answer = await app.answerer.answer(exchange, lambda work: deadline.cancel_when_over(request.receive, work))
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers.
-        if forwarder is None or error.param is not None:
+        if forwarder is None or error.param is not None or isinstance(error, RequestExceedsQuota):
             raise
         exchange.request = None
         return await _forward(request, raw)

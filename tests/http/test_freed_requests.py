@@ -11,15 +11,24 @@ import httpx
 import pytest
 
 from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.json import dumps
+from kvproxy.backends.protocol import RelayedResponse
+from kvproxy.client_keys import add_client
 from kvproxy.errors import HeadersTooLarge
 from kvproxy.exchange import Exchange
+from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.quota_charges import UnparsedRequestCharge
+from kvproxy.flow.single_flight import SharedRequest
+from kvproxy.settings import load_settings
+from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.ports import free_port
 from tests.requests import chat
-from tests.servers import run_connections, run_front
+from tests.servers import run_connections, run_front, run_proxy
 
 COUNT = 5
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+WHOLE_ANSWER = HEAD + b"content-length: %d\r\n\r\n" % len(dumps(WHOLE)) + dumps(WHOLE)
 ANSWERS = {
     "broken off": HEAD + b"content-length: 5000\r\n\r\n{",
     "broken chunk": HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\ndata",
@@ -30,18 +39,22 @@ ANSWERS = {
 
 @pytest.fixture(params=[*ANSWERS, "refused"])
 def upstream(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "refused":
+        yield f"http://127.0.0.1:{free_port()}"
+        return
+    with run_raw_upstream(lambda: ANSWERS[request.param]) as url:
+        yield url
+
+
+def run_raw_upstream(answer: Callable[[], bytes]) -> contextlib.AbstractContextManager[str]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), b":0")
         await reader.readexactly(int(length.partition(b":")[2]))
-        writer.write(ANSWERS[request.param])
+        writer.write(answer())
         writer.close()
 
-    if request.param == "refused":
-        yield f"http://127.0.0.1:{free_port()}"
-        return
-    with run_connections(handle) as url:
-        yield url
+    return run_connections(handle)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/other"])
@@ -53,6 +66,42 @@ def test_a_request_whose_upstream_fails_is_freed(upstream: str, path: str, tmp_p
                 assert client.post(url + path, json=chat(text)).status_code == 502
 
         assert_freed(send, ApiRequest, Exchange)
+
+
+@pytest.mark.parametrize("period", ["stale_if_error", "stale_while_revalidate"])
+def test_a_request_with_a_stale_response_is_freed(period: str, tmp_path: Path) -> None:
+    answers = [WHOLE_ANSWER]
+    cache, routing = {"semantic": False, period: 600}, {"eject_after": 10_000}
+    with run_raw_upstream(lambda: answers[0]) as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, cache=cache, routing=routing)
+        with run_proxy(settings) as (url, _), httpx.Client(base_url=url) as client:
+
+            def send(text: str) -> None:
+                response = client.post("/v1/chat/completions", json=chat(text), headers={"cache-control": "confirm"})
+                assert response.status_code == 200
+                assert answers[0] or period.replace("_", "-") in response.headers["cache-status"]
+
+            for text in ("first", *map(str, range(COUNT))):
+                send(text)
+            client.delete("/admin/cache", params={"all": "true", "soft": "true"})
+            answers[0] = b""
+            assert_freed(send, ApiRequest, Exchange, SharedRequest)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/other"])
+@pytest.mark.parametrize("tokens_per_minute", [1, 10_000])
+def test_a_request_of_a_client_with_a_quota_is_freed(path: str, tokens_per_minute: int, tmp_path: Path) -> None:
+    with run_raw_upstream(lambda: WHOLE_ANSWER) as upstream:
+        settings = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False})
+        key = add_client(settings, "client", tokens_per_minute=tokens_per_minute)
+        headers = {"authorization": f"Bearer {key}"}
+        with run_proxy(settings) as (url, _), httpx.Client(base_url=url, headers=headers) as client:
+
+            def send(text: str) -> None:
+                response = client.post(path, content=iter([dumps(chat(text * 20))]))
+                assert response.status_code == (413 if tokens_per_minute == 1 else 200)
+
+            assert_freed(send, ApiRequest, Exchange, RelayedResponse, BackendResponse, UnparsedRequestCharge)
 
 
 def test_a_refused_head_is_freed(tmp_path: Path) -> None:

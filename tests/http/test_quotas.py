@@ -232,6 +232,14 @@ def test_no_body_passes_without_its_price(proxy: Proxy, path: str, odd: str, chu
     assert proxy.upstream.asked <= asked + 1
 
 
+def test_a_chat_that_exceeds_the_quota_is_not_forwarded(proxy: Proxy) -> None:
+    key, asked = proxy.client("images", tokens_per_minute=900), proxy.upstream.asked
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [image]}]}
+    assert proxy.send(key, "/v1/chat/completions", json=body).status_code == 413
+    assert proxy.upstream.asked == asked
+
+
 def test_other_spellings_of_a_cached_route_are_refused(proxy: Proxy) -> None:
     host, key = httpx.URL(proxy.url), proxy.client("spells")
     for spelling in (b"/chat/completions/", b"//chat/completions", b"/x/../chat/completions", b"/./messages"):

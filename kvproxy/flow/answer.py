@@ -68,8 +68,8 @@ class Answerer:
         self.settings = settings
         self.finish = finish or journal.add
         self.clock = clock
-        self._lookup = CacheLookup(cache, settings, clock)
-        self.lookup_counts = self._lookup.lookup_counts
+        self.lookups = CacheLookup(cache, settings, clock)
+        self.lookup_counts = self.lookups.lookup_counts
         self.history = HistoryRepair()
         writer = ResponseWriter(self.cache, settings, backend.name, clock, comparer, journal, self.history)
         self._single_flight = SingleFlight(backend, writer, shared)
@@ -80,7 +80,7 @@ class Answerer:
 
     @property
     def stale_counts(self) -> dict[str, int]:
-        return dict(self._lookup.stale_counts) | self._revalidator.counts
+        return dict(self.lookups.stale_counts) | self._revalidator.counts
 
     async def answer(self, exchange: Exchange, watch: Watch | None = None) -> Answer:
         """Answer the request of an exchange, and record the outcome in the exchange. Raises a KvproxyError.
@@ -88,32 +88,36 @@ class Answerer:
         Args:
             watch: awaits all steps after the exact lookup, and cancels them when the client disconnects. None never cancels them.
         """
-        request = exchange.api_request
-        sampled = self._requires_new_sample(request)
-        if sampled:
-            request = replace(request, control=replace(request.control, no_cache=True))
-            exchange.request = request
-        exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
-        exchange.key = await self.compute_key(request)
+        await self.classify(exchange)
         answer = await self._find_exact_in_time(exchange) if exchange.cacheable else None
-        if not exchange.cacheable:
-            exchange.bypass_reason = "uncacheable"
-        elif request.control.rule.cache is False:
-            exchange.bypass_reason = "bypass-rule"
-        elif request.control.no_cache:
-            exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
         if answer is None:
             work = self._answer_after_exact(exchange)
             answer = await (work if watch is None else watch(work))
         self._revalidator.begin(exchange)
         return answer
 
+    async def classify(self, exchange: Exchange) -> None:
+        """Compute the request's cache key, and decide whether stored responses may answer it."""
+        request = exchange.api_request
+        sampled = self._requires_new_sample(request)
+        if sampled:
+            request = replace(request, control=replace(request.control, no_cache=True))
+            exchange.request = request
+        exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
+        if not exchange.cacheable:
+            exchange.bypass_reason = "uncacheable"
+        elif request.control.rule.cache is False:
+            exchange.bypass_reason = "bypass-rule"
+        elif request.control.no_cache:
+            exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
+        exchange.key = await self.compute_key(request)
+
     async def _find_exact_in_time(self, exchange: Exchange) -> Answer | None:
         seconds = exchange.api_request.control.timeout
         if seconds is None or not self.store.remote:
-            return await self._lookup.find_exact(exchange)
+            return await self.lookups.find_exact(exchange)
         left = max(0.0, seconds - (time.perf_counter() - exchange.started))
-        return await _with_timeout(left, self._lookup.find_exact(exchange), "the store did not answer")
+        return await _with_timeout(left, self.lookups.find_exact(exchange), "the store did not answer")
 
     def _requires_new_sample(self, request: ApiRequest) -> bool:
         control = request.control
@@ -124,18 +128,18 @@ class Answerer:
 
     async def _answer_after_exact(self, exchange: Exchange) -> Answer:
         if exchange.bypass_reason is None:
-            hit = await self._lookup.serve_stale(exchange) or await self._lookup.find_semantic(exchange)
+            hit = await self.lookups.serve_stale(exchange) or await self.lookups.find_semantic(exchange)
             if hit is not None:
                 return hit
         if exchange.api_request.control.only_if_cached:
             raise NotCached("no stored response answers this request, and only-if-cached forbids a call of the backend")
-        if self.backend.failure() is not None and (hit := await self._lookup.fall_back(exchange)) is not None:
+        if self.backend.failure() is not None and (hit := await self.lookups.fall_back(exchange)) is not None:
             return hit
         try:
-            seconds = self._lookup.fallback_timeout(exchange)
+            seconds = self.lookups.fallback_timeout(exchange)
             return await _with_timeout(seconds, self._forward(exchange), "no fresh answer came")
         except KvproxyError as error:
-            if error.status < 500 or (hit := await self._lookup.fall_back(exchange)) is None:
+            if error.status < 500 or (hit := await self.lookups.fall_back(exchange)) is None:
                 raise
             return hit
 
@@ -150,14 +154,14 @@ class Answerer:
         try:
             response = await shared.wait_for_head()
             if response.entry is not None:
-                stored = await self._lookup.replay(exchange, response.entry)
+                stored = await self.lookups.replay(exchange, response.entry)
                 shared.release()
                 return stored
             complete = not response.streams and await shared.wait_until_complete(None if confirm else HOLD_SECONDS)
             if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
                 raise shared.error
             failed = response.status >= 500 or shared.error is not None
-            if failed and (hit := await self._lookup.fall_back(exchange)) is not None:
+            if failed and (hit := await self.lookups.fall_back(exchange)) is not None:
                 shared.release()
                 return hit
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)

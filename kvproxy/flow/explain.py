@@ -9,14 +9,14 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.backends.prefix_cache import PrefixCache
-from kvproxy.exchange import CacheKey
+from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
 from kvproxy.index.search.conversations import earlier_turns
-from kvproxy.index.search.lookup_result import FRESH, Candidate
+from kvproxy.index.search.lookup_result import Candidate
 from kvproxy.index.store import EntryFilter, Store
 from kvproxy.journal.miss_explanation import RegionLoader
 from kvproxy.journal.reader import JournalReader
@@ -26,6 +26,10 @@ from kvproxy.settings.rules import NO_RULE
 
 _NEAREST = 5  # In the report. The policy `learned` reads more.
 _MAX_SAME_PROMPT = 1000
+_BYPASS_REASONS = {
+    "uncacheable": "the cache is off, or the request has state",
+    "asked-sample": "the request has a temperature above 0 and no seed, see cache.sampled_requests",
+}
 
 
 def region_loader(reader: JournalReader, store: Store | None) -> RegionLoader:
@@ -56,15 +60,17 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
     `layer` is `exact`, `semantic`, `prefix`, or `none`. `prefix` is a miss for which the engine would reuse a part of the
     prompt. Values that were not computed are None. Raises KvproxyError and CacheStoreError.
     """
-    key = await answerer.compute_key(request)
-    # An expired response may be served during its revalidation.
-    kept = None if request.control.no_cache else await answerer.cache.find(key.exact)
+    exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
+    await answerer.classify(exchange)
+    key = exchange.cache_key
+    kept = await answerer.cache.find(key.exact) if exchange.cacheable else None
     freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
+    is_exact = kept is not None and answerer.lookups.may_serve(kept, exchange)
     same_prompts = [] if kept is not None else await _find_same_prompts(answerer, request, key)
-    semantic = await _explain_semantic(answerer, request, key)
+    semantic = await _explain_semantic(answerer, exchange)
     prefix = await prefix_cache.explain(request)
     layer = "none"
-    if freshness in FRESH:
+    if is_exact:
         layer = "exact"
     elif any(neighbour["served"] for neighbour in semantic["neighbours"]):
         layer = "semantic"
@@ -78,7 +84,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         "closest": await asyncio.to_thread(_closest_entry, request, key, same_prompts),
         "key": key.exact,
         "namespace": key.namespace,
-        "exact": {"hit": freshness in FRESH, "id": None if kept is None else kept.id, "freshness": freshness},
+        "exact": {"hit": is_exact, "id": None if kept is None else kept.id, "freshness": freshness},
         "semantic": semantic,
         "prefix": prefix,
         "rule": request.control.rule.name or None,
@@ -115,13 +121,14 @@ async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, s
     return False
 
 
-async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheKey) -> dict[str, Any]:
-    cache, settings, control = answerer.semantic, answerer.settings, request.control
+async def _explain_semantic(answerer: Answerer, exchange: Exchange) -> dict[str, Any]:
+    cache, settings = answerer.semantic, answerer.settings
+    control, key = exchange.api_request.control, exchange.cache_key
     report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
     report |= {"shadow": False, "neighbours": [], "reason": None}
     who = "the request" if control.rule is NO_RULE else f"the rule {control.rule.name}"
-    if control.no_cache:
-        return report | {"reason": f"{who} takes no stored answer"}
+    if exchange.bypass_reason is not None:
+        return report | {"reason": _BYPASS_REASONS.get(exchange.bypass_reason, f"{who} takes no stored answer")}
     if control.rule.semantic is False:
         return report | {"reason": f"{who} takes answers of equal requests only"}
     if cache is None:
@@ -149,7 +156,8 @@ async def _explain_semantic(answerer: Answerer, request: ApiRequest, key: CacheK
         why = "the embedder does not read all of this text (letters, length)"
     else:
         lookup = await cache.lookup(key.namespace, text, explore=False, limits=limits, policy=rule_policy)
-        served = None if settings.shadow else lookup.chosen
+        entry = None if settings.shadow else lookup.entry
+        served = lookup.chosen if entry is not None and answerer.lookups.may_serve(entry, exchange) else None
         shown = enumerate(lookup.candidates)
         candidates = [each for place, each in shown if place < _NEAREST or each.verdict != "not compared"]
         return report | {"neighbours": [_neighbour_report(each, text, served=each is served) for each in candidates]}

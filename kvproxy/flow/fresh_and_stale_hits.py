@@ -40,7 +40,7 @@ class CacheLookup:
                 return None
             if entry.expires <= self._clock():
                 exchange.stale_entry = entry
-            elif self._request_accepts(entry, exchange):
+            elif self.request_accepts(entry, exchange):
                 return await self.replay(exchange, entry)
             else:
                 exchange.is_entry_refused = True
@@ -49,7 +49,7 @@ class CacheLookup:
     async def serve_stale(self, exchange: Exchange) -> Answer | None:
         """Serve the exchange's `stale_entry` if it is in its stale-while-revalidate period, and the request accepts it."""
         entry = exchange.stale_entry
-        if entry is None or self._stale_reason(entry, exchange) != "stale-while-revalidate":
+        if entry is None or self.stale_reason(entry, exchange) != "stale-while-revalidate":
             return None
         return await self._stale_hit(exchange, entry, "stale-while-revalidate")
 
@@ -58,7 +58,7 @@ class CacheLookup:
         timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
         if timeout is None or entry is None or exchange.bypass_reason is not None:
             return None
-        if self._stale_reason(entry, exchange, failed=True) is None:
+        if self.stale_reason(entry, exchange, failed=True) is None:
             return None
         return max(0.0, _FALLBACK_FRACTION * timeout - (time.perf_counter() - exchange.started))
 
@@ -67,7 +67,7 @@ class CacheLookup:
         if exchange.bypass_reason is not None:
             return None
         entry = exchange.stale_entry
-        if entry is not None and self._stale_reason(entry, exchange, failed=True) is not None:
+        if entry is not None and self.stale_reason(entry, exchange, failed=True) is not None:
             return await self._stale_hit(exchange, entry, "stale-if-error")
         return await self.find_semantic(exchange, failed=True)
 
@@ -76,7 +76,7 @@ class CacheLookup:
             return await self.replay(exchange, entry, stale=stale)
         return None
 
-    def _stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
+    def stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
         control, now = exchange.api_request.control, self._clock()
         freshness = entry.freshness(now)
         if freshness in ("fresh", "expired"):
@@ -110,9 +110,9 @@ class CacheLookup:
             is_first = exchange.lookup is None
             exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
             entry = lookup.entry
-            stale = None if entry is None else self._stale_reason(entry, exchange, failed=failed)
+            stale = None if entry is None else self.stale_reason(entry, exchange, failed=failed)
             is_servable = entry is not None and (
-                stale is not None or (entry.expires > self._clock() and self._request_accepts(entry, exchange))
+                stale is not None or (entry.expires > self._clock() and self.request_accepts(entry, exchange))
             )
             if is_first and not exchange.is_warming:
                 outcome = lookup.outcome if entry is None or is_servable else "accepted but not served"
@@ -124,7 +124,13 @@ class CacheLookup:
             return await self.replay(exchange, entry, lookup.chosen, stale)
         return None
 
-    def _request_accepts(self, entry: Entry, exchange: Exchange) -> bool:
+    def may_serve(self, entry: Entry, exchange: Exchange) -> bool:
+        """Whether the request accepts a stored response while the backend works: a fresh one, or one to revalidate."""
+        if entry.expires > self._clock():
+            return self.request_accepts(entry, exchange)
+        return self.stale_reason(entry, exchange) is not None
+
+    def request_accepts(self, entry: Entry, exchange: Exchange) -> bool:
         control = exchange.api_request.control
         if control.no_cache:
             return False

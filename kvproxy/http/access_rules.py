@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -11,7 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis.request_directives import ADMIN_TOKEN_HEADER
 from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError
+from kvproxy.http.admin_sessions import SESSION_HEADER, AdminSessions
 from kvproxy.http.error_responses import error_response
+from kvproxy.http.exchange_middleware import is_proxy_path
+from kvproxy.http.page_isolation import CLEAR_STORAGE, isolate_response, requests_worker
 from kvproxy.index.pending_writes import PendingWrites
 from kvproxy.settings import Settings
 
@@ -25,6 +28,7 @@ _WAIT_SECONDS = 5.0
 _PRIVATE_NAMES = (".localhost", ".local", ".internal", ".localdomain", ".lan", ".home.arpa", ".test", ".invalid")
 _WRONG_TOKEN = "the given token is not the admin token: check --token or KVPROXY_ADMIN_TOKEN"
 _NO_TOKEN = "this route needs the admin token: send Authorization: Bearer TOKEN; commands read KVPROXY_ADMIN_TOKEN"
+_ENDED_SESSION = "the session of the dashboard is over: enter the admin token again"
 _SET_TOKEN = "set admin_token and send it as a bearer token"
 _log = logging.getLogger("kvproxy")
 _admin_log = logging.getLogger("kvproxy.admin")
@@ -37,12 +41,19 @@ class AccessRules:
         self._settings = settings
         self._behind_proxy = False
 
+    @cached_property
+    def sessions(self) -> AdminSessions | None:
+        """Sessions of the dashboard; None without an admin token."""
+        return None if self._settings.admin_token is None else AdminSessions(self._settings.admin_token)
+
     def check_page(self, request: Request) -> KvproxyError | None:
         """Reject requests by web pages of other origins, and requests to a public host name that `access.hosts` does not list.
 
         An unlisted name may be DNS rebinding: an attacker's page whose host name resolves to the proxy.
         """
         self._detect_reverse_proxy(request)
+        if requests_worker(request.headers):
+            return Forbidden("this proxy serves no scripts of workers: use the upstream's own URL for its web pages")
         headers, allowed = request.headers, self._settings.access
         host = headers.get("host", "")
         name = host_of(host)
@@ -66,8 +77,12 @@ class AccessRules:
         settings = self._settings
         if settings.admin_token is not None:
             tokens = _tokens_in_request(request)
+            if self._has_session(request):
+                return None
             if any(_tokens_match(given, settings.admin_token) for given in tokens):
                 return None
+            if not tokens and SESSION_HEADER in request.headers:
+                return Unauthorized(_ENDED_SESSION)
             return Unauthorized(_WRONG_TOKEN if tokens else _NO_TOKEN)
         if not is_loopback(settings.host):
             return Unauthorized(f"admin routes are closed beyond loopback: {_SET_TOKEN}")
@@ -77,6 +92,12 @@ class AccessRules:
         if _is_cross_origin(request) or not is_loopback(request.url.hostname or ""):
             return Unauthorized(f"admin routes take no requests of other web pages or by other names: {_SET_TOKEN}")
         return None
+
+    def _has_session(self, request: Request) -> bool:
+        proof, sessions = request.headers.get(SESSION_HEADER), self.sessions
+        if proof is None or sessions is None or _is_cross_origin(request):
+            return False
+        return sessions.is_valid(request.cookies, proof)
 
     def visible_error(self, request: Request, error: KvproxyError) -> KvproxyError:
         """Return the error to send: only the operator sees the address of an upstream."""
@@ -123,13 +144,32 @@ def _tokens_match(given: str, expected: str) -> bool:
 
 
 class PageGuard:
+    """ASGI middleware that refuses requests of foreign web pages and workers, and isolates the web pages of upstreams."""
+
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._access.check_page(Request(scope)) if scope["type"] == "http" else None
-        await (self._app if refused is None else error_response(refused, scope["path"]))(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        refused = self._access.check_page(request)
+        if refused is not None:
+            response = error_response(refused, scope["path"])
+            if requests_worker(request.headers):
+                # Browsers request the script of a registered worker again before they use it for long.
+                response.headers.update(CLEAR_STORAGE)
+            await response(scope, receive, send)
+            return
+
+        async def send_isolated(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": isolate_response(message["headers"], request.headers)}
+            await send(message)
+
+        await self._app(scope, receive, send if is_proxy_path(scope["path"]) else send_isolated)
 
 
 class AdminGuard:

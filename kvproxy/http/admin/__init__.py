@@ -8,9 +8,9 @@ from starlette.routing import Route
 
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.flow.explain import explain
-from kvproxy.http.admin import blocks, cache, journal, upstreams
+from kvproxy.http.admin import blocks, cache, journal, sessions, upstreams
 from kvproxy.http.admin.replies import read_request, reply
-from kvproxy.http.routes import EVERY_METHOD
+from kvproxy.http.routes import EVERY_METHOD, health
 from kvproxy.http.services import services
 
 
@@ -39,6 +39,8 @@ ROUTES = [
     *upstreams.ROUTES,
     *cache.ROUTES,
     *journal.ROUTES,
+    *sessions.ROUTES,
+    Route("/health", health, methods=["GET"]),
     Route("/explain", explain_request, methods=["POST"]),
     Route("/reload", reload, methods=["POST"]),
     Route("/{path:path}", _not_found, methods=EVERY_METHOD, include_in_schema=False),

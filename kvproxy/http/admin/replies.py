@@ -12,6 +12,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.blocks.row_types import BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
+from kvproxy.http.admin_sessions import SESSION_HEADER
 from kvproxy.http.request_bodies import read_api_request, read_body
 from kvproxy.http.services import services
 from kvproxy.journal.record import Record
@@ -44,6 +45,10 @@ async def read_request(request: Request) -> ApiRequest:
     api = APIS[parse_choice(request.query_params, "api", APIS, "chat")]
     settings = services(request).settings
     raw = await read_body(request, settings.limits.body_bytes)
+    if SESSION_HEADER in request.headers:
+        # The cookies belong to the dashboard, not to a tenant.
+        headers = [header for header in request.scope["headers"] if header[0] != b"cookie"]
+        request = Request({**request.scope, "headers": headers}, request.receive)
     # The query belongs to the admin route.
     return replace(await read_api_request(request, api, raw, settings, check_fields=True), query="")
 

@@ -9,9 +9,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvproxy.http.page_isolation import CLEAR_STORAGE
+
 # Allow own scripts and styles only, and forbid frames and the injection of HTML.
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " worker-src 'none';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
@@ -22,10 +25,20 @@ _HEADERS = {
 }
 
 
+_CLEARED_COOKIE = "kvproxy-cleared"
+_YEAR = 365 * 86400
+
+
 class _PageFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
+        request, response = Request(scope), await super().get_response(path, scope)
         response.headers.update(_HEADERS)
+        # Servers on one host share their cookies.
+        cookie = f"{_CLEARED_COOKIE}-{request.url.port or 0}"
+        if response.media_type == "text/html" and cookie not in request.cookies:
+            # Another server at this address may have registered a worker. The cookie keeps the chosen theme afterwards.
+            response.headers.update(CLEAR_STORAGE)
+            response.set_cookie(cookie, "1", max_age=_YEAR, path=None, httponly=True, samesite="strict")
         return response
 
 

@@ -1,7 +1,7 @@
-// The admin routes: asks them with the operator's token, and knows whether the proxy answers.
+// The admin routes: requests them in the operator's session, and knows whether the proxy answers.
 
 const BASE = new URL("../admin/", document.baseURI);
-const KEPT = "kvproxy-admin-token";
+const KEPT = "kvproxy-session";
 const AGAIN = 1000; // Milliseconds until a proxy that did not answer is asked again.
 
 export const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
@@ -18,18 +18,20 @@ export class Refused extends Error {
 export class Api extends EventTarget {
   state = "ok";
   reason = "";
-  #token = sessionStorage.getItem(KEPT) ?? "";
+  // Half of the session. The other half is a cookie that no script can read.
+  #session = sessionStorage.getItem(KEPT) ?? "";
 
-  get token() {
-    return this.#token;
-  }
-
-  /** The token for all later requests; this tab keeps it until it is closed. */
-  set token(token) {
-    this.#token = token;
-    if (token) sessionStorage.setItem(KEPT, token);
-    else sessionStorage.removeItem(KEPT);
-    // Should this one be wrong too, that is news.
+  /** Exchange the admin token for a session of this tab; an empty token ends the session. Raises Refused. */
+  async signIn(token) {
+    if (token) {
+      const headers = { authorization: `Bearer ${token}` };
+      this.#session = (await (await this.#fetch("session", { method: "POST", headers })).json()).session;
+      sessionStorage.setItem(KEPT, this.#session);
+    } else {
+      if (this.#session) await this.#fetch("session", { method: "DELETE" }).catch(() => {});
+      this.#session = "";
+      sessionStorage.removeItem(KEPT);
+    }
     this.#tell("ok");
   }
 
@@ -41,12 +43,12 @@ export class Api extends EventTarget {
     this.dispatchEvent(new CustomEvent("state", { detail: { before } }));
   }
 
-  async #fetch(path, { method = "GET", query = {}, body = null, signal = null } = {}) {
+  async #fetch(path, { method = "GET", query = {}, body = null, signal = null, headers = null } = {}) {
     const url = new URL(path, BASE);
     for (const [name, value] of Object.entries(query)) {
       if (value !== "" && value !== null && value !== undefined) url.searchParams.set(name, value);
     }
-    const headers = this.#token ? { authorization: `Bearer ${this.#token}` } : {};
+    headers ??= this.#session ? { "x-kvproxy-session": this.#session } : {};
     let response;
     try {
       response = await fetch(url, { method, headers, body: body && JSON.stringify(body), signal, cache: "no-store" });
@@ -72,8 +74,8 @@ export class Api extends EventTarget {
 
   /** The state of the proxy; also that of a failed one, whose status is 503. */
   async health() {
-    const response = await fetch(new URL("../health", BASE), { headers: this.#token ? { authorization: `Bearer ${this.#token}` } : {}, cache: "no-store" });
-    return response.json();
+    const headers = this.#session ? { "x-kvproxy-session": this.#session } : {};
+    return (await fetch(new URL("health", BASE), { headers, cache: "no-store" })).json();
   }
 
   /** A page of rows, and how many there are in all. */
@@ -100,7 +102,7 @@ export class Api extends EventTarget {
     return (await this.#fetch(path, { method: "DELETE" })).json();
   }
 
-  /** The events of a stream until it ends: `{type, data}`. EventSource would send no token. */
+  /** The events of a stream until it ends: `{type, data}`. EventSource would send no header. */
   async *events(path, query, signal) {
     const response = await this.#fetch(path, { query, signal });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

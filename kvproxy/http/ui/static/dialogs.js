@@ -29,19 +29,26 @@ export function showKeys() {
   const node = dialog("Keys", h("table", { class: "keys" }, h("tbody", {}, rows)), button("Close", () => node.close()));
 }
 
-/** Ask for the admin token; this tab alone keeps it, until it is closed. */
+/** Ask for the admin token, which begins a session of this tab. */
 export function askToken(api, reason, done) {
   if (document.querySelector("dialog")) return;
-  const input = h("input", { type: "password", autocomplete: "off", value: api.token, "aria-label": "Admin token" });
-  const take = (event) => {
+  const input = h("input", { type: "password", autocomplete: "off", "aria-label": "Admin token" });
+  const note = h("p", { class: "note", hidden: !reason }, reason);
+  const take = async (event) => {
     event.preventDefault();
-    api.token = input.value.trim();
+    try {
+      await api.signIn(input.value.trim());
+    } catch (error) {
+      note.textContent = error.message;
+      note.hidden = false;
+      return;
+    }
     node.close();
     done();
   };
   const node = dialog("Admin token",
-    reason ? h("p", { class: "note" }, reason) : null,
-    h("p", {}, "The setting admin_token of the proxy. This tab keeps it until it is closed, and sends it to the admin routes only."),
+    note,
+    h("p", {}, "The setting admin_token of the proxy. The browser does not store it: a session of this tab replaces it, for 12 hours."),
     h("form", { onsubmit: take }, input, h("button", { type: "submit", class: "main" }, "Use"),
       button("Cancel", () => node.close())));
 }

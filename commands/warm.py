@@ -152,7 +152,7 @@ def _hit_requirements(
 def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
     from kvproxy.apis import APIS
 
-    known = {"model", "messages", "prompt", "input", "system", *APIS[API_NAMES[request.path]].ignored_fields}
+    known = {"model", "messages", "prompt", "input", "system", *APIS[API_NAMES[request.path]].fields.ignored}
     return {name: value for name, value in request.body.items() if name not in known}
 
 

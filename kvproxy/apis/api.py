@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.json import JsonMap, JsonObject, as_object, as_token_count, field, loads, objects, text_of, to_text
+from kvproxy.apis.key_fields import KeyFields
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
@@ -56,8 +57,7 @@ class Api:
 
     name: ApiName
     path: str
-    ignored_fields: frozenset[str]
-    """Fields of the body that do not affect the response. All other fields are part of the cache key."""
+    fields: KeyFields
     assembler: type[Assembler]
 
     def check(self, body: JsonMap) -> None:
@@ -65,7 +65,7 @@ class Api:
 
     def is_cacheable(self, body: JsonMap) -> bool:
         """Whether an equal request may receive the same response."""
-        raise NotImplementedError
+        return self.fields.never_cached_field(body) is None
 
     def question(self, body: JsonObject) -> Question | None:
         """Return the question for the semantic search; None if only an exact match is possible."""
@@ -106,7 +106,10 @@ def last_turn_question(
     if text is None or not text.strip() or turn.get("role") != "user":
         return None
     last: JsonObject = {key: value for key, value in turn.items() if key != "content"}
-    rest: JsonObject = {**body, turns_field: turns[:-1], "last": last}
+    name = "last"
+    while name in body:
+        name += " turn"
+    rest: JsonObject = {**body, turns_field: turns[:-1], name: last}
     return Question(text, rest, allows_semantic and None not in texts, turns_field, earlier)
 
 

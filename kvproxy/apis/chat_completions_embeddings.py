@@ -24,6 +24,7 @@ from kvproxy.apis.json import (
     text_of,
     to_text,
 )
+from kvproxy.apis.key_fields import CHAT, COMPLETIONS, EMBEDDINGS
 from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
@@ -80,14 +81,10 @@ class ChoicesApi(Api):
     chunk_fields: ClassVar[JsonObject] = {}
     """Fields whose values in a chunk differ from their values in a complete response, such as `object`."""
 
-    ignored_fields = frozenset(
-        "stream stream_options user metadata store service_tier safety_identifier prompt_cache_key"
-        " prompt_cache_options prompt_cache_retention cache_control diagnostics".split()
-    )
-
     def is_cacheable(self, body: JsonMap) -> bool:
         # Streams have no log-probabilities of the prompt.
-        return body.get("prompt_logprobs") is None or not body.get("stream")
+        has_scores = body.get("prompt_logprobs") is None or not body.get("stream")
+        return has_scores and super().is_cacheable(body)
 
     def has_output(self, choice: JsonObject) -> bool:
         raise NotImplementedError
@@ -179,6 +176,7 @@ def only_choice(response: JsonMap) -> Json:
 class Chat(ChoicesApi):
     name: ApiName = "chat"
     path = "/v1/chat/completions"
+    fields = CHAT
     chunk_fields: ClassVar[JsonObject] = {"object": "chat.completion.chunk"}
 
     def check(self, body: JsonMap) -> None:
@@ -217,6 +215,7 @@ class Chat(ChoicesApi):
 class Completions(ChoicesApi):
     name: ApiName = "completions"
     path = "/v1/completions"
+    fields = COMPLETIONS
 
     def check(self, body: JsonMap) -> None:
         check_common_fields(body, least_tokens=0)
@@ -247,7 +246,7 @@ class Completions(ChoicesApi):
 class Embeddings(Api):
     name: ApiName = "embeddings"
     path = "/v1/embeddings"
-    ignored_fields = frozenset({"user"})
+    fields = EMBEDDINGS
     assembler = ChoiceAssembler
 
     def check(self, body: JsonMap) -> None:
@@ -255,7 +254,7 @@ class Embeddings(Api):
             raise InvalidRequest("input is required: a text, or a list of texts", param="input")
 
     def is_cacheable(self, body: JsonMap) -> bool:
-        return not body.get("stream")
+        return not body.get("stream") and super().is_cacheable(body)
 
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))

@@ -24,6 +24,7 @@ from kvproxy.apis.json import (
     objects,
     text_of,
 )
+from kvproxy.apis.key_fields import MESSAGES
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.apis.sse import encode_event, split_words
@@ -100,7 +101,7 @@ class Messages(Api):
     name: ApiName = "messages"
     path = "/v1/messages"
     assembler = MessageAssembler
-    ignored_fields = frozenset(("stream", "metadata", "service_tier", "cache_control", "diagnostics"))
+    fields = MESSAGES
 
     def check(self, body: JsonMap) -> None:
         self.check_prompt(body)
@@ -118,16 +119,15 @@ class Messages(Api):
         check_objects(body, "tools")
         check_object(body, "thinking")
 
-    def is_cacheable(self, body: JsonMap) -> bool:
-        # A container stores files between requests.
-        return not body.get("container")
-
     def question(self, body: JsonObject) -> Question | None:
         return last_turn_question(body, "messages", content_text, allows_semantic=allows_semantic(body))
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
         blocks = response.get("content")
         if response.get("type") != "message" or not isinstance(blocks, list) or not blocks:
+            return False
+        # A container expires, and the client sends its id with the next request.
+        if response.get("container"):
             return False
         return response.get("error") is None and response.get("stop_reason") in _COMPLETE
 

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from kvproxy.apis.api import Api, ApiName, Assembler, Question, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, objects, text_of
+from kvproxy.apis.key_fields import RESPONSES
 from kvproxy.apis.sse import DONE, Event, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
@@ -49,10 +50,7 @@ class Responses(Api):
     name: ApiName = "responses"
     path = "/v1/responses"
     assembler = ResponseAssembler
-    ignored_fields = frozenset(
-        "stream stream_options user safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention"
-        " cache_control diagnostics".split()
-    )
+    fields = RESPONSES
 
     def check(self, body: JsonMap) -> None:
         check_common_fields(body)
@@ -66,8 +64,8 @@ class Responses(Api):
             check_object(body, name)
 
     def is_cacheable(self, body: JsonMap) -> bool:
-        # A conversation changes with each request; a background job is retrieved by its id.
-        return not (body.get("conversation") or body.get("background"))
+        # A container keeps files between requests.
+        return super().is_cacheable(body) and not any(map(_container_of, objects(body.get("tools"))))
 
     def question(self, body: JsonObject) -> Question | None:
         source = body.get("input")
@@ -85,6 +83,9 @@ class Responses(Api):
         if response.get("object") != "response" or response.get("error") is not None:
             return False
         if not isinstance(output, list) or not output:
+            return False
+        # A container expires, and the client retrieves files from it.
+        if any(map(_container_of, objects(output))):
             return False
         if response.get("status") == "completed":
             return True
@@ -110,6 +111,12 @@ class Responses(Api):
         events.append({"type": last, "response": response})
         for number, event in enumerate(events):
             yield encode_event({**event, "sequence_number": number}, as_text(event["type"]))
+
+
+def _container_of(tool: JsonObject) -> str | None:
+    """Return the id of the container that a tool or a tool call uses."""
+    ids = tool.get("container"), tool.get("container_id"), field(tool.get("environment"), "container_id")
+    return next((id for id in ids if isinstance(id, str) and id), None)
 
 
 def is_plain_text(body: JsonMap) -> bool:

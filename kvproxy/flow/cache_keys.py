@@ -1,16 +1,17 @@
 """Computes the exact key of a request, and the namespace in which semantic lookups search."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from kvproxy.apis.api import Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
+from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
-from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD
+from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
 from kvproxy.settings.access import TENANT_HEADERS
@@ -22,11 +23,9 @@ _MAX_SEMANTIC_BYTES = 800
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
 _MARKED = ("messages", "system", "tools", "input")
+_CONTENTS = ("content", "output")
+_TEXT_BLOCKS = ("messages", "system")
 _EXACT_FLOAT = 2.0**53
-_CALL_REFERENCES = ("tool_call_id", "tool_use_id", "call_id")
-_CALL_TYPES = ("function", "custom", "tool_use", "server_tool_use", "function_call", "custom_tool_call")
-_CALL_WORDS = ("call", "tool", "function", "custom")  # Each reference and type contains one of them.
-_MESSAGE_LISTS = ("messages", "input")
 
 
 def tenant_of(
@@ -100,16 +99,17 @@ def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
 def _relevant_fields(request: ApiRequest) -> JsonObject:
     body: JsonObject = {}
     ignored = request.control.rule.ignore
-    marked = _may_contain(request.raw, (BREAKPOINT_FIELD,))
-    for name, value in (_without_paths(request.body, ignored) if ignored else request.body).items():
-        if value is None or name in request.api.ignored_fields:
-            continue
+    marked = _may_contain(request.raw, MARKER_FIELDS)
+    whole = _without_paths(request.body, ignored) if ignored else request.body
+    for name, value in request.api.fields.relevant_items(whole):
         if name in _MARKED and marked:
-            value = _without_breakpoints(value, 3)
+            value = _without_markers(value, 3)
+        if name in _TEXT_BLOCKS and request.api.name == "messages":
+            value = _with_plain_texts(value)
         elif isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
             value = int(value)
         body[name] = value
-    return number_call_ids(body) if _may_contain(request.raw, _CALL_WORDS) else body
+    return without_random_ids(body) if may_have_random_ids(request.raw) else body
 
 
 def _add_rule_fields(parts: JsonObject, headers: JsonObject, request: ApiRequest) -> None:
@@ -141,13 +141,27 @@ def _without_paths(body: JsonMap, paths: Sequence[str]) -> JsonMap:
     return left
 
 
-def _without_breakpoints(value: Json, depth: int) -> Json:
+def _without_markers(value: Json, depth: int) -> Json:
     if isinstance(value, list) and depth:
-        return [_without_breakpoints(item, depth - 1) for item in value]
+        return [_without_markers(item, depth - 1) for item in value]
     if not isinstance(value, dict):
         return value
-    plain = {name: inner for name, inner in value.items() if name != BREAKPOINT_FIELD}
-    return plain | {"content": _without_breakpoints(plain["content"], depth)} if "content" in plain else plain
+    plain = {name: inner for name, inner in value.items() if name not in MARKER_FIELDS}
+    return plain | {name: _without_markers(plain[name], depth) for name in _CONTENTS if name in plain}
+
+
+def _with_plain_texts(value: Json) -> Json:
+    """Return messages or a system prompt in which a content of one text block is a text, which Anthropic reads alike."""
+    if not isinstance(value, list):
+        return value
+    if len(value) == 1 and isinstance(block := value[0], dict) and block.keys() == {"type", "text"}:
+        return block["text"] if block["type"] == "text" else value
+    return [
+        {**item, "content": _with_plain_texts(item["content"])}
+        if isinstance(item, dict) and "content" in item
+        else item
+        for item in value
+    ]
 
 
 def _digest(value: JsonObject) -> str:
@@ -160,46 +174,3 @@ def _digest(value: JsonObject) -> str:
 def _may_contain(raw: bytes, words: Sequence[str]) -> bool:
     # An escape sequence could hide a word.
     return not raw or b"\\u" in raw or any(word.encode() in raw for word in words)
-
-
-def number_call_ids(body: JsonObject) -> JsonObject:
-    """Replace random tool call ids by numbers, so that equal conversations have equal keys.
-
-    Return the body unchanged if one of its other texts contains an id.
-    """
-    numbers: dict[str, str] = {}
-
-    def replace_ids(value: Json) -> Json:
-        if isinstance(value, list):
-            return [replace_ids(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        # Nine letters and digits: some servers accept no other form, and `kvproxy warm` sends stored requests again.
-        return {
-            name: numbers.setdefault(str(inner), f"call{len(numbers):05d}")
-            if _is_call_id(value, name)
-            else replace_ids(inner)
-            for name, inner in value.items()
-        }
-
-    found = {name: replace_ids(body[name]) for name in _MESSAGE_LISTS if isinstance(body.get(name), list)}
-    if not numbers or any(id in text for text in _strings([*found.values()]) for id in numbers):
-        return body
-    return {**body, **found}
-
-
-def _is_call_id(holder: JsonObject, name: str) -> bool:
-    return isinstance(holder[name], str) and (
-        name in _CALL_REFERENCES or (name == "id" and holder.get("type") in _CALL_TYPES)
-    )
-
-
-def _strings(value: Json) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, dict):
-        yield from value
-        yield from _strings(list(value.values()))

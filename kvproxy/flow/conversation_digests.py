@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, loads, objects
+from kvproxy.apis.key_fields import MARKER_FIELDS, reads_item_id
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 
 BREAKPOINT_FIELD = "cache_control"
@@ -113,7 +114,9 @@ def _parse_arguments(arguments: Json) -> Json:
 
 def canonical_json(value: JsonObject) -> bytes:
     """Serialise a content block without call ids and breakpoints, which clients change between turns."""
-    plain = {name: each for name, each in value.items() if name not in (BREAKPOINT_FIELD, *_CALL_IDS)}
+    plain = {name: each for name, each in value.items() if name not in (*MARKER_FIELDS, *_CALL_IDS)}
+    if "id" in plain and str(plain.get("type", "")).endswith("_output") and not reads_item_id(plain):
+        del plain["id"]
     return dumps(plain, sort_keys=True)
 
 

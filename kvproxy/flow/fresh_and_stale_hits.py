@@ -10,6 +10,7 @@ from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.json import as_object, loads
 from kvproxy.exchange import Answer, CacheHit, Exchange, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
+from kvproxy.flow.echoed_fields import response_for
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
@@ -139,11 +140,12 @@ class CacheLookup:
     async def replay(
         self, exchange: Exchange, entry: Entry, match: Candidate | None = None, stale: Stale | None = None
     ) -> Answer:
-        request, headers, body = exchange.api_request, [JSON], entry.response
+        request, headers = exchange.api_request, [JSON]
+        body = await in_thread_if_large(len(entry.request), lambda: response_for(request, entry))
         if request.stream:
-            headers = [EVENTS, ("cache-control", "no-cache")]
+            headers, response = [EVENTS, ("cache-control", "no-cache")], body
             body = await in_thread_if_large(
-                len(body), lambda: b"".join(request.api.replay(as_object(loads(entry.response)), request.body))
+                len(response), lambda: b"".join(request.api.replay(as_object(loads(response)), request.body))
             )
         if not exchange.is_warming:
             self._store.record_hit(entry.id)

@@ -26,7 +26,7 @@ _MAX_BYTES = 64 * 2**20
 _APIS = ("chat", "messages", "responses")
 _THINKS = ("enabled", "adaptive")
 _CLIENT_FIELDS = ("id", "call_id", BREAKPOINT_FIELD)
-_STATEFUL = ("previous_response_id", "conversation")
+_STATEFUL = ("previous_response_id", "conversation", "thread")
 
 
 class HistoryRepair:

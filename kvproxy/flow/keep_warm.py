@@ -148,6 +148,9 @@ class KeepWarm:
         return price
 
     def _is_tracked(self, request: ApiRequest) -> bool:
+        if not request.api.is_cacheable(request.body):
+            # The provider accepts some of these requests only once.
+            return False
         rule = request.control.rule
         is_pinned = rule.pin_sessions and self._pin is not None
         return is_pinned or (request.api.name == "messages" and rule.keeps_provider_prefixes)

@@ -262,7 +262,8 @@ class SingleFlight:
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
         """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
         request, may_store = exchange.api_request, self._allows_storing(exchange)
-        form = (request.stream, dumps(request.body.get("stream_options")))
+        echoed = request.api.fields.echo(request.body)
+        form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True))
         unique = object() if self.requires_own_response(exchange) else None
         # Tenants must not share errors and cookies.
         return self.requests.join(

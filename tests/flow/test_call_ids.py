@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.flow.cache_keys import cache_key, number_call_ids
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.random_ids import without_random_ids
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ID = st.text(LETTERS, min_size=12, max_size=16).map(lambda text: f"toolu_{text}")
@@ -105,4 +106,4 @@ def test_keys_are_equal_only_after_a_renaming(
     is_renaming = len(used[0]) == len(used[1]) and renamed(left, pairs) == right
     assert (key("chat", left) == key("chat", right)) == is_renaming
     assert left == original
-    assert number_call_ids(number_call_ids(left)) == number_call_ids(left)
+    assert without_random_ids(without_random_ids(left)) == without_random_ids(left)

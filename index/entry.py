@@ -6,6 +6,9 @@ from typing import Any, Literal
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
 """State of an entry by its age, with the stale periods of RFC 5861. An `expired` entry is never served."""
 
+PROVIDER_ID_TAG = "provider-id:"
+"""Beginning of tags that name objects of the provider, such as a stored response. Statistics omit these tags."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

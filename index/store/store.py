@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
 from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Row
@@ -33,6 +33,7 @@ _CONDITIONS = {
     "older_than": "created < :before",
     "tenant": "tenant in (:tenant, 'client:' || :tenant) or substr(tenant, 1, length(:tenant) + 8) = 'client:' || :tenant || '/'",
 }
+_IS_OWN_TAG = f"substr(tag, 1, {len(PROVIDER_ID_TAG)}) <> '{PROVIDER_ID_TAG}'"
 _log = logging.getLogger("kvproxy")
 
 
@@ -127,7 +128,7 @@ class Store(StoreWriter):
 
     def usage(self, by: UsageKey) -> list[StorageUsage]:
         self.flush()
-        join = " join tags on tags.id = responses.id" if by == "tag" else ""
+        join = f" join tags on tags.id = responses.id where {_IS_OWN_TAG}" if by == "tag" else ""
         sql = (
             f"select {by} as name, count(*) as entries, sum(bytes) as bytes, sum(hits) as hits from responses{join}"
             f" group by {by} order by sum(bytes) desc, 1"
@@ -182,7 +183,9 @@ class Store(StoreWriter):
             " coalesce(sum(bytes), 0) as entry_bytes from responses",
             {"now": self._clock()},
         )[0]
-        tags = self.database.query("select tag, count(*) as entries from tags group by tag order by tag")
+        tags = self.database.query(
+            f"select tag, count(*) as entries from tags where {_IS_OWN_TAG} group by tag order by tag"
+        )
         return {name: int(value) for name, value in row.items()} | {
             "max_entries": self._capacity.entries,
             "max_bytes": self._capacity.bytes,

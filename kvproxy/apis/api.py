@@ -67,6 +67,10 @@ class Api:
         """Whether an equal request may receive the same response."""
         return self.fields.never_cached_field(body) is None
 
+    def is_stored_by_provider(self, body: JsonMap) -> bool:
+        """Whether the provider stores the response, so that a client can retrieve and delete it by its id."""
+        return body.get("store", self.fields.defaults.get("store")) is True
+
     def question(self, body: JsonObject) -> Question | None:
         """Return the question for the semantic search; None if only an exact match is possible."""
         return None

@@ -13,7 +13,7 @@ from kvproxy.exchange import CacheKey, Exchange, Layer
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.single_flight import SharedRequest, cancel_tasks, record_response_end, record_response_start
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
 
 _MAX_IN_FLIGHT = 64
 _RETRY_SECONDS = 1.0  # Between a failed revalidation and the next revalidation of the same response.
@@ -95,7 +95,9 @@ class Revalidator:
 
     async def _background_exchange(self, exchange: Exchange, entry: Entry) -> Exchange:
         served = exchange.api_request
-        tags = tuple(sorted({*served.control.tags, *entry.tags}))
+        # The new response has another id.
+        kept = {tag for tag in entry.tags if not tag.startswith(PROVIDER_ID_TAG)}
+        tags = tuple(sorted({*served.control.tags, *kept}))
         control = replace(served.control, tags=tags, confirm=False)
         request = replace(served, control=control, request_id=_REQUEST_ID_PREFIX + served.request_id)
         key = exchange.cache_key

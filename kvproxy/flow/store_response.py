@@ -18,6 +18,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
+from kvproxy.flow.provider_ids import provider_id_tags
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.pending_writes import PendingWrite
@@ -159,7 +160,7 @@ class ResponseWriter:
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
             return None
         prompt_tokens, completion_tokens = request.api.prompt_and_completion_tokens(body)
-        tags = request.control.tags
+        tags = (*request.control.tags, *provider_id_tags(request, body))
         entry = Entry(
             id=uuid4().hex,
             key=key.exact,

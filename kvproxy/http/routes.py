@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import logging
 from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
@@ -10,9 +11,12 @@ from starlette.types import Receive, Scope, Send
 from kvproxy import __version__
 from kvproxy.apis import APIS, MESSAGES
 from kvproxy.apis.api import Api
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, RequestExceedsQuota
+from kvproxy.backends.protocol import RelayedResponse
+from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, RequestExceedsQuota, StoreUnavailable
 from kvproxy.exchange import Exchange
+from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.finish import record_failure
+from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
@@ -22,6 +26,7 @@ from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import (
     BodyReservation,
     check_number_of_choices,
+    joined_headers,
     query_of,
     read_api_request,
     read_body,
@@ -33,6 +38,8 @@ from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
 
 _CACHED = frozenset(api.path for api in APIS.values())
+_GONE = (404, 410)
+_log = logging.getLogger("kvproxy")
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -216,11 +223,35 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         if spending is not None:
             spending.refund(error)
         raise
+    if request.method == "DELETE":
+        await _remove_deleted(request, reply)
     if spending is not None:
         reply = spending.charge_response(reply)
     last_event = partial(_last_event, request)
     headers = [*reply.headers, BYPASS]
     return RelayResponse(reply.chunks, reply.status, headers, reply.close, deadline, last_event, upload_done)
+
+
+async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
+    """Remove stored responses that name an object which the upstream has deleted."""
+    app, path = services(request), request.url.path
+    is_deleted = 200 <= reply.status < 300
+    if not is_deleted and reply.status not in _GONE:
+        return
+    client = exchange_of(request.scope).client
+    tenant = tenant_of(
+        joined_headers(request), app.settings.access.tenant_headers, None if client is None else client.tenant
+    )
+    try:
+        # A client could name an object of another tenant, which the upstream does not find.
+        removed = await remove_responses(app.answerer.cache, path, None if is_deleted else tenant)
+    except CacheStoreError as error:
+        await reply.close()
+        raise StoreUnavailable(
+            f"the upstream deleted {path}, but responses made with it may still be stored ({error}): repeat the request"
+        ) from None
+    if removed:
+        _log.info("removed %d stored responses, because a client deleted %s", removed, path)
 
 
 def _check_path(request: Request) -> None:

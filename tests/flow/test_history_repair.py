@@ -242,3 +242,12 @@ def test_the_anthropic_client_that_drops_reasoning_reads_its_whole_history(tmp_p
     with sqlite3.connect(tmp_path / "journal.db") as journal:
         tags = [row[0] for row in journal.execute("select tags from requests order by number")]
     assert "repaired:reasoning" in tags[1]
+
+
+def test_a_message_of_a_thread_is_not_repaired() -> None:
+    history = block_repair()
+    stripped = {"role": "assistant", "content": [{**BLOCKS[1], "text": "Let me see."}, BLOCKS[2]]}
+    sent = request("messages", user("one"), stripped)
+    assert kinds(history.repair(sent)) == ["reasoning", "text"]
+    sent = request("messages", user("one"), stripped, thread={"type": "continue", "previous_message_id": "msg_1"})
+    assert kinds(history.repair(sent)) == []

@@ -255,3 +255,15 @@ def test_pauses_in_the_journal_are_learned_at_the_start(tmp_path: Path) -> None:
             until(lambda: sum(counts.get((), [])) == 3)
             assert counts[()][3] == 1
             assert counts[()][-1] == 2
+
+
+@pytest.mark.parametrize("field", [{"thread": {"type": "create"}}, {"container": "c"}])
+def test_requests_that_a_provider_accepts_once_are_not_repeated(tmp_path: Path, field: dict[str, Any]) -> None:
+    clock = Clock()
+    upstream = AnthropicUpstream(clock=clock)
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 10, 900, clock=clock, **rule) as (client, services):
+        ask(client, "one", **field)
+        ask(client, "two")
+        until(lambda: sessions(services))
+        assert len(sessions(services)) == 1

@@ -1,3 +1,7 @@
+"""Errors that name the package, or its version, to install."""
+
+from collections.abc import Iterable
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,3 +43,23 @@ def missing_extra_error(error: ModuleNotFoundError) -> SettingsError | None:
 def require_package(package: str) -> None:
     if find_spec(package) is None:
         raise missing_extra_error(ModuleNotFoundError(name=package)) or ModuleNotFoundError(name=package)
+
+
+def require_names(package: str, owner: type, names: Iterable[str]) -> None:
+    """Raise SettingsError if instances of `owner`, a class of `package`, lack one of the names.
+
+    For private names: an override of a method that another version does not call would silently have no effect.
+    """
+    missing = sorted(set(names) - _attributes(owner))
+    if missing:
+        requirement = next(line for line in metadata.requires("kvproxy") or () if line.startswith(package))
+        raise SettingsError(
+            f"{package} {metadata.version(package)} has no {owner.__name__}.{missing[0]}, which kvproxy requires:"
+            f" pip install '{requirement}'"
+        )
+
+
+def _attributes(owner: type) -> set[str]:
+    # Attributes of instances are among the names that `__init__` uses.
+    initializers = [getattr(vars(each).get("__init__"), "__code__", None) for each in owner.__mro__]
+    return {name for code in initializers if code is not None for name in code.co_names} | set(dir(owner))

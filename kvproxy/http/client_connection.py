@@ -24,6 +24,18 @@ from kvproxy.settings.limits import LimitSettings
 
 MAX_PIPELINED = 32
 """Maximum pipelined requests that wait for the response in progress on a connection."""
+OVERRIDDEN = (
+    *("_start_asgi_task", "connection_lost", "connection_made", "data_received", "on_body", "on_header"),
+    *("on_headers_complete", "on_message_begin", "on_message_complete", "resume_writing", "timeout_keep_alive_handler"),
+)
+"""Methods of uvicorn's protocol that `LimitedProtocol` overrides."""
+USED = "_unset_keepalive_if_required", "connections", "cycle", "flow", "headers", "loop", "pipeline", "transport"
+"""Attributes of uvicorn's protocol that `LimitedProtocol` uses."""
+USED_OF_CYCLES = (
+    *("chunked_encoding", "disconnected", "expected_content_length", "keep_alive", "message_event", "more_body"),
+    *("response_complete", "response_started", "waiting_for_100_continue"),
+)
+"""Attributes of uvicorn's requests that `LimitedProtocol` reads or sets."""
 _MAX_REFUSED = 256
 """Maximum connections beyond `limits.connections` that receive an error response; further ones are closed immediately."""
 _NO_CONTENT = 204

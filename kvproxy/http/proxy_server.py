@@ -11,10 +11,13 @@ from typing import cast
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from kvproxy.errors import ShuttingDown
+from kvproxy.http import client_connection
 from kvproxy.http.client_connection import LimitedProtocol
 from kvproxy.http.deadlines_and_disconnects import Deadlines
+from kvproxy.optional_packages import require_names
 from kvproxy.settings.limits import LimitSettings
 
 _CHECK_SECONDS = 1.0
@@ -23,6 +26,10 @@ _ERROR_SECONDS = 1.0
 """At shutdown, time for sending errors to the remaining requests before their connections are aborted."""
 _UNSENT_BYTES = 128 * 1024
 """Maximum bytes per connection that the kernel buffers before it sends them."""
+OVERRIDDEN = "handle_exit", "main_loop", "shutdown", "startup"
+"""Methods of uvicorn's server that `ProxyServer` overrides."""
+USED = "_captured_signals", "force_exit", "server_state"
+"""Attributes of uvicorn's server that `ProxyServer` uses."""
 _log = logging.getLogger("kvproxy")
 # Redundant messages, or those with which clients could fill the log: a relayed response that breaks off, invalid HTTP,
 # requests that end at the shutdown.
@@ -38,7 +45,7 @@ class ProxyServer(uvicorn.Server):
     """Serves the app until SIGTERM or SIGINT; SIGHUP calls `reload`.
 
     `on_limit` receives the setting's name when a limit is reached. The app `refuse` answers requests on connections beyond
-    `limits.connections`.
+    `limits.connections`. Raises SettingsError for a version of uvicorn without the private names that are used.
     """
 
     def __init__(
@@ -50,6 +57,9 @@ class ProxyServer(uvicorn.Server):
         refuse: ASGIApp,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
+        require_names("uvicorn", HttpToolsProtocol, client_connection.OVERRIDDEN + client_connection.USED)
+        require_names("uvicorn", RequestResponseCycle, client_connection.USED_OF_CYCLES)
+        require_names("uvicorn", uvicorn.Server, OVERRIDDEN + USED)
         protocol = functools.partial(LimitedProtocol, limits=limits, on_limit=on_limit, refuse=refuse)
         super().__init__(
             uvicorn.Config(

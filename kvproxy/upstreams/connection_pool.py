@@ -21,6 +21,7 @@ from yarl import URL
 
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.optional_packages import require_names
 
 # RFC 9110, section 7.6.1.
 _HOP_BY_HOP = frozenset("connection keep-alive te trailer transfer-encoding upgrade http2-settings host expect".split())
@@ -32,6 +33,8 @@ _SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # Most servers close idle connections after 5 s or more.
 _KEEPALIVE_SECONDS = 4.0
 _CLOSING = "closing transport"  # aiohttp's message for a write that did not start.
+OVERRIDDEN = "data_received", "feed_data", "set_response_params"
+"""Methods of aiohttp's connections that are overridden."""
 _MAX_HEADER_BYTES = 64 * 1024
 _LARGE_BODY = 2**20
 
@@ -47,6 +50,10 @@ class ConnectionPool:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
+        """Raises SettingsError for a version of aiohttp without the private names that are used."""
+        require_names("aiohttp", ResponseHandler, (*OVERRIDDEN, "closed", "force_close"))
+        require_names("aiohttp", aiohttp.TCPConnector, ["_factory"])
+        require_names("aiohttp", StreamReader, ["_buffer"])
         connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS)
         connector._factory = cast(
             "partial[ResponseHandler]", partial(_StrictConnection, loop=asyncio.get_running_loop())

@@ -50,7 +50,7 @@ flow: apis backends.prefix_cache backends.protocol errors exchange generation in
     settings shared_state
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
-    generation index mirror settings tiers upstreams.routing
+    generation index mirror optional_packages settings tiers upstreams.routing
 backends: apis backends.admission backends.prefix_cache backends.protocol blocks encryption engine errors generation
     settings tiers upstreams
 offline.simulate: blocks charts errors upstreams.routing

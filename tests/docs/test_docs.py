@@ -27,6 +27,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_site_and_the_readme_name_every_page() -> None:
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r": ([\w./-]+\.md)$", navigation, re.MULTILINE)
+    assert sorted(listed) == sorted(pages), "mkdocs.yml: nav"
+    linked = set(re.findall(r"\]\(docs/([\w./-]+\.md)", (ROOT / "README.md").read_text()))
+    assert linked == pages - {"index.md"}, "README.md: Documentation"
+
+
 def test_every_metric_has_a_question_and_every_question_a_metric() -> None:
     from kvproxy.http.metrics import Metrics
 

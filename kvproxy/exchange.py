@@ -8,6 +8,7 @@ from typing import Literal
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Candidate, Lookup
 from kvproxy.quotas import Account
@@ -86,6 +87,50 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
+class ResponseFacts:
+    """What is known about one response of the backend. All exchanges that share the response refer to the same object.
+
+    `open_response` creates it, and the response's reader and recorder fill it in. None is unknown, or not reported yet.
+
+    Attributes:
+        served_by: the upstream; None for the embedded engine.
+        block_size: tokens per KV block of the backend; 0 if it is unknown.
+        started: value of `time.perf_counter` at the start of the response; 0.0 if there is none.
+        prefix: reuse of the prompt's prefix.
+        first_chunk_seconds: from the call of the backend until the first chunk of a stream, which follows the prefill.
+        seconds: from the call of the backend until its last chunk.
+        usage: numbers of prompt and completion tokens.
+        answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
+        entry_id: the stored response; None if it is not stored.
+    """
+
+    served_by: ServingUpstream | None = None
+    block_size: int = 0
+    started: float = 0.0
+    prefix: PrefixReuse | None = None
+    prefill_seconds: float | None = None
+    first_chunk_seconds: float | None = None
+    seconds: float | None = None
+    usage: tuple[int, int] | None = None
+    answer_digests: tuple[tuple[str, bytes], ...] | None = None
+    entry_id: str | None = None
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether the backend is a self-hosted engine, not a provider's API."""
+        return self.served_by is None or self.served_by.is_engine
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        reported = None if self.prefix is None else self.prefix.prompt_tokens
+        return reported or (reported if self.usage is None else self.usage[0])
+
+    @property
+    def completion_tokens(self) -> int | None:
+        return None if self.usage is None else self.usage[1]
+
+
+@dataclass(slots=True, eq=False)
 class Exchange:
     """All facts about a request and its response.
 
@@ -104,15 +149,9 @@ class Exchange:
         requested_ttl: seconds to store the response; None uses the settings.
         was_collapsed: the response is shared with an identical request in flight.
         stored: the store committed the response before its head was sent, as the directive `confirm` demands.
-        prefix: reuse of the prompt's prefix, as the backend reports it.
-        predicted_tokens: reused prompt tokens, as the mirror of the upstream's prefix cache predicts them.
-        is_engine: the backend is a self-hosted engine, not a provider's API.
-        block_size: tokens per KV block of the backend; 0 if it is unknown.
-        answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
-        backend_seconds: duration from the call of the backend until its last chunk.
+        facts: the backend's response; empty facts without one.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
-        backend_started: start of the backend's response.
         first_byte, ended: start and end of the response to the client.
     """
 
@@ -139,17 +178,7 @@ class Exchange:
     requested_ttl: float | None = None
     was_collapsed: bool = False
     stored: bool = False
-    entry_id: str | None = None
-    upstream: str | None = None
-    prefix: PrefixReuse | None = None
-    predicted_tokens: int | None = None
-    is_engine: bool = True
-    block_size: int = 0
-    answer_digests: tuple[tuple[str, bytes], ...] | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prefill_seconds: float | None = None
-    backend_seconds: float | None = None
+    facts: ResponseFacts = field(default_factory=ResponseFacts)
     layer: Layer = "refused"
     status: int = 0
     failure: str | None = None
@@ -157,9 +186,13 @@ class Exchange:
     started: float = field(default_factory=perf_counter)
     exact_done: float = 0.0
     semantic_done: float = 0.0
-    backend_started: float = 0.0
     first_byte: float = 0.0
     ended: float = 0.0
+
+    @property
+    def backend_started(self) -> float:
+        """Start of the backend's response. A client that joins a request in flight did not wait from its start."""
+        return max(self.facts.started, self.started) if self.facts.started else 0.0
 
     @property
     def is_warming(self) -> bool:

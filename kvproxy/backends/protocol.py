@@ -45,6 +45,7 @@ class ServingUpstream:
     """The upstream that serves a request.
 
     Attributes:
+        url: empty if it is unknown.
         predicted_tokens: number of prompt tokens that it should reuse; None without a prediction.
         report_reuse: receives the response's model, number of prompt tokens, and number of reused tokens.
         is_engine: whether it is a self-hosted engine, not a provider's API.
@@ -53,8 +54,8 @@ class ServingUpstream:
     """
 
     url: str
-    predicted_tokens: int | None
-    report_reuse: Callable[[str, int, int], None]
+    predicted_tokens: int | None = None
+    report_reuse: Callable[[str, int, int], None] = lambda model, prompt_tokens, cached_tokens: None
     is_engine: bool = False
     has_generated_tokens: bool = False
     block_size: int = 0

@@ -21,7 +21,7 @@ from kvproxy.flow.fresh_and_stale_hits import CacheLookup
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.keep_warm import KeepWarm, Pin
 from kvproxy.flow.revalidate import BackgroundRequests, Revalidator
-from kvproxy.flow.single_flight import SingleFlight, record_response_end, record_response_start
+from kvproxy.flow.single_flight import SingleFlight
 from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
@@ -147,10 +147,6 @@ class Answerer:
         confirm = exchange.api_request.control.confirm
         shared, collapsed = self._single_flight.join(exchange)
 
-        def end() -> None:
-            record_response_end(exchange, shared)
-            shared.release()
-
         try:
             response = await shared.wait_for_head()
             if response.entry is not None:
@@ -167,15 +163,15 @@ class Answerer:
             exchange.was_collapsed, exchange.forward_reason = collapsed, self._forward_reason(exchange)
             exchange.requested_ttl = self._single_flight.requested_ttl(exchange, response.headers)
             exchange.stored = complete and confirm and await shared.wait_until_stored()
-            record_response_start(exchange, shared)
+            shared.begin(exchange)
             if not complete:
                 chunks = shared.chunks(confirm=confirm)
-                return Answer(response.status, response.headers, chunks, end)
+                return Answer(response.status, response.headers, chunks, partial(shared.end, exchange))
             body = await shared.body()
         except BaseException:
             shared.release()
             raise
-        end()
+        shared.end(exchange)
         return Answer(response.status, response.headers, body)
 
     def _forward_reason(self, exchange: Exchange) -> ForwardReason:

@@ -20,9 +20,9 @@ from kvproxy.backends.protocol import (
     Headers,
     RelayedResponse,
     Reply,
-    ServingUpstream,
     no_op,
 )
+from kvproxy.exchange import ResponseFacts
 from kvproxy.generation import Delta
 from kvproxy.index.entry import Entry
 
@@ -39,11 +39,10 @@ class ResponseReader(Protocol):
     """Reads the chunks of a backend's response, to store the response and to find its usage.
 
     Attributes:
-        prefix, prefill_seconds: as the backend reported them; None if it has not reported them yet.
+        facts: receives what the chunks report.
     """
 
-    prefix: PrefixReuse | None
-    prefill_seconds: float | None
+    facts: ResponseFacts
 
     def push(self, chunk: bytes) -> bool:
         """Read the next chunk, and return whether it completes the response."""
@@ -61,13 +60,7 @@ class BackendResponse:
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
         must_not_store: the headers forbid storing the response, or the response comes from the store.
-        prefix, prefill_seconds: None until the backend reports them.
-        served_by: the upstream; None for the embedded engine.
-        usage: numbers of prompt and completion tokens; None until the response is complete.
-        answer_digests: recognise the answer in the client's next request; None until the response is complete.
-        block_size: tokens per KV block; 0 if it is unknown.
         entry: the stored response, if another proxy with the same store computed it.
-        started: value of `time.perf_counter` at the start of the response.
     """
 
     status: int
@@ -78,14 +71,11 @@ class BackendResponse:
     single_chunk: bool = False
     streams: bool = False
     must_not_store: bool = False
-    prefix: PrefixReuse | None = None
-    served_by: ServingUpstream | None = None
-    usage: tuple[int, int] | None = None
-    answer_digests: tuple[tuple[str, bytes], ...] | None = None
-    prefill_seconds: float | None = None
-    block_size: int = 0
     entry: Entry | None = None
-    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def facts(self) -> ResponseFacts:
+        return self.reader.facts
 
 
 def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> BackendResponse:
@@ -94,16 +84,16 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
         case GeneratedResponse():
             return _open_generated(request, reply, max_stored_bytes)
         case RelayedResponse():
+            upstream = reply.served_by
+            facts = ResponseFacts(upstream, 0 if upstream is None else upstream.block_size, time.perf_counter())
             return BackendResponse(
                 reply.status,
                 reply.headers,
                 reply.chunks,
-                UpstreamReader(request.api, reply.is_streamed, max_stored_bytes),
+                UpstreamReader(request.api, reply.is_streamed, max_stored_bytes, facts),
                 reply.close,
                 streams=reply.is_streamed,
                 must_not_store=forbids_storing(reply.headers, request),
-                served_by=reply.served_by,
-                block_size=0 if reply.served_by is None else reply.served_by.block_size,
             )
 
 
@@ -143,7 +133,9 @@ def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_by
     reader = _GeneratedResponseReader(
         CODECS[request.api.name].encoder(request, reply.model, reply.echo), max_stored_bytes
     )
-    usage = reply.usage
+    usage, facts = reply.usage, reader.facts
+    facts.block_size, facts.started = reply.block_size, time.perf_counter()
+    facts.prefix = PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
     return BackendResponse(
         200,
         [EVENTS, ("cache-control", "no-cache")] if request.stream else [JSON],
@@ -152,16 +144,12 @@ def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_by
         reply.close,
         single_chunk=not request.stream,
         streams=request.stream,
-        prefix=PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens),
-        block_size=reply.block_size,
     )
 
 
 class _GeneratedResponseReader:
-    prefix: PrefixReuse | None = None
-    prefill_seconds: float | None = None
-
     def __init__(self, encoder: ResponseEncoder, limit: int) -> None:
+        self.facts = ResponseFacts()
         self._encoder = encoder
         self._limit = limit
         self._size = 0
@@ -181,8 +169,8 @@ class _GeneratedResponseReader:
         yield await asyncio.to_thread(lambda: dumps(self._encoder.response()))
 
     def _encode(self, piece: Delta) -> bytes:
-        if piece.timing is not None and self.prefill_seconds is None:
-            self.prefill_seconds = piece.timing.first_token - piece.timing.queue
+        if piece.timing is not None and self.facts.prefill_seconds is None:
+            self.facts.prefill_seconds = piece.timing.first_token - piece.timing.queue
         return b"".join(self._encoder.write(piece))
 
     def push(self, chunk: bytes) -> bool:
@@ -194,10 +182,8 @@ class _GeneratedResponseReader:
 
 
 class UpstreamReader:
-    prefix: PrefixReuse | None = None
-    prefill_seconds: float | None = None
-
-    def __init__(self, api: Api, stream: bool, limit: int) -> None:
+    def __init__(self, api: Api, stream: bool, limit: int, facts: ResponseFacts | None = None) -> None:
+        self.facts = facts or ResponseFacts()
         self._limit = limit
         self._size = 0
         self._body: list[bytes] = []
@@ -218,7 +204,7 @@ class UpstreamReader:
         # A stream without event boundaries must not accumulate in memory.
         for event in self._events.push(chunk) if len(self._events) <= self._limit else ():
             self._reuse.push(event)
-            self.prefix, self.prefill_seconds = self._reuse.reuse, self._reuse.prefill_seconds
+            self.facts.prefix, self.facts.prefill_seconds = self._reuse.reuse, self._reuse.prefill_seconds
             try:
                 if not self._discarded:
                     self._assembler.push(event)

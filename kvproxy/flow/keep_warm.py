@@ -108,7 +108,7 @@ class KeepWarm:
     def on_finish(self, exchange: Exchange) -> None:
         # Also after a failure, so that no digests remain.
         digests = self._digests_by_request.pop(exchange.request_id, None)
-        request, prefix = exchange.request, exchange.prefix
+        request, prefix = exchange.request, exchange.facts.prefix
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return
@@ -231,7 +231,8 @@ class KeepWarm:
             await self._background.send(exchange, "forward")
         except KvproxyError:
             return False
-        return exchange.prefix is not None and 2 * exchange.prefix.cached_tokens > session.tokens
+        prefix = exchange.facts.prefix
+        return prefix is not None and 2 * prefix.cached_tokens > session.tokens
 
     async def close(self) -> None:
         await cancel_tasks(session.task for session in self._sessions.values() if session.task is not None)

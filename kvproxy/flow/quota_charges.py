@@ -66,9 +66,10 @@ def _observe_chunks(
 def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int) -> int:
     if response.status >= 400:
         return 0
-    if response.usage is not None and any(response.usage):
-        return sum(response.usage)
-    return (estimated if response.prefix is None else response.prefix.prompt_tokens) + generated
+    usage, prefix = response.facts.usage, response.facts.prefix
+    if usage is not None and any(usage):
+        return sum(usage)
+    return (estimated if prefix is None else prefix.prompt_tokens) + generated
 
 
 class UnparsedRequestCharge:

@@ -12,7 +12,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.exchange import CacheKey, Exchange, Layer
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
-from kvproxy.flow.single_flight import SharedRequest, cancel_tasks, record_response_end, record_response_start
+from kvproxy.flow.single_flight import SharedRequest, cancel_tasks
 from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
 
 _MAX_IN_FLIGHT = 64
@@ -53,10 +53,9 @@ class BackgroundRequests:
             record_failure(exchange, error)
             raise
         finally:
-            record_response_start(exchange, shared)
-            record_response_end(exchange, shared)
+            shared.begin(exchange)
+            shared.end(exchange)
             exchange.layer, exchange.first_byte = layer, exchange.backend_started
-            shared.release()
             if not joined:
                 self.finish(exchange)
 

@@ -42,18 +42,12 @@ class SharedRequest:
         self.ended = False
         self._pending_write: PendingWrite | None = None
         self.num_clients = 0
-        self.started = time.perf_counter()
-        self.first_chunk_seconds: float | None = None
-        self.seconds: float | None = None
+        self._started = time.perf_counter()
         self.task = asyncio.create_task(self._run())
 
     @property
     def is_joinable(self) -> bool:
         return not (self.ended or self._dropped or self.task.cancelling())
-
-    @property
-    def entry_id(self) -> str | None:
-        return None if self._pending_write is None else self._pending_write.id
 
     async def wait_until_stored(self) -> bool:
         """Wait until the store has committed the response; return False if it is not stored."""
@@ -74,7 +68,8 @@ class SharedRequest:
             self.error = error.with_traceback(None)
         finally:
             self.ended = True
-            self.seconds = time.perf_counter() - self.started
+            if response is not None:
+                response.facts.seconds = time.perf_counter() - self._started
             self._notify_clients()
             if response is not None:
                 await response.close()
@@ -86,8 +81,8 @@ class SharedRequest:
         try:
             while (chunk := await (following or anext(chunks, None))) is not None:
                 following = None
-                if self.first_chunk_seconds is None:
-                    self.first_chunk_seconds = time.perf_counter() - self.started
+                if response.streams and response.facts.first_chunk_seconds is None:
+                    response.facts.first_chunk_seconds = time.perf_counter() - self._started
                 if not recorded and await self._record_chunk(response, chunk):
                     # A response that continues after its end is not stored.
                     following = asyncio.ensure_future(anext(chunks, None))
@@ -140,6 +135,23 @@ class SharedRequest:
         if read > 0:
             del self._chunks[:read]
             self._dropped += read
+
+    def begin(self, exchange: Exchange) -> None:
+        """Record in a client's exchange that the response begins, or that the request ended without a response."""
+        exchange.layer = "forward"
+        exchange.first_byte = time.perf_counter()
+        if self.response is not None:
+            exchange.status, exchange.facts = self.response.status, self.response.facts
+
+    def end(self, exchange: Exchange) -> None:
+        """Record in a client's exchange how the response ended, and remove the client."""
+        exchange.ended = time.perf_counter()
+        if self.ended and self.error is not None:
+            exchange.failure = reason_of_failure(self.error)
+        if not self.ended:
+            # Later facts are not about this client's response.
+            exchange.client_disconnected, exchange.facts = True, replace(exchange.facts)
+        self.release()
 
     def release(self) -> None:
         """Remove a client. If it was the last client and the response has not ended, cancel the request."""
@@ -324,44 +336,3 @@ async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:
     for task in cancelled:
         task.cancel()
     await asyncio.gather(*cancelled, return_exceptions=True)
-
-
-def record_response_start(exchange: Exchange, shared: SharedRequest) -> None:
-    response = shared.response
-    exchange.layer = "forward"
-    exchange.first_byte = time.perf_counter()
-    exchange.entry_id = shared.entry_id
-    if response is not None:
-        exchange.status = response.status
-        # A client that joins late did not wait for the backend from its start.
-        exchange.backend_started = max(response.started, exchange.started)
-        exchange.prefix, exchange.block_size = response.prefix, response.block_size
-        if response.served_by is not None:
-            exchange.upstream, exchange.is_engine = response.served_by.url, response.served_by.is_engine
-            if response.served_by.has_generated_tokens and exchange.request is not None:
-                control = exchange.request.control
-                tagged = replace(control, tags=(*control.tags, "repaired:tokens"))
-                exchange.request = replace(exchange.request, control=tagged)
-
-
-def record_response_end(exchange: Exchange, shared: SharedRequest) -> None:
-    exchange.ended = time.perf_counter()
-    response = shared.response
-    if shared.ended and shared.error is not None:
-        exchange.failure = reason_of_failure(shared.error)
-    exchange.client_disconnected = not shared.ended
-    exchange.entry_id = shared.entry_id
-    if response is None:
-        return
-    exchange.answer_digests = response.answer_digests
-    exchange.predicted_tokens = None if response.served_by is None else response.served_by.predicted_tokens
-    exchange.prefix = response.prefix
-    if response.prefix is not None:
-        exchange.prompt_tokens = response.prefix.prompt_tokens
-    exchange.backend_seconds, exchange.prefill_seconds = shared.seconds, response.prefill_seconds
-    if exchange.prefill_seconds is None and response.streams and not exchange.was_collapsed:
-        # The first chunk of a stream follows the prefill.
-        exchange.prefill_seconds = shared.first_chunk_seconds
-    if response.usage is not None:
-        exchange.completion_tokens = response.usage[1]
-        exchange.prompt_tokens = exchange.prompt_tokens or response.usage[0]

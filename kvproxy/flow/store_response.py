@@ -14,7 +14,7 @@ from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_prefill_seconds, reported_reuse
 from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_cache_control
 from kvproxy.backends.protocol import Headers
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
@@ -122,7 +122,7 @@ class ResponseWriter:
             await pending.wait_until_stored()
 
     async def start_write(
-        self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives
+        self, exchange: Exchange, facts: ResponseFacts, body: JsonObject, directives: ResponseDirectives
     ) -> PendingWrite | None:
         """Redact a response and start to store it; return None if it is not storable. Waits while too many writes are pending."""
         entry = self._build_entry(exchange, body, directives)
@@ -130,18 +130,20 @@ class ResponseWriter:
             return None
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
         pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
-        pending.task.add_done_callback(partial(self._on_written, exchange, entry))
+        pending.task.add_done_callback(partial(self._on_written, exchange, facts, entry))
         await pending.wait_for_entry(self.settings.lookup_timeout)
+        facts.entry_id = pending.id
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending
 
-    def _on_written(self, exchange: Exchange, entry: Entry, task: "asyncio.Task[bool]") -> None:
+    def _on_written(self, exchange: Exchange, facts: ResponseFacts, entry: Entry, task: "asyncio.Task[bool]") -> None:
         error = None if task.cancelled() else task.exception()
         # The store logs its failure once for all responses.
         if error is not None and not isinstance(error, CacheStoreError):
             _log.error("the answer was not stored: %s", error or type(error).__name__)
         if task.cancelled() or error is not None or not task.result():
+            facts.entry_id = None
             return
         self._journal.record_stored(entry)
         lookup = exchange.lookup
@@ -195,34 +197,31 @@ class ResponseRecorder:
         self._may_store = may_store
 
     def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        complete = response.status == 200 and response.reader.push(chunk)
-        response.prefix = response.reader.prefix or response.prefix
-        return complete
+        return response.status == 200 and response.reader.push(chunk)
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
         try:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None
             if body is not None:
-                response.usage = request.api.prompt_and_completion_tokens(body)
-                response.answer_digests = answer_digests(body)
+                response.facts.usage = request.api.prompt_and_completion_tokens(body)
+                response.facts.answer_digests = answer_digests(body)
                 if request.control.rule.repair_history:
                     await asyncio.to_thread(self._writer.history.remember, request, body)
-            self._record_reuse(response, body)
+            self._complete_facts(response.facts, body)
             if body is None or not self._may_store or response.must_not_store:
                 return None
-            return await self._writer.start_write(self._exchange, body, read_response_directives(response.headers))
+            directives = read_response_directives(response.headers)
+            return await self._writer.start_write(self._exchange, response.facts, body, directives)
         except Exception as error:
             # A failure to store a response must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)
             return None
 
-    def _record_reuse(self, response: BackendResponse, body: JsonObject | None) -> None:
-        response.prefill_seconds = response.reader.prefill_seconds or (
-            None if body is None else reported_prefill_seconds(body)
-        )
-        if response.prefix is None and body is not None:
-            response.prefix = reported_reuse(body)
-        prefix, model = response.prefix, self._exchange.api_request.model
-        if prefix is not None and response.served_by is not None:
-            response.served_by.report_reuse(model, prefix.prompt_tokens, prefix.cached_tokens)
+    def _complete_facts(self, facts: ResponseFacts, body: JsonObject | None) -> None:
+        if body is not None:
+            facts.prefill_seconds = facts.prefill_seconds or reported_prefill_seconds(body)
+            facts.prefix = facts.prefix or reported_reuse(body)
+        if facts.prefix is not None and facts.served_by is not None:
+            model = self._exchange.api_request.model
+            facts.served_by.report_reuse(model, facts.prefix.prompt_tokens, facts.prefix.cached_tokens)

@@ -36,6 +36,7 @@ def _format_scores(match: Candidate) -> str:
 
 
 def _format_forward(exchange: Exchange) -> str:
+    facts = exchange.facts
     parts = [CACHE, f"fwd={exchange.forward_reason}"]
     if exchange.status != 200:
         parts.append(f"fwd-status={exchange.status}")
@@ -45,12 +46,12 @@ def _format_forward(exchange: Exchange) -> str:
         parts.append("collapsed")
     if exchange.requested_ttl is not None and exchange.status == 200:
         parts.append(f"ttl={int(exchange.requested_ttl)}")
-    details = [_format_prefix(exchange.prefix)] if exchange.prefix is not None else []
+    details = [_format_prefix(facts.prefix)] if facts.prefix is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
-    if exchange.entry_id is not None:
-        parts.append(f'key="{exchange.entry_id}"')
+    if facts.entry_id is not None:
+        parts.append(f'key="{facts.entry_id}"')
     return "; ".join(parts)
 
 

@@ -161,7 +161,7 @@ def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, comput
         return token
     if asked_before:
         return "miss-unstored"
-    prefix = exchange.prefix
+    prefix = exchange.facts.prefix
     if prefix is not None and prefix.cached_tokens and prefix.prompt_tokens:
         return f"prefix-{100 * prefix.cached_tokens // prefix.prompt_tokens}%"
     body = None if exchange.key is None else exchange.key.parts.get("body")

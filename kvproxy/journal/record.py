@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.exchange import Layer as ExchangeLayer
 from kvproxy.journal.reasons import decisive_neighbour, reason_of
 from kvproxy.settings.access import CLIENT_PREFIX
@@ -61,7 +61,14 @@ def record_of(exchange: Exchange) -> Record:
     """Return the record of an exchange, without its number and the fields that depend on earlier requests."""
     request, hit, near = exchange.request, exchange.hit, decisive_neighbour(exchange.lookup)
     reason = reason_of(exchange)
-    prefix = exchange.prefix if hit is None else None
+    # A stale hit may follow a failed response.
+    facts = exchange.facts if hit is None else ResponseFacts()
+    upstream, prefix, prefill_seconds = facts.served_by, facts.prefix, facts.prefill_seconds
+    if prefill_seconds is None and not exchange.was_collapsed:
+        prefill_seconds = facts.first_chunk_seconds
+    tags = request.control.tags if request is not None else ()
+    if upstream is not None and upstream.has_generated_tokens:
+        tags = (*tags, "repaired:tokens")
     start = exchange.started
     return Record(
         number=0,
@@ -71,29 +78,29 @@ def record_of(exchange: Exchange) -> Record:
         client=client_name(exchange.tenant),
         api=exchange.api or "",
         model=request.model if request is not None else "",
-        upstream=exchange.upstream,
+        upstream=(upstream and upstream.url) or None,
         status=exchange.status,
         layer=_layer(exchange, reason),
         reason=reason,
         changed=None,
         removed_at=None,
-        entry=exchange.entry_id if hit is None else hit.id,
+        entry=facts.entry_id if hit is None else hit.id,
         near=None if near is None else near.id,
         similarity=None if near is None else near.similarity,
         score=None if near is None else near.score,
         error=None if near is None else near.error,
         guard=None if near is None else near.guard,
-        prompt_tokens=exchange.prompt_tokens if hit is None else hit.prompt_tokens,
-        predicted_tokens=exchange.predicted_tokens,
+        prompt_tokens=facts.prompt_tokens if hit is None else hit.prompt_tokens,
+        predicted_tokens=None if upstream is None else upstream.predicted_tokens,
         reused_tokens=None if prefix is None else prefix.cached_tokens,
-        completion_tokens=exchange.completion_tokens if hit is None else hit.completion_tokens,
+        completion_tokens=facts.completion_tokens if hit is None else hit.completion_tokens,
         exact_ms=_milliseconds(start, exchange.exact_done),
         semantic_ms=_milliseconds(exchange.exact_done, exchange.semantic_done),
         backend_ms=_milliseconds(exchange.semantic_done or exchange.exact_done or start, exchange.backend_started),
-        prefill_ms=None if exchange.prefill_seconds is None else exchange.prefill_seconds * 1000,
+        prefill_ms=None if prefill_seconds is None else prefill_seconds * 1000,
         first_ms=_milliseconds(start, exchange.first_byte or exchange.ended),
         total_ms=_milliseconds(start, exchange.ended or exchange.first_byte),
-        tags=",".join(request.control.tags) if request is not None else "",
+        tags=",".join(tags),
         key=None if exchange.key is None else exchange.key.exact,
         prompt=None,
         against=None,
@@ -123,7 +130,7 @@ def _layer(exchange: Exchange, reason: str) -> Layer:
     if exchange.layer == "forward":
         if exchange.was_collapsed and exchange.status < 400:
             return "shared"
-        if exchange.prefix is not None and exchange.prefix.cached_tokens:
+        if exchange.facts.prefix is not None and exchange.facts.prefix.cached_tokens:
             return "prefix"
     return exchange.layer
 

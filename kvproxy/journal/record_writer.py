@@ -164,7 +164,7 @@ class RecordWriter:
                 prompt = PromptRecord(number, stored.id, stored.expires)
         is_computed = record.layer in ("forward", "prefix", "revalidated") or is_warmed_by_backend(exchange)
         if is_computed and record.status == 200:
-            measured = exchange.backend_seconds or (record.total_ms or 0.0) / 1000
+            measured = exchange.facts.seconds or (record.total_ms or 0.0) / 1000
             seconds = measured if prompt.seconds is None else min(measured, prompt.seconds)
             self._history.set_seconds(short, seconds)
             prompt = replace(prompt, seconds=seconds)

@@ -10,8 +10,9 @@ from statistics import mean, median
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.blocks.divergence import common_prefix_length
-from kvproxy.exchange import Exchange
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key, tenant_of
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
@@ -142,11 +143,14 @@ def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     tenant = tenant_of(request.headers)
     made = ApiRequest(request.api, request.body, b"", request.headers, tenant, f"{number}")
     exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
-    exchange.layer, exchange.is_engine, exchange.arrived = "forward", False, request.time or float(number)
+    exchange.layer, exchange.arrived = "forward", request.time or float(number)
     exchange.first_byte = exchange.ended = exchange.started + request.seconds
-    exchange.prefix = reuse
-    exchange.prompt_tokens, exchange.completion_tokens = prompt if reuse is None else reuse.prompt_tokens, completion
-    exchange.answer_digests = answer_digests(response) if isinstance(response, dict) else None
+    exchange.facts = ResponseFacts(
+        ServingUpstream(""),
+        prefix=reuse,
+        usage=(prompt, completion),
+        answer_digests=answer_digests(response) if isinstance(response, dict) else None,
+    )
     return exchange
 
 

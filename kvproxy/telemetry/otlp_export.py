@@ -202,9 +202,9 @@ class Exporter:
         name, kind = "wait for the same request" if record.layer == "shared" else "engine", SpanKind.INTERNAL
         attributes = {"gen_ai.request.model": record.model} if record.model else {}
         is_bypass = record.layer == "bypass" or record.reason == "error-upstream"
-        if record.layer != "shared" and (exchange.upstream is not None or is_bypass):
+        if record.layer != "shared" and (record.upstream is not None or is_bypass):
             name, kind, self._ids.span = "upstream", SpanKind.CLIENT, trace.call
-            attributes |= {"server.address": exchange.upstream} if exchange.upstream else {}
+            attributes |= {"server.address": record.upstream} if record.upstream else {}
         backend = self._tracer.start_span(name, context, kind, attributes, start_time=start)
         if exchange.backend_started:
             backend.add_event("answer begins", timestamp=nanoseconds(exchange.backend_started))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from kvproxy.errors import UpstreamUnreachable
+from kvproxy.exchange import ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.single_flight import MAX_UNSENT_BYTES, PARSE_STEP_BYTES, SharedRequest, SharedRequests
 from kvproxy.index.entry import Entry
@@ -40,6 +41,7 @@ class Source:
     """A backend that waits at a gate before each part, and counts its calls."""
 
     def __init__(self, error_at: int | None = None) -> None:
+        self.facts = ResponseFacts()
         self.begun = self.finished = self.closed = 0
         self.error_at = error_at
         self.kept: list[bytes] = []
@@ -228,6 +230,7 @@ class Endless:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.given = 0
+        self.facts = ResponseFacts()
         self.shared = SharedRequest(self._open, self)  # type: ignore[arg-type]
 
     async def _open(self) -> BackendResponse:

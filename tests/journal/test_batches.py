@@ -59,7 +59,7 @@ def what_of(steps: list[Any]) -> list[Event]:
     for number, (kind, question, tenant, why, _) in enumerate(steps):
         now, request_id = NOW + number, f"r{number}"
         made = finished(question, request_id, hit=kind == "hit", tenant=tenant, arrived=now)
-        made.exact_done, made.backend_started = made.started + 0.25, made.started + 0.5
+        made.exact_done, made.facts.started = made.started + 0.25, made.started + 0.5
         made.first_byte = made.ended = made.started + 1.0
         kept = ResponseStored(made.cache_key.exact, f"{number:032x}", now + 3, now, request_id)
         if kind == "gone":
@@ -67,7 +67,7 @@ def what_of(steps: list[Any]) -> list[Event]:
         elif kind == "kept":
             what.append(kept)
         elif kind == "stored before":
-            made.entry_id = kept.id
+            made.facts.entry_id = kept.id
             what += [kept, made]
         else:
             what += [made, *([kept] if kind == "stored after" else waiting)]

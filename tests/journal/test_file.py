@@ -12,7 +12,7 @@ import pytest
 
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.errors import InvalidRequest
-from kvproxy.exchange import CacheHit, Exchange
+from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
@@ -50,11 +50,11 @@ def finished(
         exchange.hit = CacheHit(key[:32], key, age=1.0, ttl=60.0, prompt_tokens=100, completion_tokens=10)
         exchange.exact_done = exchange.first_byte = start + 0.001
     else:
-        exchange.layer, exchange.prefix = "forward", PrefixReuse(100, 40)
-        exchange.prompt_tokens, exchange.completion_tokens = 100, 10
-        exchange.backend_started = exchange.first_byte = exchange.ended = start + 2.0
+        exchange.layer = "forward"
+        exchange.facts = ResponseFacts(started=start + 2.0, prefix=PrefixReuse(100, 40), usage=(100, 10))
+        exchange.first_byte = exchange.ended = start + 2.0
     for name, value in fields.items():
-        setattr(exchange, name, value)
+        setattr(exchange.facts if hasattr(exchange.facts, name) else exchange, name, value)
     return exchange
 
 
@@ -109,7 +109,7 @@ def test_savings_count_answers_reuse_and_what_hits_took(journal: StoredJournal) 
 def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: StoredJournal) -> None:
     # The second request repeats the first message, and the backend reports nothing.
     for number, question in enumerate(("a", "a")):
-        journal.add(finished(question, f"{number}", prefix=None, prompt_tokens=100))
+        journal.add(finished(question, f"{number}", prefix=None))
     journal.add(finished("a", "hit", hit=True))
     row = rows_of(journal, "layer", PRICES)["exact"]
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
@@ -241,9 +241,8 @@ def test_requests_that_warm_a_cache_are_those_of_no_client(journal: StoredJourna
 def test_reused_tokens_save_the_slope_of_measured_prefills(journal: StoredJournal) -> None:
     for number in range(30):
         prompt, reused = 100 + 40 * number, 20 * number
-        exchange = finished(f"question {number}", f"r{number}", prompt_tokens=prompt)
-        exchange.prefix = PrefixReuse(prompt, reused)
-        exchange.prefill_seconds = 0.3 + 0.002 * (prompt - reused)
+        exchange = finished(f"question {number}", f"r{number}", prefix=PrefixReuse(prompt, reused))
+        exchange.facts.prefill_seconds = 0.3 + 0.002 * (prompt - reused)
         journal.add(exchange)
     row = rows_of(journal, "layer")["prefix"]
     assert row.unmeasured_tokens == 0
@@ -253,7 +252,7 @@ def test_reused_tokens_save_the_slope_of_measured_prefills(journal: StoredJourna
 
 def test_the_shortest_computation_of_a_response_counts(journal: StoredJournal) -> None:
     for seconds in (9.0, 3.0, 6.0):
-        journal.add(finished("a", f"computed {seconds}", backend_seconds=seconds))
+        journal.add(finished("a", f"computed {seconds}", seconds=seconds))
         journal.flush()
     journal.add(finished("a", "hit", hit=True))
     assert rows_of(journal, "layer")["exact"].seconds == pytest.approx(3.0 - 0.001)

@@ -26,7 +26,7 @@ data_folder: errors index
 hugging_face_hub: errors index settings
 backup: data_folder errors settings
 optional_packages: errors
-exchange: apis index quotas settings trace_context
+exchange: apis backends.protocol index quotas settings trace_context
 quotas: errors index settings shared_state
 shared_state: errors index
 rules: apis errors flow index settings

@@ -112,9 +112,9 @@ class TurnWriter:
         prompt_tokens, tenant = record.prompt_tokens or 0, record.tenant
         name = session_name(exchange.request)
         chain = chain_of(regions, tenant)
-        self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.block_size)
-        if exchange.block_size:
-            self._block_sizes[record.model] = exchange.block_size
+        self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
+        if exchange.facts.block_size:
+            self._block_sizes[record.model] = exchange.facts.block_size
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
@@ -126,7 +126,7 @@ class TurnWriter:
         if region is not None:
             change = _PromptChange(region, None, change.repeated)
         lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
-        use = exchange.prefix or PrefixReuse(0, 0)
+        use = exchange.facts.prefix or PrefixReuse(0, 0)
         turn = KnownTurn(
             number=record.number,
             session=session or record.number,
@@ -140,7 +140,7 @@ class TurnWriter:
             completion_tokens=record.completion_tokens or 0,
             stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
             ttl=_prefix_ttl(use, known, price),
-            answer=exchange.answer_digests,
+            answer=exchange.facts.answer_digests,
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
@@ -199,13 +199,13 @@ class TurnWriter:
         price: PriceSettings,
         repeated: int,
     ) -> tuple[ExpectedReuse, str | None]:
-        minimum = 0 if exchange.is_engine else price.least_cached_tokens
+        minimum = 0 if exchange.facts.is_engine else price.least_cached_tokens
         if common_prefix is None:
             return ExpectedReuse(minimum=minimum, repeated=repeated), None
         turn, answer, region = common_prefix.turn, 0, None
         is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
         follows = is_whole_turn and common_prefix.regions in chain.assistant_indexes()
-        if exchange.is_engine and follows:
+        if exchange.facts.is_engine and follows:
             answer = turn.completion_tokens
             returned = part_digests(self._content(chain.digests[common_prefix.regions]))
             if turn.answer is not None and returned != turn.answer:
@@ -222,13 +222,13 @@ class TurnWriter:
             is_exact=common_prefix.is_exact,
             answer=answer,
             answer_changed=region is not None,
-            stored=None if exchange.is_engine else turn.stored,
+            stored=None if exchange.facts.is_engine else turn.stored,
             moved=turn.upstream != record.upstream,
-            expired=not exchange.is_engine and record.time - turn.time > turn.ttl,
-            diverges=not exchange.is_engine and turn.stored is not None and not is_whole_turn,
+            expired=not exchange.facts.is_engine and record.time - turn.time > turn.ttl,
+            diverges=not exchange.facts.is_engine and turn.stored is not None and not is_whole_turn,
             minimum=minimum,
             repeated=repeated,
-            block=exchange.block_size,
+            block=exchange.facts.block_size,
         ), region
 
     def _prompt_change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _PromptChange:

@@ -6,7 +6,8 @@ from typing import Any
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.message_parts import part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.exchange import Exchange
+from kvproxy.backends.protocol import ServingUpstream
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.sessions.session_reader import Session, SessionReader, Turn
@@ -51,17 +52,19 @@ def request(
     )
     exchange.arrived = START + at
     exchange.first_byte = exchange.ended = exchange.started + 1.0
-    exchange.prefix = None if reused is None else PrefixReuse(prompt_tokens, reused, *(written or (None, None)))
-    exchange.prompt_tokens, exchange.completion_tokens = prompt_tokens, completion
-    exchange.answer_digests = None if answer is None else part_digests(answer)
+    exchange.facts = ResponseFacts(
+        prefix=None if reused is None else PrefixReuse(prompt_tokens, reused, *(written or (None, None))),
+        usage=(prompt_tokens, completion),
+        answer_digests=None if answer is None else part_digests(answer),
+    )
     for name, value in fields.items():
-        setattr(exchange, name, value)
+        setattr(exchange.facts if hasattr(exchange.facts, name) else exchange, name, value)
     return exchange
 
 
 def provider(url: str = "https://api.example") -> dict[str, object]:
     """Fields of an exchange with a paid API."""
-    return {"upstream": url, "is_engine": False}
+    return {"served_by": ServingUpstream(url)}
 
 
 class Sessions:

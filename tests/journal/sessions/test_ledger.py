@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvproxy.apis.json import JsonObject
+from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
@@ -74,8 +75,8 @@ CASES: dict[str, tuple[list[Exchange], dict[str, int]]] = {
     ),
     "another upstream": (
         [
-            request(FIRST, 1_000, 0, 0, upstream="http://a", completion=0),
-            request(SECOND, 1_060, 0, 20, upstream="http://b"),
+            request(FIRST, 1_000, 0, 0, served_by=ServingUpstream("http://a", is_engine=True), completion=0),
+            request(SECOND, 1_060, 0, 20, served_by=ServingUpstream("http://b", is_engine=True)),
         ],
         {"moved": 1_000, "new": 60},
     ),

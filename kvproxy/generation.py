@@ -52,6 +52,7 @@ class GenerationRequest:
         tenant: tenants get equal shares of the engine.
         queue_priority, tenant_priority: lower values run first, among all requests, or among those of the tenant.
         adapter: name of the LoRA adapter; None for the base model.
+        session: the client's session, for KV events.
     """
 
     id: str
@@ -64,6 +65,7 @@ class GenerationRequest:
     tenant_priority: int = 0
     grammar: Grammar | None = None
     adapter: str | None = None
+    session: str | None = None
 
     @property
     def has_tools(self) -> bool:

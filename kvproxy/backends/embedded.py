@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, session_name
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, PromptInput
 from kvproxy.apis.json import Json, JsonObject
@@ -141,6 +141,7 @@ class EmbeddedBackend:
             tenant_priority=0 if self._global_priorities else decoded.queue_priority,
             grammar=await self._grammar(decoded),
             adapter=request.model if request.model in self.worker.adapters else None,
+            session=session_name(request),
         )
 
     async def _tool_call_format(self, decoded: DecodedRequest) -> ToolCallFormat | None:

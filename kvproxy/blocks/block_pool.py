@@ -126,7 +126,7 @@ class BlockPool:
         if self.residency is not None:
             self.residency.on_evicted(blocks)
         if self.record_events:
-            self.events += [BlockRemoved((block.hash,), block.group) for block in blocks if block.hash is not None]
+            self.events += [BlockRemoved((block.hash,), block.group or 0) for block in blocks if block.hash is not None]
         for block in blocks:
             key = self.key_of(block)
             copies = cached.pop(key)

@@ -22,6 +22,8 @@ class CacheRequest:
         mm: multimodal items; part of the hashes of blocks with their placeholders.
         skip_read: use no cached blocks, because prompt log-probabilities need the logits of every token.
         client: name of the client, for the eviction policy `sessions`; None if unknown.
+        lora_id: number of the LoRA adapter, for KV events.
+        session_id: the client's session, for KV events; not part of any hash.
 
     Attributes:
         num_computed_tokens: number of leading tokens with keys and values, including the tokens of the current step.
@@ -38,6 +40,8 @@ class CacheRequest:
         priority: int = 0,
         skip_read: bool = False,
         client: str | None = None,
+        lora_id: int | None = None,
+        session_id: str | None = None,
     ) -> None:
         self.id = id
         self.tokens = list(tokens)
@@ -47,6 +51,8 @@ class CacheRequest:
         self.priority = priority
         self.skip_read = skip_read
         self.client = client
+        self.lora_id = lora_id
+        self.session_id = session_id
         self.awaits_user = False
         self.num_prompt_tokens = len(self.tokens)
         # Length of the prefix that only the full-attention groups cache: sliding-window groups then cache its last window.
@@ -68,6 +74,7 @@ class CacheRequest:
         self.block_hashes = list(parent.block_hashes)
         self.num_computed_tokens = parent.num_computed_tokens
         self.num_prompt_tokens, self.shared_prefix_end = parent.num_prompt_tokens, parent.shared_prefix_end
+        self.lora_id, self.session_id = parent.lora_id, parent.session_id
         self.client, self.counted_in_stats = parent.client, True
 
     def update_hashes(self, hasher: BlockHasher, block_size: int) -> list[bytes]:

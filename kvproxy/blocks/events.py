@@ -17,9 +17,11 @@ class BlockStored:
     block_size: int
     lora: str | None = None
     extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None  # For each block; see `published_extra_keys`.
-    group: int | None = None  # KV cache group; None if the model has one group.
-    kind: str | None = None  # vLLM's name of the attention type; None for a model with full attention only.
+    group: int = 0  # Index of the KV cache group.
+    kind: str = "full_attention"  # vLLM's name of the attention type.
     window: int | None = None  # Sliding window in tokens, if any.
+    lora_id: int | None = None
+    session_id: str | None = None
 
     def as_wire(self) -> dict[str, Any]:
         wire: dict[str, Any] = {
@@ -28,16 +30,16 @@ class BlockStored:
             "parent_block_hash": None if self.parent is None else event_hash(self.parent),
             "token_ids": list(self.tokens),
             "block_size": self.block_size,
-            "lora_id": None,
+            "lora_id": self.lora_id,
             "medium": "GPU",
             "lora_name": self.lora,
-        }
-        if self.extra_keys is not None:
-            wire["extra_keys"] = list(self.extra_keys)
-        optional = {
             "group_idx": self.group,
             "kv_cache_spec_kind": self.kind,
+        }
+        optional = {
+            "extra_keys": None if self.extra_keys is None else list(self.extra_keys),
             "kv_cache_spec_sliding_window": self.window,
+            "session_id": self.session_id,
         }
         return wire | {name: value for name, value in optional.items() if value is not None}
 
@@ -47,12 +49,11 @@ class BlockRemoved:
     """One physical copy of each block was evicted; further copies may still be cached."""
 
     hashes: tuple[bytes, ...]
-    group: int | None = None
+    group: int = 0
 
     def as_wire(self) -> dict[str, Any]:
         hashes = [event_hash(digest) for digest in self.hashes]
-        wire: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}
-        return wire if self.group is None else wire | {"group_idx": self.group}
+        return {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": self.group}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 from operator import itemgetter
@@ -35,6 +35,8 @@ class KVCacheManager:
         num_blocks: includes the null block.
         groups: KV cache groups of a hybrid model; one group with full attention by default.
         alignment_tokens: the length of a hit is a multiple of this and of all block sizes.
+        hash_block_size: number of tokens per block hash, a divisor of all block sizes; by default their greatest
+            common divisor. vLLM's `prefix_match_unit`.
         clock: returns seconds, for the eviction policy `sessions`.
 
     Attributes:
@@ -53,6 +55,7 @@ class KVCacheManager:
         priorities: bool = False,
         residency: ResidencyTracker | None = None,
         alignment_tokens: int = 1,
+        hash_block_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.hasher = hasher or BlockHasher()
@@ -64,14 +67,21 @@ class KVCacheManager:
         )
         specs = tuple(groups) if groups else (GroupSpec("full", block_size),)
         sizes = [spec.block_size for spec in specs]
-        self.hash_block_size, self._block_alignment = gcd(*sizes), lcm(*sizes)
+        self.hash_block_size, self._block_alignment = hash_block_size or gcd(*sizes), lcm(*sizes)
+        if any(size % self.hash_block_size for size in sizes):
+            raise ValueError(f"hash_block_size is {self.hash_block_size}: use a divisor of all block sizes {sizes}")
+        for spec in specs:
+            if spec.retention_interval and spec.retention_interval % self._block_alignment:
+                raise ValueError(
+                    f"retention_interval is {spec.retention_interval}: use a multiple of {self._block_alignment} tokens"
+                )
         self.groups = tuple(
             MANAGERS[spec.kind](
                 spec,
                 self.pool,
                 group_id=index if len(specs) > 1 else None,
                 hash_block_size=self.hash_block_size,
-                alignment_tokens=self._block_alignment,
+                alignment_tokens=self._block_alignment if len(specs) > 1 else None,
             )
             for index, spec in enumerate(specs)
         )
@@ -80,7 +90,7 @@ class KVCacheManager:
         self.main = self.groups[self._search_order[0]]
         self._full_groups = [group for group in self.groups if group.spec == self.main.spec]
         self._has_sparse_windows = len(self._full_groups) < len(specs) and any(
-            spec.cached_windows == "last" for spec in specs
+            spec.retention_interval is not None for spec in specs
         )
         self.block_size = self.main.block_size
         self.num_queried_tokens = 0
@@ -179,8 +189,16 @@ class KVCacheManager:
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         request.update_hashes(self.hasher, self.hash_block_size)
+        if len(self.groups) > 1:
+            # No hit of a hybrid model ends after this token.
+            num_computed_tokens = num_computed_tokens // self._block_alignment * self._block_alignment
         for group in self.groups:
             group.cache_blocks(request, num_computed_tokens)
+
+    def evict_blocks(self, block_ids: Collection[int]) -> None:
+        """Remove blocks from the cache, for example because their content is damaged. Uncached blocks are skipped."""
+        blocks = [self.pool.blocks[id] for id in block_ids]
+        self.pool.evict_blocks([block for block in blocks if block.hash is not None])
 
     def free(self, request: CacheRequest) -> None:
         """Cached blocks stay in the cache until their eviction."""

@@ -11,7 +11,6 @@ from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import BlockStored, published_extra_keys
 
 GroupKind = Literal["full", "sliding_window", "chunked_local"]
-CachedWindows = Literal["all", "last"]
 VLLM_KINDS: dict[GroupKind, str] = {
     "full": "full_attention",
     "sliding_window": "sliding_window",
@@ -27,30 +26,40 @@ class GroupSpec:
 
     Attributes:
         window: size of the sliding window, or of the chunk, in tokens; 0 for full attention.
-        cached_windows: `all` caches all blocks. `last` caches only the last window of each prompt, and of each prefix
-            that several prompts share.
+        retention_interval: None caches every sliding window at which a hit can end. N tokens cache one window per N
+            tokens, and 0 caches none of these. Both also cache the last window of each prompt, and of each prefix that
+            several prompts share. vLLM's `prefix_cache_retention_interval`; other kinds of attention ignore it.
     """
 
     kind: GroupKind = "full"
     block_size: int = 16
     window: int = 0
-    cached_windows: CachedWindows = "all"
+    retention_interval: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}: use 1 or more")
         if self.kind != "full" and self.window < 1:
             raise ValueError(f"a {self.kind} group needs a window of 1 token or more")
+        if self.retention_interval is not None and self.retention_interval < 0:
+            raise ValueError(f"retention_interval is {self.retention_interval}: use 0 or more tokens, or None")
 
 
 class SingleTypeKVCacheManager:
     """Block tables of a group with full attention. Subclasses implement sliding windows and chunked local attention.
 
-    `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size.
+    `hash_block_size` is the number of tokens per block hash, a divisor of the group's block size. `alignment_tokens`
+    divides the length of each hit of the model; None if the model has one group.
     """
 
     def __init__(
-        self, spec: GroupSpec, pool: BlockPool, *, group_id: int | None, hash_block_size: int, alignment_tokens: int
+        self,
+        spec: GroupSpec,
+        pool: BlockPool,
+        *,
+        group_id: int | None,
+        hash_block_size: int,
+        alignment_tokens: int | None,
     ) -> None:
         self.spec = spec
         self.block_size = spec.block_size
@@ -71,16 +80,17 @@ class SingleTypeKVCacheManager:
     ) -> BlockStored:
         """Return the event for consecutive blocks of a request, the first of which has the index `first`."""
         start, stop = first * self.block_size, (first + len(hashes)) * self.block_size
-        has_one_kind = self.group_id is None and self.spec.kind == "full"
         return BlockStored(
             hashes=tuple(hashes),
             parent=parent,
             tokens=tuple(request.tokens[start:stop]),
             block_size=self.block_size,
             lora=request.lora[0] if request.lora else None,
+            lora_id=request.lora_id,
+            session_id=request.session_id,
             extra_keys=published_extra_keys(request, start, stop, self.block_size),
-            group=self.group_id,
-            kind=None if has_one_kind else VLLM_KINDS[self.spec.kind],
+            group=self.group_id or 0,
+            kind=VLLM_KINDS[self.spec.kind],
             window=self.spec.window if self.spec.kind == "sliding_window" else None,
         )
 
@@ -189,11 +199,10 @@ def find_window_hit(
 ) -> list[Block]:
     """Return the blocks of the longest prefix whose last `window_blocks` blocks are cached.
 
-    `null` replaces the blocks before this window, which need not be cached.
+    `null` replaces the blocks before this window, which need not be cached. As in vLLM, a hit ends with a cached block
+    also if the window has one token only.
     """
     found = [null] * num_blocks
-    if window_blocks == 0:
-        return found
     run = 0
     for index in range(num_blocks - 1, -1, -1):
         block = get_block(index)
@@ -223,17 +232,23 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     def _cacheable_blocks(
         self, request: CacheRequest, table: list[KVCacheBlock], first: int, end: int
     ) -> list[KVCacheBlock]:
-        blocks = table[first:end]
-        if self.spec.cached_windows == "all":
+        blocks, alignment, interval = table[first:end], self._alignment_tokens, self.spec.retention_interval
+        if alignment is None:
             return blocks
         window, null = blocks_in_window(self.spec.window, self.block_size), self.pool.null_block
-        # The prompt's last token is always computed.
-        ends = [
-            tokens // self._alignment_tokens * self._alignment_tokens // self.block_size
-            for tokens in (request.num_prompt_tokens - 1, request.shared_prefix_end)
-        ]
+        segment_tokens = alignment if interval is None else interval
+        segment = segment_tokens // self.block_size
+        if segment and window >= segment:
+            return blocks
+        ends = []
+        if interval is not None:
+            # The prompt's last token is always computed.
+            last_tokens = (request.num_prompt_tokens - 1, request.shared_prefix_end)
+            ends = [tokens // alignment * alignment // self.block_size for tokens in last_tokens]
         return [
-            block if any(last - window <= index < last for last in ends) else null
+            block
+            if (segment and index % segment >= segment - window) or any(last - window <= index < last for last in ends)
+            else null
             for index, block in enumerate(blocks, first)
         ]
 
@@ -291,7 +306,7 @@ def find_longest_common_hit(
     """
     alignment = lcm(alignment_tokens, *(group.block_size for group in groups))
     if len(groups) == 1 and alignment == groups[0].block_size:
-        found = groups[0].find_longest_cache_hit(hashes, max_tokens // alignment)
+        found = groups[0].find_longest_cache_hit(groups[0].select_hashes(hashes), max_tokens // alignment)
         return (found,), len(found) * alignment
     chains = [group.select_hashes(hashes) for group in groups]
     length = max_tokens // alignment * alignment

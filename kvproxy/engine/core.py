@@ -10,7 +10,6 @@ from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import ResidencyTracker
-from kvproxy.blocks.single_type_manager import CachedWindows
 from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.models.loader import LoadedModel
@@ -60,10 +59,10 @@ class EngineCore:
         chunked_prefill = ChunkedPrefill(block_size, settings.max_num_batched_tokens, strict=settings.batch_invariant)
         max_step_tokens = chunked_prefill.max_step_tokens
         # Strict hits end at chunk boundaries, which need not be the end of a prompt.
-        cached_windows: CachedWindows = "all" if settings.batch_invariant else settings.cached_windows
+        retention_interval = None if settings.batch_invariant or settings.cached_windows == "all" else 0
         self.manager = KVCacheManager(
             num_blocks,
-            groups=[group.group_spec(block_size, cached_windows) for group in loaded.groups],
+            groups=[group.group_spec(block_size, retention_interval) for group in loaded.groups],
             hasher=BlockHasher(settings.hash_algorithm),
             policy=settings.eviction_policy,
             priorities=True,

@@ -28,7 +28,7 @@ SHAPES = [
     [GroupSpec("full", 4), GroupSpec("sliding_window", 2, 5)],
     [GroupSpec("full", 2), GroupSpec("sliding_window", 4, 6), GroupSpec("full", 4)],
     [GroupSpec("sliding_window", 2, 3), GroupSpec("sliding_window", 4, 9)],
-    [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 5, "last"), GroupSpec("sliding_window", 4, 6, "last")],
+    [GroupSpec("full", 2), GroupSpec("sliding_window", 2, 5, 0), GroupSpec("sliding_window", 4, 6, 0)],
 ]
 
 

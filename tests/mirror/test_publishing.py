@@ -68,6 +68,8 @@ def test_frames_numbers_and_replay(context: "zmq.Context[Any]") -> None:
                 "lora_id": None,
                 "medium": "GPU",
                 "lora_name": None,
+                "group_idx": 0,
+                "kv_cache_spec_kind": "full_attention",
             }
         ]
         assert publisher.replay is not None

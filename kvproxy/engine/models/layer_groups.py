@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from kvproxy.blocks.single_type_manager import CachedWindows, GroupKind, GroupSpec
+from kvproxy.blocks.single_type_manager import GroupKind, GroupSpec
 
 Position = TypeVar("Position", int, torch.Tensor)
 GROUP_KINDS: dict[str, GroupKind] = {
@@ -37,8 +37,10 @@ class LayerGroup:
     window: int = 0
     layers: tuple[int, ...] = ()
 
-    def group_spec(self, block_size: int, cached_windows: CachedWindows = "all") -> GroupSpec:
-        return GroupSpec(self.kind, block_size, self.window, cached_windows if self.kind == "sliding_window" else "all")
+    def group_spec(self, block_size: int, retention_interval: int | None = None) -> GroupSpec:
+        return GroupSpec(
+            self.kind, block_size, self.window, retention_interval if self.kind == "sliding_window" else None
+        )
 
     def first_visible_key(self, position: Position) -> Position:
         if self.kind == "sliding_window":

@@ -66,6 +66,8 @@ class SequenceState:
             skip_read=request.sampling.prompt_logprobs is not None,
             priority=request.priority,
             client=request.tenant or None,
+            lora_id=self.lora_id or None,
+            session_id=request.session,
         )
         self.num_prompt_tokens = len(request.tokens)
         self.num_cached_tokens = 0  # prompt tokens found in the block pool or a tier

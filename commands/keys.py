@@ -126,8 +126,23 @@ def rotate(
 
 
 @app.subcommand
+def reset(name: Name, data: Data = None) -> Output:
+    """Start the counts of a client's requests and tokens again.
+
+    The client has its whole quota again. Running proxies apply this within two seconds.
+
+    Example: kvproxy keys reset search-team
+    """
+    from kvproxy.client_keys import reset_counts
+
+    settings = _load_settings(data)
+    reset_counts(settings, name)
+    return text_output({"reset": name}, f"the counts of {name} start again")
+
+
+@app.subcommand
 def rm(name: Name, data: Data = None) -> Output:
-    """Remove a client and revoke its key.
+    """Remove a client with its counts, and revoke its key.
 
     Running proxies apply this within two seconds.
 

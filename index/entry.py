@@ -1,4 +1,5 @@
 import json
+import math
 import uuid
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
@@ -84,7 +85,10 @@ class Entry:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> "Entry":
-        """Create an entry from a parsed line of an export. Raises a KeyError for a missing field, or a ValueError."""
+        """Create an entry from a parsed line of an export. Raises a KeyError for a missing field, or a ValueError.
+
+        Times, durations, and counts beyond 2^40, and negative counts, are replaced by the closest possible number.
+        """
         values = {
             column.name: document[column.name]
             for column in fields(cls)
@@ -97,14 +101,19 @@ class Entry:
             values[name] = json.dumps(document[name], allow_nan=False).encode()
         for name, value in values.items():
             _check_field(name, value)
+            if name in _COUNTS:
+                values[name] = max(0, min(value, _MAX_NUMBER))
+            elif name in _NUMBERS and value is not None:
+                values[name] = max(-_MAX_NUMBER, min(value, _MAX_NUMBER))
         return cls(**values)
 
 
 _NAMES = tuple(column.name for column in fields(Entry))
 _SUMMARY = tuple(name for name in _NAMES if name not in ("key", "request", "response"))
 _TEXTS = tuple(column.name for column in fields(Entry) if column.type is str)
+_COUNTS = tuple(column.name for column in fields(Entry) if column.type is int)
 _NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, float)), "last_hit")
-_MAX_NUMBER = 2**63 - 1
+_MAX_NUMBER = 2**40
 
 
 def _check_field(name: str, value: Any) -> None:
@@ -113,7 +122,7 @@ def _check_field(name: str, value: Any) -> None:
         is_required = name in ("id", "key", "namespace")
         is_valid = isinstance(value, str) and (value != "" or not is_required) and _is_unicode(value)
     elif name in _NUMBERS:
-        is_number = isinstance(value, int | float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
+        is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
         is_valid = is_number or (name == "last_hit" and value is None)
     elif name == "tags":
         is_valid = all(map(_is_unicode, value))

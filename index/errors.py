@@ -1,6 +1,10 @@
 class CacheStoreError(Exception): ...
 
 
+class InvalidValue(CacheStoreError):
+    """The database rejected a value. It works, and other operations succeed."""
+
+
 class StoreDamaged(CacheStoreError):
     """The store's data is damaged. It is left unchanged."""
 

@@ -59,12 +59,14 @@ def add_client(settings: Settings, name: str, **limits: int | None) -> str:
         raise InvalidRequest(f"there is a client {name!r} already: kvproxy keys rotate {name} replaces its key")
     key = _PREFIX + secrets.token_urlsafe(32)
     try:
-        client = ClientSettings.model_validate({**limits, "name": name, "key_sha256": key_digest(key)})
+        client = ClientSettings.model_validate(
+            {**limits, "name": name, "key_sha256": key_digest(key), "counts_since": time.time()}
+        )
     except ValidationError:
         raise InvalidRequest(
             f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
         ) from None
-    _store_client(settings, client, f"add client {name}")
+    _store_client(settings, client, f"add client {name}", reset=True)
     return key
 
 
@@ -81,8 +83,23 @@ def rotate_key(settings: Settings, name: str, grace: float) -> str:
     return key
 
 
+def reset_counts(settings: Settings, name: str) -> None:
+    """Start a client's counts of requests and tokens again. Running proxies apply this within two seconds.
+
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client and the store is a file.
+    """
+    if any(each.name == name for each in settings.clients):
+        with _shared_state(settings) as shared:
+            if shared is None:
+                raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: restart the proxy to reset its counts")
+            shared.reset_quota(name, operator_name())
+        return
+    client = _find_client(settings, name).model_copy(update={"counts_since": time.time()})
+    _store_client(settings, client, f"reset the counts of client {name}", reset=True)
+
+
 def remove_client(settings: Settings, name: str) -> None:
-    """Remove a client. Running proxies reject its key within two seconds.
+    """Remove a client and its counts. Running proxies reject its key within two seconds.
 
     Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
     """
@@ -90,6 +107,9 @@ def remove_client(settings: Settings, name: str) -> None:
     clients = _read_clients(settings.data)
     if any(each.name == name for each in clients):
         _write_clients(settings.data, [each for each in clients if each.name != name])
+        with _shared_state(settings) as shared:
+            if shared is not None:
+                shared.reset_quota(name, operator_name())
         return
     with _shared_state(settings) as shared:
         assert shared is not None
@@ -114,13 +134,15 @@ def _find_client(settings: Settings, name: str) -> ClientSettings:
     raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
 
 
-def _store_client(settings: Settings, client: ClientSettings, change: str) -> None:
+def _store_client(settings: Settings, client: ClientSettings, change: str, *, reset: bool = False) -> None:
     clients = list(_read_clients(settings.data))
     index = next((index for index, each in enumerate(clients) if each.name == client.name), len(clients))
     with _shared_state(settings) as shared:
         if shared is not None and index == len(clients):
-            shared.set_client(client.name, client.model_dump_json(), operator_name(), change)
+            shared.set_client(client.name, client.model_dump_json(), operator_name(), change, reset=reset)
             return
+        if shared is not None and reset:
+            shared.reset_quota(client.name, operator_name())
     clients[index : index + 1] = [client]
     _write_clients(settings.data, clients)
 

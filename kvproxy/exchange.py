@@ -42,6 +42,7 @@ class CacheKey:
         text: question for the semantic lookup; None allows exact hits only.
         prompt: text of the last user message, to show to people.
         parts: everything that can change the response: body, tenant, backend, some headers.
+        headers: names of the request headers whose values `parts` contains.
     """
 
     exact: str
@@ -49,6 +50,7 @@ class CacheKey:
     text: str | None
     prompt: str
     parts: JsonObject
+    headers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from functools import partial
 from kvproxy.errors import RequestExceedsQuota, TooManyRequests
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.settings.access import ClientSettings
-from kvproxy.shared_state import SharedState
+from kvproxy.shared_state import MAX_DEBT_MINUTES, SharedState
 
 
 class TokenBucket:
-    """A rate limit in units (requests or tokens) per minute. The bucket starts full, and may be overdrawn.
+    """A rate limit in units (requests or tokens) per minute. The bucket starts full.
 
+    It may be overdrawn by the units of `MAX_DEBT_MINUTES`; more units are forgiven.
     The bucket refills at the rate limit times `share`, the fraction that this proxy grants.
     """
 
@@ -33,7 +34,8 @@ class TokenBucket:
 
     @available_units.setter
     def available_units(self, units: float) -> None:
-        self._units, self._updated = min(self.per_minute, units), self._clock()
+        least = -MAX_DEBT_MINUTES * self.per_minute
+        self._units, self._updated = min(self.per_minute, max(least, units)), self._clock()
 
     def take(self, units: float) -> None:
         """Take units, even if they are not available; negative units are returned to the bucket."""
@@ -137,9 +139,10 @@ class Quota:
 
     def update(self, client: ClientSettings) -> None:
         before, self.client = self.client, client
-        if before.requests_per_minute != client.requests_per_minute:
+        is_reset = before.counts_since != client.counts_since
+        if is_reset or before.requests_per_minute != client.requests_per_minute:
             self._requests = self._make_bucket("requests", client.requests_per_minute)
-        if before.tokens_per_minute != client.tokens_per_minute:
+        if is_reset or before.tokens_per_minute != client.tokens_per_minute:
             self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
 
     @asynccontextmanager
@@ -189,6 +192,8 @@ class Account:
         self._reserved = (self._reserved or 0) + tokens
 
     def settle(self, tokens: int) -> None:
+        """Replace the reserved tokens by the used tokens, at least 0."""
+        tokens = max(0, tokens)
         if self._reserved is not None:
             self._quota.on_spent(self._quota.client.name, tokens)
             if self._quota.tokens is not None:

@@ -19,6 +19,10 @@ QUOTA_SECONDS = 2.0
 """Timeout of `take_units`. After it, a proxy grants its own share of the quota."""
 LEASE_SECONDS = 5.0
 """Time without a heartbeat after which a proxy loses its leases and its share of quotas."""
+MAX_DEBT_MINUTES = 60
+"""Longest time in which an overdrawn quota refills to zero: no reported usage may block a client longer."""
+MAX_BUSY_SECONDS = 60.0 * (1 + MAX_DEBT_MINUTES)
+"""Longest time until a bucket is full again."""
 _POLL_SECONDS = 0.01, 0.2  # First and maximum pause between two attempts to acquire a lease.
 _NOW = "extract(epoch from clock_timestamp())::float8"
 _ALIVE = f"seen > {_NOW} - {LEASE_SECONDS}"
@@ -28,6 +32,7 @@ _TABLES = f"""do $$ begin
     perform pg_advisory_xact_lock({0x6B7670726F7879});
     create table if not exists quotas (
         client text not null, unit text not null, full_at float8 not null, primary key (client, unit));
+    update quotas set full_at = {_NOW} + {MAX_BUSY_SECONDS} where full_at > {_NOW} + {MAX_BUSY_SECONDS};
     create table if not exists proxies (id text primary key, seen float8 not null);
     delete from proxies where not {_ALIVE};
     create table if not exists clients (name text primary key, settings text);
@@ -38,8 +43,10 @@ _TABLES = f"""do $$ begin
 end $$"""
 # `full_at` is the time when the bucket is full again, in seconds since the epoch: the theoretical arrival time of GCRA.
 _TAKE = f"""with {_NOT_DURABLE}, taken as (
-    insert into quotas as q (client, unit, full_at) select :client, :unit, {_NOW} + :seconds from fast
-    on conflict (client, unit) do update set full_at = greatest(q.full_at, {_NOW}) + :seconds
+    insert into quotas as q (client, unit, full_at)
+    select :client, :unit, {_NOW} + least(:seconds, {MAX_BUSY_SECONDS}) from fast
+    on conflict (client, unit) do update
+    set full_at = least(greatest(q.full_at, {_NOW}) + :seconds, {_NOW} + {MAX_BUSY_SECONDS})
     where :into_debt or greatest(q.full_at, {_NOW}) + :seconds <= {_NOW} + 60
     returning full_at)
     select true as taken, full_at - {_NOW} as seconds from taken
@@ -51,8 +58,10 @@ _HEARTBEAT = f"""with beat as (insert into proxies (id, seen) values (:me, {_NOW
     select count(*) as others, (select coalesce(max(number), 0) from changes) as change
     from proxies where id <> :me and {_ALIVE}"""
 _CHANGE = f"insert into changes (changed, operator, change) values ({_NOW}, :operator, :change)"
-_SET_CLIENT = f"""with client as (insert into clients (name, settings) values (:name, :settings)
+_SET_CLIENT = f"""with reset as (delete from quotas where client = :name and :reset),
+    client as (insert into clients (name, settings) values (:name, :settings)
     on conflict (name) do update set settings = excluded.settings) {_CHANGE}"""
+_RESET = f"with reset as (delete from quotas where client = :name) {_CHANGE}"
 _ACQUIRE = f"""with {_NOT_DURABLE} insert into leases as l (key, owner, acquired) select :key, :me, {_NOW} from fast
     on conflict (key) do update set owner = excluded.owner, acquired = excluded.acquired
     where not exists (select 1 from proxies p where p.id = l.owner and p.{_ALIVE})
@@ -141,10 +150,19 @@ class SharedState:
         """Return the settings (JSON) of each client of `kvproxy keys`; None for a removed client."""
         return [row["settings"] for row in self._database.query("select settings from clients order by name")]
 
-    def set_client(self, name: str, settings: str | None, operator: str, change: str) -> None:
-        """Store a client, or remove it if `settings` (JSON) is None, and record a change such as `remove client a`."""
+    def set_client(self, name: str, settings: str | None, operator: str, change: str, *, reset: bool = False) -> None:
+        """Store a client, or remove it if `settings` (JSON) is None, and record a change such as `remove client a`.
+
+        With `reset`, its counts of requests and tokens start again.
+        """
         values = {"name": name, "settings": settings, "operator": operator, "change": change}
-        self._database.query(_SET_CLIENT, values)
+        self._database.query(_SET_CLIENT, values | {"reset": reset or settings is None})
+
+    def reset_quota(self, name: str, operator: str) -> None:
+        """Start the counts of a client again that `kvproxy.toml` defines."""
+        self._database.query(
+            _RESET, {"name": name, "operator": operator, "change": f"reset the counts of client {name}"}
+        )
 
     def record_change(self, operator: str, change: str) -> None:
         self._database.query(_CHANGE, {"operator": operator, "change": change})

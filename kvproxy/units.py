@@ -1,6 +1,8 @@
 import math
 import re
 
+MAX_SECONDS = 10 * 365 * 86_400.0
+"""Longest duration: ten years. RFC 9111 allows to shorten a duration beyond 2^31 seconds."""
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -9,11 +11,14 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_seconds(value: object) -> float:
-    """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d; a number without a unit is in seconds. Raises ValueError."""
+    """Parse a duration such as 250ms, 90s, 5m, 2h, or 7d; a number without a unit is in seconds. Raises ValueError.
+
+    A longer duration than `MAX_SECONDS` is shortened to it.
+    """
     number = _parse_quantity(value, _SECONDS, "s")
     if number is None:
         raise ValueError(f"{str(value)[:40]!r} is not a duration: use a form such as 90s, 5m, 2h or 7d")
-    return number
+    return min(number, MAX_SECONDS)
 
 
 def parse_bytes(value: object) -> int:

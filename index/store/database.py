@@ -4,7 +4,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.errors import CacheStoreError, InvalidValue
 from kvproxy.index.failure_log import FailureLog
 
 Operation = Literal["read", "write"]
@@ -38,6 +38,8 @@ class StoreHealth:
     def watch(self, operation: Operation) -> Iterator[None]:
         try:
             yield
+        except InvalidValue:
+            raise
         except CacheStoreError as error:
             effect = "no response is stored" if operation == "write" else "no stored response is found"
             self._logs[operation].log_failure("%s; until it works again, %s", error, effect)

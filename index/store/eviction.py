@@ -18,11 +18,11 @@ from kvproxy.index.store.rows import SERVABLE_UNTIL
 from kvproxy.index.store.store_types import Capacity, NewEntry, RemovalReason
 
 PINNED = 1e300
-# After `:count` new hits.
+# After `:count` new hits. The product may exceed 64 bits.
 _PRIORITY = (
-    "(select age from totals) + (hits + :count + 1)"
+    "(select age from totals) + 1.0 * (hits + :count + 1)"
     " * (case when prompt_tokens + completion_tokens > 0 then prompt_tokens + completion_tokens else 1 end)"
-    " * 1.0 / bytes"
+    " / bytes"
 )
 PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIORITY} end"
 PIN = "update responses set priority = :pinned where id = :id"

@@ -130,7 +130,7 @@ class Store(StoreWriter):
         self.flush()
         join = f" join tags on tags.id = responses.id where {_IS_OWN_TAG}" if by == "tag" else ""
         sql = (
-            f"select {by} as name, count(*) as entries, sum(bytes) as bytes, sum(hits) as hits from responses{join}"
+            f"select {by} as name, count(*) as entries, sum(bytes) as bytes, {_sum('hits')} as hits from responses{join}"
             f" group by {by} order by sum(bytes) desc, 1"
         )
         return [
@@ -176,10 +176,10 @@ class Store(StoreWriter):
         self.flush()
         row = self.database.query(
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
-            " coalesce(sum(hits), 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
+            f" coalesce({_sum('hits')}, 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
             f" coalesce(sum(case when expires <= :now and {SERVABLE_UNTIL} > :now then 1 else 0 end), 0) as stale,"
-            " coalesce(sum(hits * completion_tokens), 0) as completion_tokens_saved,"
-            " coalesce(sum(hits * prompt_tokens), 0) as prompt_tokens_saved,"
+            f" coalesce({_sum('hits', 'completion_tokens')}, 0) as completion_tokens_saved,"
+            f" coalesce({_sum('hits', 'prompt_tokens')}, 0) as prompt_tokens_saved,"
             " coalesce(sum(bytes), 0) as entry_bytes from responses",
             {"now": self._clock()},
         )[0]
@@ -237,6 +237,11 @@ class Store(StoreWriter):
         """Return the number of entries by the name of their encryption key; `""` is the name for unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
+
+
+def _sum(*columns: str) -> str:
+    # Integers of 64 bits could overflow. Sums below 2^53 are exact.
+    return f"sum({' * '.join(f'cast({name} as double precision)' for name in columns)})"
 
 
 def _eviction_reason(row: Row) -> Literal["expired", "low priority", "pinned"]:

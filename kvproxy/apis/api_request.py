@@ -1,6 +1,6 @@
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ class ApiRequest:
         raw: `body` as JSON, as the client sent it or after the operator's edits.
         headers: names in lower case.
         tenant: the client, or one of its users.
+        tenant_headers: headers whose values `tenant` contains.
     """
 
     api: Api
@@ -46,6 +47,7 @@ class ApiRequest:
     request_id: str
     query: str = ""
     control: RequestDirectives = NO_DIRECTIVES
+    tenant_headers: Sequence[str] = ()
 
     @property
     def model(self) -> str:

@@ -12,6 +12,8 @@ JsonObject: TypeAlias = dict[str, "Json"]
 JsonMap: TypeAlias = Mapping[str, "Json"]
 """A read-only JSON object."""
 
+MAX_TOKENS = 2**25
+"""Largest credible number of tokens: no context is longer, and the largest body by default (32 MiB) has no more."""
 # An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
 
@@ -61,8 +63,8 @@ def as_index(value: Json) -> int:
 
 
 def as_token_count(value: Json) -> int | None:
-    """Return the value if it is an integer from 0 to 2^53 - 1, or else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+    """Return the value if it is an integer from 0 to `MAX_TOKENS`, or else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 def objects(value: Json) -> list[JsonObject]:

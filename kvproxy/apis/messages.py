@@ -1,7 +1,5 @@
 from collections.abc import Iterator
 
-import orjson
-
 from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import (
     allows_semantic,
@@ -20,6 +18,7 @@ from kvproxy.apis.json import (
     as_list,
     as_object,
     as_text,
+    dumps,
     loads,
     objects,
     text_of,
@@ -186,6 +185,6 @@ def _split_into_deltas(block: JsonObject) -> tuple[JsonObject, list[JsonObject]]
             thoughts.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, thoughts
     if kind in ("tool_use", "server_tool_use", "mcp_tool_use") and block.get("input"):
-        arguments = orjson.dumps(block["input"]).decode()
+        arguments = dumps(block["input"]).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
     return block, []

@@ -1,10 +1,15 @@
 """Reads the prefix reuse that a server reports, in the formats of all supported servers."""
 
+import logging
 from typing import NamedTuple
 
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_token_count, field, loads
+from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_count, field, loads
 from kvproxy.apis.sse import Event
+from kvproxy.units import MAX_SECONDS
 
+_PROMPT, _COMPLETION = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens", "prompt_cache_hit_tokens")
+_log = logging.getLogger("kvproxy")
 _MARKS = (b'"usage"', b'"timings"')
 
 
@@ -24,7 +29,7 @@ class PrefixReuse(NamedTuple):
 
 
 def reported_reuse(response: JsonMap) -> PrefixReuse | None:
-    """Return the prefix reuse that a complete response reports; None if it has no report.
+    """Return the prefix reuse that a complete response reports; None if it has no report, or an impossible one.
 
     OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
     llama.cpp `timings.cache_n`, DeepSeek `prompt_cache_hit_tokens`. Anthropic counts `cache_read_input_tokens` and
@@ -47,7 +52,48 @@ def reported_reuse(response: JsonMap) -> PrefixReuse | None:
     if prompt is None and cached is not None and (computed := as_token_count(field(timings, "prompt_n"))) is not None:
         # llama.cpp streams timings always, but usage only on request.
         prompt = cached + computed
-    return None if prompt is None or cached is None else PrefixReuse(prompt, min(cached, prompt))
+    return None if prompt is None or cached is None or cached > prompt else PrefixReuse(prompt, cached)
+
+
+def tokens_used(response: JsonMap) -> int | None:
+    """Return the sum of prompt and completion tokens that a response reports; None if it reports none, or impossible ones."""
+    usage = response.get("usage")
+    reported = [count for name in (*_PROMPT, *_COMPLETION) if (count := field(usage, name)) is not None]
+    counts = [count for each in reported if (count := as_token_count(each)) is not None]
+    return sum(counts) if counts and len(counts) == len(reported) else None
+
+
+def usage_problem(response: JsonMap) -> str | None:
+    """Return why the usage in a response is impossible, such as `prompt_tokens is -1`; None if it is possible."""
+    usage = response.get("usage")
+    for name in (*_PROMPT, *_COMPLETION, *_CACHED):
+        value = field(usage, name)
+        if isinstance(value, int | float) and as_token_count(value) is None:
+            return f"{name} is {_short(value)}, which is not a whole number from 0 to {MAX_TOKENS:,}"
+    for details, prompt_name in (("prompt_tokens_details", "prompt_tokens"), ("input_tokens_details", "input_tokens")):
+        cached, prompt = field(field(usage, details), "cached_tokens"), field(usage, prompt_name)
+        if isinstance(cached, int | float) and isinstance(prompt, int) and not 0 <= cached <= prompt:
+            return f"{_short(cached)} of {_short(prompt)} prompt tokens are reported as cached"
+    return None
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1e100 else "beyond 1e100"
+
+
+class UsageLog:
+    """Logs the first impossible usage of each upstream."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def check(self, response: JsonMap, upstream: str) -> bool:
+        """Whether the usage in a response is possible."""
+        problem = usage_problem(response)
+        if problem is not None and upstream not in self._logged:
+            self._logged.add(upstream)
+            _log.warning("%s reports an impossible usage, which counts as unknown: %s", upstream, problem)
+        return problem is None
 
 
 class ReuseReader:
@@ -77,7 +123,9 @@ class ReuseReader:
 def reported_prefill_seconds(response: JsonMap) -> float | None:
     """Return the seconds of the prefill, which llama.cpp reports; None from other servers."""
     milliseconds = field(response.get("timings"), "prompt_ms")
-    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or milliseconds < 0:
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float):
+        return None
+    if not 0 <= milliseconds <= MAX_SECONDS * 1000:
         return None
     return milliseconds / 1000
 

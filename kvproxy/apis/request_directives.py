@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from kvproxy.apis.json import Json, JsonObject
 from kvproxy.errors import InvalidDirective
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings.rules import NO_RULE, RuleSettings
-from kvproxy.units import parse_seconds
+from kvproxy.units import MAX_SECONDS, parse_seconds
 
 HEADER_PREFIX = "x-kvproxy-"
 _CACHE_CONTROL = "Cache-Control"
@@ -26,6 +27,7 @@ MAX_TAG_LENGTH = 128
 MAX_NAMESPACE_LENGTH = 128
 # LiteLLM's cache switches, in the field `cache` of the body: https://docs.litellm.ai/docs/proxy/caching.
 CACHE_FIELD = "cache"
+_DELTA_SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LITELLM_FLAGS = {"no-cache": ("no_cache",), "no-store": ("no_store",), "use-cache": ("no_cache", "no_store")}
 _LITELLM_DURATIONS = {"ttl": "ttl", "s-maxage": "max_age", "s-max-age": "max_age"}
 _LITELLM_SWITCHES = (*_LITELLM_FLAGS, *_LITELLM_DURATIONS, "namespace")
@@ -98,6 +100,14 @@ def parse_cache_control(values: Iterable[str]) -> dict[str, str]:
         name, _, value = directive.strip().partition("=")
         found.setdefault(name.lower(), value.strip('"'))
     return found
+
+
+def parse_delta_seconds(text: str | None) -> float | None:
+    """Parse the argument of a response's cache directive, at most `MAX_SECONDS`; None if it is missing or invalid.
+
+    RFC 9111, section 1.2.2, defines integers; fractions and exponents are accepted.
+    """
+    return min(float(text), MAX_SECONDS) if text is not None and _DELTA_SECONDS.fullmatch(text) else None
 
 
 def _unknown_header(name: str) -> InvalidDirective:

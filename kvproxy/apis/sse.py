@@ -1,9 +1,7 @@
 import re
 from typing import NamedTuple
 
-import orjson
-
-from kvproxy.apis.json import JsonObject
+from kvproxy.apis.json import JsonObject, dumps
 
 DONE = b"[DONE]"
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -17,7 +15,7 @@ class Event(NamedTuple):
 
 
 def encode_event(data: JsonObject | bytes, name: str | None = None) -> bytes:
-    written = data if isinstance(data, bytes) else orjson.dumps(data)
+    written = data if isinstance(data, bytes) else dumps(data)
     return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + written + b"\n\n"
 
 

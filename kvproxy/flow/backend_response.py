@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,10 +28,9 @@ from kvproxy.index.entry import Entry
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-# Request headers that change only the encoding of a response or the access to it, or that are part of the key.
-_IRRELEVANT_VARY = frozenset(
-    "origin accept accept-encoding accept-language authorization cookie api-key x-api-key user-agent"
-    " access-control-request-method access-control-request-headers openai-organization openai-project".split()
+# Request headers that change only the encoding of a response, or which web pages may read it.
+_CHANGE_NO_CONTENT = frozenset(
+    "accept accept-encoding origin access-control-request-method access-control-request-headers".split()
 )
 
 
@@ -59,7 +58,7 @@ class BackendResponse:
         chunks: the body; the iterator raises a KvproxyError if the backend fails before the end.
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
-        must_not_store: the headers forbid storing the response, or the response comes from the store.
+        must_not_store: the response comes from the store.
         entry: the stored response, if another proxy with the same store computed it.
     """
 
@@ -93,7 +92,6 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
                 UpstreamReader(request.api, reply.is_streamed, max_stored_bytes, facts),
                 reply.close,
                 streams=reply.is_streamed,
-                must_not_store=forbids_storing(reply.headers, request),
             )
 
 
@@ -105,14 +103,17 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
     return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, must_not_store=True, entry=entry)
 
 
-def forbids_storing(headers: Headers, request: ApiRequest) -> bool:
-    """Return whether `Cache-Control` forbids storing a response, or `Vary` names a request header outside of the cache key."""
+def forbids_storing(headers: Headers, keyed: Set[str]) -> bool:
+    """Return whether `Cache-Control` forbids storing a response, or `Vary` names a request header outside of the cache key.
+
+    `keyed` are the headers that the cache key contains. Other headers matter even if the request has none of them, since the
+    next request may have them.
+    """
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     if directives.keys() & {"no-store", "private"} or "*" in varying:
         return True
-    keyed = request.control.rule.key_headers
-    return any(name in request.headers for name in varying - _IRRELEVANT_VARY.union(keyed))
+    return not varying - {""} <= _CHANGE_NO_CONTENT | keyed
 
 
 async def fetch_response(backend: Backend, request: ApiRequest, max_bytes: int) -> JsonObject | None:

@@ -69,15 +69,17 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
         _add_rule_fields(parts, versions, request)
     if versions:
         parts["headers"] = versions
+    names = frozenset((*_VERSIONS, *request.control.rule.key_headers, *(() if shared else request.tenant_headers)))
     exact = _digest(parts)
     question = api.question(body)
     if question is None:
-        return CacheKey(exact, exact, None, api.display_text(body), parts)
+        return CacheKey(exact, exact, None, api.display_text(body), parts, names)
     similar = question.allows_semantic and _can_have_semantic_hits(question.text)
     splits = similar and conversations and question.earlier_texts
     rest, earlier = _split_earlier_turns(question) if splits else (question.rest, [])
     space = _digest({**parts, "body": rest})
-    return CacheKey(exact, space, join_turns([*earlier, question.text]) if similar else None, question.text, parts)
+    text = join_turns([*earlier, question.text]) if similar else None
+    return CacheKey(exact, space, text, question.text, parts, names)
 
 
 def _can_have_semantic_hits(text: str) -> bool:

@@ -1,10 +1,10 @@
 """Charges a request to its client's quota: estimated tokens before the response, and the reported usage after it."""
 
-import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
-from kvproxy.apis.json import Json, JsonMap, field, loads
+from kvproxy.apis.json import Json, JsonMap, as_object, loads
+from kvproxy.apis.reported_usage import UsageLog, tokens_used
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Backend, Body, RelayedResponse
 from kvproxy.errors import KvproxyError
@@ -16,7 +16,6 @@ _IMAGE_TOKENS = 1000
 _FILE = "data:"
 _READ_BYTES = 2**20
 _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key")
-_USAGE = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
 
 
 async def send_charged(
@@ -79,8 +78,9 @@ class UnparsedRequestCharge:
     is 0 if it is unknown.
     """
 
-    def __init__(self, account: Account, content_length: int) -> None:
+    def __init__(self, account: Account, content_length: int, log: UsageLog) -> None:
         self._account = account
+        self._log = log
         self._reserved = max(1, content_length // BYTES_PER_TOKEN)
         self._uploaded = 0
         self._refused: KvproxyError | None = None
@@ -130,12 +130,13 @@ class UnparsedRequestCharge:
 
     def _tokens_used(self) -> int:
         if 0 < self._size == len(self._body):
-            with contextlib.suppress(ValueError):
-                usage = field(loads(bytes(self._body)), "usage")
-                tokens = [field(usage, name) for name in _USAGE]
-                known = [count for count in tokens if isinstance(count, int) and not isinstance(count, bool)]
-                if known:
-                    return sum(known)
+            try:
+                response = as_object(loads(bytes(self._body)))
+            except ValueError:
+                response = {}
+            self._log.check(response, "the upstream")
+            if (tokens := tokens_used(response)) is not None:
+                return tokens
         return self._reserved + self._size // BYTES_PER_TOKEN
 
 

@@ -275,7 +275,9 @@ class SingleFlight:
         """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
         request, may_store = exchange.api_request, self._allows_storing(exchange)
         echoed = request.api.fields.echo(request.body)
-        form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True))
+        # The cache key does not contain the language, and a response may depend on it.
+        language = request.headers.get("accept-language")
+        form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True), language)
         unique = object() if self.requires_own_response(exchange) else None
         # Tenants must not share errors and cookies.
         return self.requests.join(

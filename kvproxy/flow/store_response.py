@@ -11,11 +11,17 @@ from uuid import uuid4
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
-from kvproxy.apis.reported_usage import reported_prefill_seconds, reported_reuse
-from kvproxy.apis.request_directives import MAX_TAG_LENGTH, MAX_TAGS, TAGS_HEADER, parse_cache_control
+from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, reported_reuse
+from kvproxy.apis.request_directives import (
+    MAX_TAG_LENGTH,
+    MAX_TAGS,
+    TAGS_HEADER,
+    parse_cache_control,
+    parse_delta_seconds,
+)
 from kvproxy.backends.protocol import Headers
 from kvproxy.exchange import Exchange, ResponseFacts
-from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.backend_response import BackendResponse, forbids_storing
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.provider_ids import provider_id_tags
@@ -51,25 +57,17 @@ def read_response_directives(headers: Headers) -> ResponseDirectives:
         elif name == _SURROGATE_KEY:
             tags |= set(value.split())
     # For a shared cache, s-maxage takes precedence.
-    whole = _parse_seconds(directives.get("s-maxage"))
-    max_age = _parse_seconds(directives.get("max-age")) if whole is None else whole
+    whole = parse_delta_seconds(directives.get("s-maxage"))
+    max_age = parse_delta_seconds(directives.get("max-age")) if whole is None else whole
     fit = tuple(sorted(tag for tag in tags if 0 < len(tag) <= MAX_TAG_LENGTH))[:MAX_TAGS]
     if any(name in directives for name in _NEVER_STALE):
         return ResponseDirectives(max_age, 0.0, 0.0, fit)
     return ResponseDirectives(
         max_age,
-        _parse_seconds(directives.get("stale-while-revalidate")),
-        _parse_seconds(directives.get("stale-if-error")),
+        parse_delta_seconds(directives.get("stale-while-revalidate")),
+        parse_delta_seconds(directives.get("stale-if-error")),
         fit,
     )
-
-
-def _parse_seconds(text: str | None) -> float | None:
-    try:
-        seconds = math.nan if text is None else float(text)
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < math.inf else None
 
 
 def first_not_none(values: Iterable[float | None], default: float) -> float:
@@ -94,6 +92,7 @@ class ResponseWriter:
         self._clock = clock
         self._comparer = comparer
         self._journal = journal
+        self.usage_log = UsageLog()
 
     def lifetime(self, request: ApiRequest, directives: ResponseDirectives = ResponseDirectives()) -> float:
         """Return the TTL in seconds: of the request, else of its rule, else of the upstream's `max-age`, else of the settings.
@@ -204,12 +203,14 @@ class ResponseRecorder:
             request = self._exchange.api_request
             body = await response.reader.result() if response.status == 200 else None
             if body is not None:
-                response.facts.usage = request.api.prompt_and_completion_tokens(body)
+                response.facts.usage = self._reported_usage(response.facts, body)
                 response.facts.answer_digests = answer_digests(body)
                 if request.control.rule.repair_history:
                     await asyncio.to_thread(self._writer.history.remember, request, body)
             self._complete_facts(response.facts, body)
             if body is None or not self._may_store or response.must_not_store:
+                return None
+            if forbids_storing(response.headers, self._exchange.cache_key.headers):
                 return None
             directives = read_response_directives(response.headers)
             return await self._writer.start_write(self._exchange, response.facts, body, directives)
@@ -217,6 +218,11 @@ class ResponseRecorder:
             # A failure to store a response must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)
             return None
+
+    def _reported_usage(self, facts: ResponseFacts, body: JsonObject) -> tuple[int, int] | None:
+        url = facts.served_by.url if facts.served_by is not None else "the backend"
+        is_possible = self._writer.usage_log.check(body, url)
+        return self._exchange.api_request.api.prompt_and_completion_tokens(body) if is_possible else None
 
     def _complete_facts(self, facts: ResponseFacts, body: JsonObject | None) -> None:
         if body is not None:

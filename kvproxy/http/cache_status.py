@@ -9,12 +9,13 @@ from kvproxy.index.search.lookup_result import Candidate
 CACHE = "kvproxy"
 BYPASS = ("cache-status", f"{CACHE}; fwd=bypass")
 """The header for requests that were forwarded without parsing."""
+_MAX_INTEGER = 10**15 - 1  # Of a structured field (RFC 8941, section 3.3.1).
 
 
 def cache_headers(exchange: Exchange) -> list[tuple[str, str]]:
     hit = exchange.hit
     if hit is not None:
-        return [("cache-status", _format_hit(hit)), ("age", str(int(hit.age)))]
+        return [("cache-status", _format_hit(hit)), ("age", str(max(0, _integer(hit.age))))]
     return [("cache-status", _format_forward(exchange))]
 
 
@@ -22,8 +23,12 @@ def _format_hit(hit: CacheHit) -> str:
     detail = "exact" if hit.match is None else _format_scores(hit.match)
     if hit.stale is not None:
         detail += f" {hit.stale}"
-    ttl = math.floor(hit.ttl) if hit.stale else int(hit.ttl)
+    ttl = _integer(math.floor(hit.ttl) if hit.stale else hit.ttl)
     return f'{CACHE}; hit; ttl={ttl}; detail="{detail}"; key="{hit.id}"'
+
+
+def _integer(value: float) -> int:
+    return int(max(-_MAX_INTEGER, min(value, _MAX_INTEGER)))
 
 
 def _format_scores(match: Candidate) -> str:
@@ -45,7 +50,7 @@ def _format_forward(exchange: Exchange) -> str:
     if exchange.was_collapsed:
         parts.append("collapsed")
     if exchange.requested_ttl is not None and exchange.status == 200:
-        parts.append(f"ttl={int(exchange.requested_ttl)}")
+        parts.append(f"ttl={_integer(exchange.requested_ttl)}")
     details = [_format_prefix(facts.prefix)] if facts.prefix is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
     if details:

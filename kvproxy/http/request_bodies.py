@@ -127,7 +127,8 @@ async def read_api_request(
         given = body
         body, control = apply_litellm_switches(given, control)
         raw = raw if body is given else dumps(body)
-    return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query_of(request), control)
+    query, users = query_of(request), settings.access.tenant_headers
+    return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query, control, users)
 
 
 def _parse_and_check(raw: bytes, api: Api, check_fields: bool) -> JsonObject:

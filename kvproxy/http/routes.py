@@ -268,7 +268,7 @@ async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequest
         return None
     length = request.headers.get("content-length", "")
     announced = int(length[:15]) if length.isdecimal() else 0
-    charge = UnparsedRequestCharge(account, announced if body is None else len(body))
+    charge = UnparsedRequestCharge(account, announced if body is None else len(body), services(request).usage_log)
     await charge.reserve()
     return charge
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
+from kvproxy.apis.reported_usage import UsageLog
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import KvproxyError, SettingsError
@@ -70,6 +71,7 @@ class Services:
         self.shared = shared
         reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.on_finish, log_access
         self.finish = partial(finish, reports)
+        self.usage_log = UsageLog()
         self.quotas = Quotas(metrics.count_client_tokens, shared)
         self.bodies = BodyBudget(settings.limits)
         self.rules = Rules(settings)

@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kvproxy.apis.json import as_token_count
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.exchange import Layer as ExchangeLayer
 from kvproxy.journal.reasons import decisive_neighbour, reason_of
@@ -90,10 +91,11 @@ def record_of(exchange: Exchange) -> Record:
         score=None if near is None else near.score,
         error=None if near is None else near.error,
         guard=None if near is None else near.guard,
-        prompt_tokens=facts.prompt_tokens if hit is None else hit.prompt_tokens,
+        # Entries of an import have any numbers.
+        prompt_tokens=as_token_count(facts.prompt_tokens if hit is None else hit.prompt_tokens),
         predicted_tokens=None if upstream is None else upstream.predicted_tokens,
         reused_tokens=None if prefix is None else prefix.cached_tokens,
-        completion_tokens=facts.completion_tokens if hit is None else hit.completion_tokens,
+        completion_tokens=as_token_count(facts.completion_tokens if hit is None else hit.completion_tokens),
         exact_ms=_milliseconds(start, exchange.exact_done),
         semantic_ms=_milliseconds(exchange.exact_done, exchange.semantic_done),
         backend_ms=_milliseconds(exchange.semantic_done or exchange.exact_done or start, exchange.backend_started),

@@ -42,6 +42,9 @@ class ClientSettings(Section):
     tokens_per_minute: int | None = Field(None, ge=1, description="Maximum computed tokens per minute.")
     concurrent_requests: int | None = Field(None, ge=1, description="Maximum requests in flight.")
     stored_bytes: Bytes | None = Field(None, ge=0, description="Maximum size of its stored responses.")
+    counts_since: float | None = Field(
+        None, description="Start of its counts in seconds since the epoch; `kvproxy keys reset` sets it."
+    )
 
     def accepts(self, digest: str, now: float) -> bool:
         if digest == self.previous_key_sha256:

@@ -1,10 +1,8 @@
 import asyncio
 from collections.abc import Mapping
 
-import orjson
-
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import Json, JsonMap, JsonObject, loads
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, loads
 from kvproxy.apis.request_directives import HEADER_PREFIX
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
@@ -55,7 +53,7 @@ class UpstreamClient:
         `seconds` limits the time until the whole response. A `queued` call waits its turn among clients' requests (see
         `forward`). Raises Overloaded or UpstreamError.
         """
-        content = b"" if body is None else orjson.dumps(body)
+        content = b"" if body is None else dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})
         try:
             async with asyncio.timeout(seconds):

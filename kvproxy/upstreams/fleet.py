@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING
 
-import orjson
-
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
-from kvproxy.apis.json import JsonObject, field
+from kvproxy.apis.json import JsonObject, dumps, field
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes
@@ -199,12 +197,12 @@ def affinity_key(request: ApiRequest) -> bytes:
     for name in (session_name(request), body.get("prompt_cache_key"), field(body.get("metadata"), "user_id")):
         if isinstance(name, str) and name:
             return _digest(request, b"session", name.encode("utf-8", "replace"))
-    context = orjson.dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
+    context = dumps([body[name] for name in _CONTEXT_FIELDS if name in body])
     turns = next((body[name] for name in _TURN_FIELDS if isinstance(body.get(name), list)), None)
     if isinstance(turns, list):
         first = next((place for place, turn in enumerate(turns) if field(turn, "role") == "user"), len(turns))
-        return _digest(request, context, orjson.dumps(turns[: first + 1]))
-    text = orjson.dumps(body.get("prompt", body.get("input")))
+        return _digest(request, context, dumps(turns[: first + 1]))
+    text = dumps(body.get("prompt", body.get("input")))
     return _digest(request, b"text", (context + text)[:_PREFIX_BYTES])
 
 

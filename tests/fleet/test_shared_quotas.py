@@ -1,16 +1,22 @@
 """A client has one quota on all proxies, also after a restart and without the database."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from kvproxy.client_keys import key_digest
+from kvproxy.client_keys import add_client, key_digest, remove_client, reset_counts
+from kvproxy.index.errors import InvalidValue
+from kvproxy.index.store import open_postgres
+from kvproxy.journal.journal import StoredJournal
+from kvproxy.shared_state import MAX_BUSY_SECONDS, SharedState
 from tests.commands.run import ROOT
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.nginx_server import needs_nginx, run_nginx
@@ -19,6 +25,7 @@ from tests.polling import until
 from tests.ports import free_port
 from tests.postgres_server import PostgresServer, empty, run_postgres
 from tests.processes import answers
+from tests.servers import until_stored
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -135,3 +142,66 @@ def test_requests_end_within_their_timeout_if_the_database_hangs(server: Postgre
         with server.stopped():
             assert set(threads.map(ask, [proxy] * 4)) <= {200, 504}
         until(lambda: "; hit" in proxy.ask("key").headers["cache-status"])
+
+
+def test_a_debt_is_bounded_and_ends_with_its_client_or_by_a_reset(empty_postgres: str, tmp_path: Path) -> None:
+    with (
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, empty_postgres, upstream, count=1) as (proxy,),
+    ):
+        services = proxy.services
+        settings = services.settings
+
+        def overdraw(key: str) -> None:
+            until(lambda: services.clients.requires_key and services.clients.identify([("x-api-key", key)]) is not None)
+            found = services.clients.identify([("x-api-key", key)])
+            assert found is not None
+            assert services.shared is not None
+            asyncio.run(services.shared.take_units("bob", "tokens", 1e12, into_debt=True))
+            assert services.quotas.get(found).tokens is not None
+            refused = proxy.ask(key, "over")
+            assert refused.status_code == 429
+            assert 3600 <= int(refused.headers["retry-after"]) <= 3720
+
+        key = add_client(settings, "bob", tokens_per_minute=1000)
+        overdraw(key)
+        reset_counts(settings, "bob")
+        until(lambda: proxy.ask(key, "after the reset").status_code == 200)
+        overdraw(key)
+        remove_client(settings, "bob")
+        until(lambda: proxy.ask(key, "removed").status_code == 401)
+        key = add_client(settings, "bob", tokens_per_minute=1000)
+        until(lambda: proxy.ask(key, "another key").status_code == 200)
+
+
+def test_a_quota_far_in_the_future_is_repaired_at_the_start(empty_postgres: str) -> None:
+    with closing(open_postgres(empty_postgres)) as database:
+        shared = SharedState(database)
+        asyncio.run(shared.take_units("bob", "tokens", 1.0, into_debt=True))
+        database.query("update quotas set full_at = 1e300")
+        again = SharedState(database)
+        _, seconds = asyncio.run(again.take_units("bob", "tokens", 1.0, into_debt=False))
+        assert 3600 <= seconds <= MAX_BUSY_SECONDS
+
+
+def test_totals_beyond_64_bits_lose_no_record_and_are_no_outage(empty_postgres: str, tmp_path: Path) -> None:
+    """An entry of an earlier version may have any number of tokens."""
+    with (
+        run_plain_upstream() as upstream,
+        run_proxies(tmp_path, empty_postgres, upstream, count=1) as (proxy,),
+    ):
+        services = proxy.services
+        assert proxy.ask("", "counted").status_code == 200
+        until_stored(services)
+        store = services.answerer.store
+        store.database.query(f"update responses set prompt_tokens = {2**53 - 1}, hits = {2**53}")
+        assert proxy.ask("", "counted").status_code == 200
+        assert store.stats()["prompt_tokens_saved"] > 2**63
+        assert next(iter(store.usage("tenant"))).hits >= 2**53
+        assert store.database.health.failure is None
+        with pytest.raises(InvalidValue):
+            store.database.query("select 9223372036854775807::bigint + 1")
+        assert store.database.health.failure is None
+        assert isinstance(services.answerer.journal, StoredJournal)
+        hit, _ = services.answerer.journal.latest(2)
+        assert (hit.layer, hit.prompt_tokens, services.answerer.journal.lost) == ("exact", None, 0)

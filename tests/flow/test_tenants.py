@@ -1,7 +1,9 @@
 """Tenants are isolated: prompts, priorities, errors, and cookies, also with a shared cache."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from kvproxy.backends.embedded import EmbeddedBackend
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
+from tests.polling import until
 from tests.requests import api_request
-from tests.servers import run_front, run_proxy, run_upstream
+from tests.servers import run_front, run_proxy, run_upstream, until_stored
 from tests.statuses import makes_entry
 
 SYSTEM = "You are the agent of a company whose secrets nobody may guess. " * 8
@@ -69,7 +72,10 @@ def varying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dic
         ({"cache-control": 'private="set-cookie"'}, False),
         ({"vary": "*"}, False),
         ({"vary": "Accept-Encoding, X-Region"}, False),
-        ({"vary": "X-Absent"}, True),
+        ({"vary": "X-Absent"}, False),
+        ({"vary": "Accept-Language"}, False),
+        ({"vary": "User-Agent"}, False),
+        ({"vary": "Cookie, , OpenAI-Organization,anthropic-version"}, True),
         ({"vary": "Origin, Accept-Encoding, Authorization"}, True),
         ({"cache-control": "no-cache"}, True),
         ({}, True),
@@ -86,6 +92,60 @@ def test_an_upstream_may_forbid_storing(varying: tuple[str, dict[str, str]], sen
     assert {name: first.headers[name] for name in sent} == sent
     again = httpx.post(f"{url}/v1/chat/completions", json=body, headers=asked)
     assert ("hit" in again.headers["cache-status"]) == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"cache": {"semantic": False, "shared": True}}, "authorization"),
+        ({"cache": {"semantic": False, "shared": True}}, "cookie"),
+        ({"cache": {"semantic": False, "shared": True}}, "x-api-key"),
+        ({"access": {"tenant_headers": ["x-user"]}, "cache": {"semantic": False}}, "authorization"),
+    ],
+)
+def test_a_header_outside_of_the_key_varies_the_response(tmp_path: Path, settings: dict[str, Any], name: str) -> None:
+    async def answer(request: Request) -> Response:
+        message = {"role": "assistant", "content": f"secret for {request.headers.get(name)}"}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return JSONResponse(WHOLE | {"choices": choices}, headers={"vary": name.title()})
+
+    with (
+        run_upstream(answer) as upstream,
+        run_proxy(load_settings(data=tmp_path, upstream=upstream, **settings)) as found,
+    ):
+        proxy, services = found
+        for value in (None, "Bearer AAA", "Bearer BBB"):
+            headers = {} if value is None else {name: value}
+            response = httpx.post(f"{proxy}/v1/chat/completions", json=BODY, headers=headers)
+            assert response.json()["choices"][0]["message"]["content"] == f"secret for {value}"
+        until_stored(services)
+        assert services.answerer.store.count() == 0
+
+
+def test_requests_in_other_languages_share_no_response_in_flight(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    async def answer(request: Request) -> Response:
+        await asyncio.to_thread(gate.wait)
+        message = {"role": "assistant", "content": request.headers["accept-language"]}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return JSONResponse(WHOLE | {"choices": choices}, headers={"vary": "accept-language"})
+
+    def ask(language: str) -> str:
+        headers = {"accept-language": language}
+        response = httpx.post(f"{proxy}/v1/chat/completions", json=BODY, headers=headers, timeout=60)
+        found: str = response.json()["choices"][0]["message"]["content"]
+        return found
+
+    with (
+        run_upstream(answer) as upstream,
+        run_front(tmp_path, upstream) as (proxy, services),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        answers = [threads.submit(ask, language) for language in ("de", "fr")]
+        until(lambda: len(services.answerer.shared_requests) == 2)
+        gate.set()
+        assert [each.result() for each in answers] == ["de", "fr"]
 
 
 def test_a_priority_applies_within_the_tenant(demo: tuple[str, Services]) -> None:

@@ -23,6 +23,7 @@ from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
 from kvproxy.quotas import Account, Quotas, TokenBucket
 from kvproxy.settings.access import ClientSettings
+from kvproxy.shared_state import MAX_DEBT_MINUTES
 from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until
 from tests.requests import chat
@@ -294,7 +295,7 @@ def test_a_bucket_against_its_definition(per_minute: int, steps: list[tuple[floa
         wait = bucket.seconds_until_available(units)
         assert (wait == 0) == (level >= units) or wait < 1e-6
         bucket.take(units)
-        level = min(per_minute, level - units)
+        level = min(per_minute, max(-MAX_DEBT_MINUTES * per_minute, level - units))
         told = bucket.headers("tokens")
         assert 0 <= int(told["x-ratelimit-remaining-tokens"]) <= per_minute
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from kvproxy.index.errors import CacheStoreError, StoreDamaged, first_line
+from kvproxy.index.errors import CacheStoreError, InvalidValue, StoreDamaged, first_line
 from kvproxy.index.store.database import Row, StoreHealth, Transaction, list_parameter
 from kvproxy.index.store.postgres.schema import create_schema
 
@@ -75,6 +75,10 @@ class PostgresDatabase:
                 yield connection
             self._failed = None
         except (psycopg.Error, PoolTimeout) as error:
+            if isinstance(error, psycopg.DataError):
+                raise InvalidValue(
+                    f"the store {self.name} cannot compute or store a value: {first_line(error)}"
+                ) from error
             message = f"the store {self.name} failed ({first_line(error)}): check the server, and kvproxy doctor"
             if isinstance(error, psycopg.OperationalError | PoolTimeout):
                 self._failed = (time.monotonic() + _RETRY_DELAY, message)

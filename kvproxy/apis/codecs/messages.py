@@ -1,12 +1,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import orjson
-
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
-from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, field, loads, objects, text_of
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, dumps, field, loads, objects, text_of
 from kvproxy.apis.messages import encode_typed_event
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
@@ -152,5 +150,5 @@ def _decode_turns(message: JsonObject) -> Iterator[JsonObject]:
 
 
 def _decode_call(block: JsonObject) -> JsonObject:
-    arguments = orjson.dumps(block.get("input") or {}).decode()
+    arguments = dumps(block.get("input") or {}).decode()
     return {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}

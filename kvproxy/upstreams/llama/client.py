@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import orjson
-
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects
 from kvproxy.errors import UpstreamError, UpstreamUnreachable
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -68,7 +66,7 @@ class LlamaClient:
         meta = field(next(iter(objects(field(models, "data"))), None), "meta")
         parts = [field(props, name) for name in ("model_path", "model_alias", "model_ftype", "build_info")]
         parts += [field(meta, name) for name in ("n_vocab", "n_embd", "n_params", "size", "n_ctx_train")]
-        return hashlib.sha256(orjson.dumps(parts)).hexdigest(), props
+        return hashlib.sha256(dumps(parts)).hexdigest(), props
 
     async def slots(self) -> list[SlotState]:
         status, data = await self._call("GET", "/slots")

@@ -69,10 +69,28 @@ def test_an_export_preserves_large_numbers_and_deep_nesting(open_file: MakeStore
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "stored"),
+    [
+        ("expires", 1e300, 2**40),
+        ("created", -(10**30), -(2**40)),
+        ("stale_if_error", 10**30, 2**40),
+        ("last_hit", 1e300, 2**40),
+        ("hits", 2**63, 2**40),
+        ("hits", -1, 0),
+        ("prompt_tokens", 10**30, 2**40),
+        ("completion_tokens", -5, 0),
+    ],
+)
+def test_an_impossible_number_is_bounded_and_keeps_no_other_entry_away(name: str, value: float, stored: float) -> None:
+    """An upstream can send `max-age=1e300`, and any `usage`."""
+    lines = make_entry().export_line() + json.dumps(make_entry("other").document() | {name: value}).encode()
+    _, other = read_lines(lines)
+    assert getattr(other, name) == stored
+
+
+@pytest.mark.parametrize(
     "changed",
     [
-        {"hits": 2**63},
-        {"prompt_tokens": 10**30},
         {"created": float("inf")},
         {"expires": float("nan")},
         {"id": "\ud800"},

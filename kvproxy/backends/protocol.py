@@ -99,12 +99,6 @@ class RelayedResponse:
             raise
         self.chunks = _prepend(first, chunks)
 
-    async def body(self) -> bytes:
-        try:
-            return b"".join([chunk async for chunk in self.chunks])
-        finally:
-            await self.close()
-
 
 async def _prepend(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     if first:

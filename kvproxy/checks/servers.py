@@ -3,10 +3,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError
+from kvproxy.limited_fetch import fetch
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
     from httpx import Response
 
     from kvproxy.settings import Settings, UpstreamServer
@@ -88,18 +87,13 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
     return answers
 
 
-def tls_context(url: str) -> "SSLContext | bool":
-    """Return the argument `verify` of httpx. Plain HTTP needs no certificates, which are slow to load."""
-    import ssl
-
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.lower().startswith("http://") else True
-
-
 def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
     import httpx
 
     try:
-        return httpx.get(url, timeout=seconds, headers=headers, verify=tls_context(url))
+        return fetch(url, seconds, headers)
+    except httpx.DecodingError as error:
+        raise KvproxyError(f"{url}: {error}") from None
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
 

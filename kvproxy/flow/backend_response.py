@@ -116,18 +116,23 @@ def forbids_storing(headers: Headers, keyed: Set[str]) -> bool:
     return not varying - {""} <= _CHANGE_NO_CONTENT | keyed
 
 
-async def fetch_response(backend: Backend, request: ApiRequest, max_bytes: int) -> JsonObject | None:
-    """Send a request of the proxy itself, and return the response. Raises a KvproxyError.
+async def fetch_response(backend: Backend, request: ApiRequest, *, max_bytes: int, seconds: float) -> JsonObject | None:
+    """Send a request of the proxy itself, and return the response. Raises a KvproxyError, or TimeoutError.
 
     Return None if the response is unsuccessful, invalid, incomplete, or larger than `max_bytes` bytes.
     """
-    response = open_response(request, await backend.send(request), max_bytes)
-    try:
-        async for chunk in response.chunks:
-            response.reader.push(chunk)
-        return await response.reader.result() if response.status == 200 else None
-    finally:
-        await response.close()
+    async with asyncio.timeout(seconds):
+        response = open_response(request, await backend.send(request), max_bytes)
+        size = 0
+        try:
+            async for chunk in response.chunks:
+                size += len(chunk)
+                if size > max_bytes:
+                    return None
+                response.reader.push(chunk)
+            return await response.reader.result() if response.status == 200 else None
+        finally:
+            await response.close()
 
 
 def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_bytes: int) -> BackendResponse:

@@ -27,6 +27,7 @@ _INSTRUCTION = (
 _PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
 _MAX_TOKENS = 200
 _MAX_BYTES = 2**20
+_SECONDS = 300.0
 _MAX_QUEUED = 64
 _log = logging.getLogger("kvproxy")
 
@@ -37,8 +38,8 @@ async def judge_with_model(
     """Ask the request's model whether two answers are equivalent; return None if it fails or gives no verdict."""
     prompt = f"Question:\n{question}\n\nFirst answer:\n{cached}\n\nSecond answer:\n{fresh}\n\nSAME or DIFFERENT?"
     try:
-        whole = await fetch_response(backend, _judge_request(request, prompt), _MAX_BYTES)
-    except KvproxyError:
+        whole = await fetch_response(backend, _judge_request(request, prompt), max_bytes=_MAX_BYTES, seconds=_SECONDS)
+    except (KvproxyError, TimeoutError):
         return None
     text = (answer_text(dumps(whole), request.api.name) if whole is not None else None) or ""
     words = re.findall(r"\b(SAME|DIFFERENT)\b", text.upper())

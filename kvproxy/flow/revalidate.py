@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import as_object, loads
-from kvproxy.errors import KvproxyError
+from kvproxy.errors import KvproxyError, UpstreamProtocolError, UpstreamTimeout
 from kvproxy.exchange import CacheKey, Exchange, Layer
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.finish import record_failure
@@ -16,6 +16,7 @@ from kvproxy.flow.single_flight import SharedRequest, cancel_tasks
 from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
 
 _MAX_IN_FLIGHT = 64
+_MAX_SECONDS, _MAX_BYTES = 600.0, 64 * 2**20
 _RETRY_SECONDS = 1.0  # Between a failed revalidation and the next revalidation of the same response.
 _REQUEST_ID_PREFIX = "renewal-"
 _log = logging.getLogger("kvproxy")
@@ -46,8 +47,7 @@ class BackgroundRequests:
         """
         shared, joined = self.join(exchange)
         try:
-            async for _ in shared.chunks():
-                pass
+            await _read_to_end(shared)
             return shared.response
         except BaseException as error:
             record_failure(exchange, error)
@@ -58,6 +58,18 @@ class BackgroundRequests:
             exchange.layer, exchange.first_byte = layer, exchange.backend_started
             if not joined:
                 self.finish(exchange)
+
+
+async def _read_to_end(shared: SharedRequest) -> None:
+    size = 0
+    try:
+        async with asyncio.timeout(_MAX_SECONDS):
+            async for chunk in shared.chunks():
+                size += len(chunk)
+                if size > _MAX_BYTES:
+                    raise UpstreamProtocolError(f"the response to a background request has over {_MAX_BYTES:,} bytes")
+    except TimeoutError:
+        raise UpstreamTimeout(f"the response to a background request did not end within {_MAX_SECONDS:g} s") from None
 
 
 class Revalidator:

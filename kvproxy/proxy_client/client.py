@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from kvproxy.checks.servers import ADMIN_TOKEN_HEADER, tls_context
+from kvproxy.checks.servers import ADMIN_TOKEN_HEADER
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
+from kvproxy.limited_fetch import tls_context
 
 if TYPE_CHECKING:
     from httpx import Response

@@ -16,8 +16,8 @@ import httpx
 
 from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
-from kvproxy.checks.servers import tls_context
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
+from kvproxy.limited_fetch import tls_context
 from kvproxy.offline.request_log import LineError, read_log
 from kvproxy.proxy_client.cache import RemoteCache
 from kvproxy.proxy_client.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error

@@ -1,6 +1,9 @@
 """Sends spans and metrics of finished exchanges by OTLP over HTTP."""
 
+import logging
+import time
 from collections.abc import Sequence
+from threading import Thread
 from typing import TypeAlias
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -28,9 +31,12 @@ from kvproxy.apis.json import Json
 from kvproxy.exchange import Exchange
 from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
 from kvproxy.settings.telemetry import TelemetrySettings
+from kvproxy.telemetry.collector_session import CollectorSession
 from kvproxy.trace_context import Trace
 
 _TIMEOUT_SECONDS = 5.0
+_CLOSE_SECONDS = 3.0
+_log = logging.getLogger("kvproxy")
 _SECONDS = (0.001, 0.0025, 0.005, *(0.01 * 2**power for power in range(14)))
 _TOKENS = tuple(float(4**power) for power in range(14))
 Value: TypeAlias = str | int | float | bool
@@ -133,13 +139,13 @@ class Exporter:
         resource = Resource.create({"service.name": settings.service, "service.version": __version__})
         self._ids = _PresetIds()
         self._spans = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
-        sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_TIMEOUT_SECONDS)
+        sender = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_TIMEOUT_SECONDS, session=CollectorSession())
         self._spans.add_span_processor(
             BatchSpanProcessor(sender, schedule_delay_millis=settings.interval * 1000, export_timeout_millis=5000)
         )
         self._tracer = self._spans.get_tracer("kvproxy", __version__)
         reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(f"{endpoint}/v1/metrics", timeout=_TIMEOUT_SECONDS),
+            OTLPMetricExporter(f"{endpoint}/v1/metrics", timeout=_TIMEOUT_SECONDS, session=CollectorSession()),
             export_interval_millis=settings.interval * 1000,
         )
         self._metrics = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
@@ -224,5 +230,16 @@ class Exporter:
             self._reused.add(record.reused_tokens, attributes)
 
     def close(self) -> None:
-        self._spans.shutdown()
-        self._metrics.shutdown(_TIMEOUT_SECONDS * 1000)
+        """Send what is queued, for at most three seconds."""
+        # The SDK would wait for each batch in turn. Its threads and these do not keep the process alive.
+        stops = [
+            Thread(target=self._spans.shutdown, daemon=True),
+            Thread(target=self._metrics.shutdown, args=(_CLOSE_SECONDS * 1000,), daemon=True),
+        ]
+        end = time.monotonic() + _CLOSE_SECONDS
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join(max(0.0, end - time.monotonic()))
+        if any(stop.is_alive() for stop in stops):
+            _log.warning("the collector did not accept the last spans and metrics within %g s", _CLOSE_SECONDS)

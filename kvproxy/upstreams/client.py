@@ -1,17 +1,21 @@
 import asyncio
 from collections.abc import Mapping
 
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, loads
 from kvproxy.apis.request_directives import HEADER_PREFIX
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
-from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from kvproxy.settings import UpstreamServer, UpstreamSettings
 from kvproxy.settings.limits import LimitSettings
 from kvproxy.upstreams.connection_pool import ConnectionPool, end_to_end_headers
 
 _PROBE_CONNECTIONS = 8
+_MODELS_SECONDS = 5.0
+_MAX_CALL_BYTES = 8 * 2**20
+# A token of one byte may become a number and a separator.
+_RESPONSE_RATIO = 16
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 
 
@@ -33,7 +37,7 @@ class UpstreamClient:
         await self._connections.close()
 
     async def models(self) -> JsonObject:
-        _, models = await self.call_json("GET", "/v1/models")
+        _, models = await self.call_json("GET", "/v1/models", seconds=_MODELS_SECONDS)
         if not isinstance(models, dict):
             raise UpstreamUnreachable(f"the response of {self.url}/v1/models is not a JSON object")
         return models
@@ -45,27 +49,60 @@ class UpstreamClient:
         body: JsonMap | None = None,
         headers: Mapping[str, str] | None = None,
         *,
-        seconds: float | None = None,
+        seconds: float,
         queued: bool = True,
     ) -> tuple[int, Json]:
-        """Send a JSON object, and return the status and the parsed response, which is None if it is not JSON.
-
-        `seconds` limits the time until the whole response. A `queued` call waits its turn among clients' requests (see
-        `forward`). Raises Overloaded or UpstreamError.
-        """
+        """Call with a JSON object, and parse the response, which is None if it is not JSON; see `call`."""
         content = b"" if body is None else dumps(body)
         sent = ({"content-type": "application/json"} if content else {}) | dict(headers or {})
+        status, data = await self.call(method, path, content, sent, seconds=seconds, queued=queued)
+        try:
+            return status, await in_thread_if_large(len(data), lambda: loads(data))
+        except ValueError:
+            return status, None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        seconds: float,
+        queued: bool = False,
+    ) -> tuple[int, bytes]:
+        """Send a request of the proxy itself, and return the status and the whole response.
+
+        `seconds` limits the time until the end of the response. Its size is limited to 8 MiB, and 16 times the size of the
+        request. A `queued` call waits its turn among clients' requests (see `forward`). Raises Overloaded or UpstreamError.
+        """
+        limit = _MAX_CALL_BYTES + _RESPONSE_RATIO * len(body)
+        sent = {"accept-encoding": "identity", **(headers or {})}
+        url = self.url + path.partition("?")[0]
+        data = bytearray()
         try:
             async with asyncio.timeout(seconds):
-                reply = await (self.forward if queued else self.send_unqueued)(method, path, sent, content)
-                data = await reply.body()
+                reply = await (self.forward if queued else self.send_unqueued)(method, path, sent, body)
+                try:
+                    async for chunk in reply.chunks:
+                        data += chunk
+                        if len(data) > limit:
+                            raise UpstreamProtocolError(f"{url} sent more than {limit:,} bytes")
+                finally:
+                    await reply.close()
         except TimeoutError:
-            where = self.url + path.partition("?")[0]
-            raise UpstreamTimeout(f"{where} did not respond within {seconds:g} s") from None
+            raise UpstreamTimeout(f"{url} did not respond within {seconds:g} s") from None
+        return reply.status, bytes(data)
+
+    async def probe(self, path: str, *, seconds: float) -> int:
+        """Send a GET request without the queue, and return the status without reading the body. Raises UpstreamError."""
         try:
-            return reply.status, loads(data)
-        except ValueError:
-            return reply.status, None
+            async with asyncio.timeout(seconds):
+                reply = await self.send_unqueued("GET", path, {})
+                await reply.close()
+        except TimeoutError:
+            raise UpstreamTimeout(f"{path} did not respond within {seconds:g} s") from None
+        return reply.status
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
         path = request.api.path + (f"?{request.query}" if request.query else "")

@@ -119,11 +119,10 @@ class FleetEngine:
     async def monitor(self) -> None:
         if time.monotonic() >= self._next_metrics:
             try:
-                async with asyncio.timeout(self._metrics_timeout):
-                    reply = await self.client.send_unqueued("GET", "/metrics", {"accept-encoding": "identity"})
-                    page = (await reply.body()).decode("utf-8", "replace")
-                found = await asyncio.to_thread(read_metrics, page) if reply.status == 200 else None
-            except (TimeoutError, KvproxyError):
+                status, page = await self.client.call("GET", "/metrics", seconds=self._metrics_timeout)
+                text = page.decode("utf-8", "replace")
+                found = await asyncio.to_thread(read_metrics, text) if status == 200 else None
+            except KvproxyError:
                 pass  # Keep the last metrics; their age is shown.
             except ValueError:
                 self._next_metrics = time.monotonic() + _METRICS_RETRY_SECONDS

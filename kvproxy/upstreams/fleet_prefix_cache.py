@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_TEXTS = 50  # Each chain's text may require a request to the engine.
 _TOKENIZE_SECONDS = 5.0
+_RESET_SECONDS = 60.0
 _RESET_PATHS = ("/reset_prefix_cache", "/flush_cache")  # vLLM's development mode, and SGLang.
 
 
@@ -201,7 +202,7 @@ async def reset_engine(engine: FleetEngine) -> EngineResetResult:
     resets = engine.mirror.num_resets() if engine.mirror is not None else []
     for path in _RESET_PATHS:
         try:
-            status, reply = await engine.client.call_json("POST", path)
+            status, reply = await engine.client.call_json("POST", path, seconds=_RESET_SECONDS)
         except KvproxyError as error:
             return EngineResetResult(engine.url, False, error.message)
         if status in (404, 405):

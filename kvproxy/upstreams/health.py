@@ -1,4 +1,3 @@
-import asyncio
 import logging
 
 from kvproxy.errors import KvproxyError
@@ -56,15 +55,11 @@ class Health:
     async def probe(self) -> None:
         """Request `/health`. A status below 500 is a success, because some servers lack the route."""
         try:
-            async with asyncio.timeout(self._timeout):
-                reply = await self._client.send_unqueued("GET", "/health", {})
-                await reply.close()
-        except TimeoutError:
-            failure: str | None = f"/health did not respond within {self._timeout:g} s"
+            status = await self._client.probe("/health", seconds=self._timeout)
         except KvproxyError as error:
-            failure = error.message
+            failure: str | None = error.message
         else:
-            failure = None if reply.status < 500 else f"/health answered {reply.status}"
+            failure = None if status < 500 else f"/health answered {status}"
         if failure is None:
             self.record_success()
             if self._outage_logged:

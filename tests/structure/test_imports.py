@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index errors units charts generation trace_context upstreams.routing:
+index errors units charts generation limited_fetch trace_context upstreams.routing:
 provider_cache_policy: settings
 # The library's names are imported at their first use.
 kvproxy: blocks commands index library offline.simulate settings
@@ -33,7 +33,7 @@ rules: apis errors flow index settings
 encryption: errors optional_packages settings
 pattern_redaction: errors index settings
 settings: errors units
-checks: blocks demo encryption engine errors hugging_face_hub index settings tiers units
+checks: blocks demo encryption engine errors hugging_face_hub index limited_fetch settings tiers units
 blocks: errors
 demo: errors
 engine: blocks demo encryption errors generation optional_packages settings tiers
@@ -53,7 +53,7 @@ upstreams: apis backends.admission backends.prefix_cache backends.protocol block
     generation index mirror optional_packages settings tiers upstreams.routing
 backends: apis backends.admission backends.prefix_cache backends.protocol blocks encryption engine errors generation
     settings tiers upstreams
-offline.simulate: blocks charts errors upstreams.routing
+offline.simulate: blocks charts errors limited_fetch upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate rules
     provider_cache_policy open_response_cache settings upstreams
@@ -63,7 +63,8 @@ http: apis backends backends.prefix_cache backends.protocol blocks client_keys d
     open_response_cache rules settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks data_folder errors flow index journal offline pattern_redaction settings shared_state units
+proxy_client: apis checks data_folder errors flow index journal limited_fetch offline pattern_redaction settings
+    shared_state units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
     proxy_client
     settings units upstreams
@@ -226,8 +227,10 @@ def test_the_http_side_is_typed() -> None:
 
 # Not imported by kvproxy: uvicorn uses uvloop.
 INDIRECT = {"uvloop"}
-# Installed by torch (for a GPU), by the extra `pool` of psycopg, and in the namespace of protobuf.
-TRANSITIVE = {"triton": "torch", "psycopg-pool": "psycopg", "googleapis-common-protos": "protobuf"}
+# Installed by torch (for a GPU), by the extra `pool` of psycopg, in the namespace of protobuf, and by the exporter.
+TRANSITIVE = {"triton": "torch", "psycopg-pool": "psycopg", "googleapis-common-protos": "protobuf"} | {
+    "requests": "opentelemetry-exporter-otlp-proto-http"
+}
 # Distributions that share one module.
 TELEMETRY = "opentelemetry-"
 

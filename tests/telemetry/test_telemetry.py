@@ -1,5 +1,8 @@
 """Trace contexts, and spans and metrics as a collector receives them from proxies."""
 
+import resource
+import socket
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +19,7 @@ from kvproxy.settings import load_settings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.telemetry.otlp_export import Exporter
 from kvproxy.trace_context import Trace
+from tests.endless_upstream import DRIP, FLOOD, SILENCE, run_endless
 from tests.plain_upstream import WHOLE
 from tests.polling import until
 from tests.requests import api_request
@@ -211,6 +215,40 @@ def test_a_collector_that_is_away_harms_nobody(upstream: tuple[str, Upstream], t
     with run_front(tmp_path, upstream[0], telemetry=telemetry) as (url, _):
         for _ in range(3):
             assert ask(url, "Is anybody there?").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [("200 OK", FLOOD), ("307 Moved", FLOOD), ("503 Busy", DRIP), ("200 OK", SILENCE)]
+)
+def test_a_collector_neither_fills_the_memory_nor_delays_the_end(status: str, body: str) -> None:
+    with run_endless(body, status) as (url, asked):
+        exporter = Exporter(TelemetrySettings(endpoint=url, interval=0.05))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        add_exchanges(exporter)
+        until(lambda: set(asked) == {"/v1/traces", "/v1/metrics"})
+        began = time.monotonic()
+        exporter.close()
+        assert time.monotonic() - began < 4.5
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150 * 1024
+    # It follows no redirect.
+    assert "/elsewhere" not in asked
+
+
+def test_a_collector_that_accepts_and_never_answers_does_not_delay_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        exporter = Exporter(TelemetrySettings(endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}", interval=0.05))
+        add_exchanges(exporter)
+        began = time.monotonic()
+        exporter.close()
+        assert time.monotonic() - began < 4.5
+
+
+def add_exchanges(exporter: Exporter) -> None:
+    """Fill several batches."""
+    for _ in range(2000):
+        exchange = Exchange("chat", "id", request=api_request({"model": "m", "messages": []}), layer="forward")
+        exchange.ended = time.perf_counter()
+        exporter.add(exchange)
 
 
 def test_the_share_of_traces_that_begin_here_is_as_set() -> None:

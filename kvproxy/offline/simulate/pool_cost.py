@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvproxy.limited_fetch import fetch
 from kvproxy.offline.simulate.trace_reader import TraceError
 
 GIB = 2**30
@@ -44,7 +45,7 @@ def kv_size(model: str) -> KVSize:
             text = path.read_text()
         else:
             url = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{model}/resolve/main/config.json"
-            text = httpx.get(url, follow_redirects=True, timeout=30).raise_for_status().text
+            text = fetch(url, 30.0, follow_redirects=True).raise_for_status().text
         config: dict[str, Any] = json.loads(text)
         return _kv_size(config.get("text_config") or config)
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:

@@ -88,7 +88,7 @@ NO_TORCH = tuple(
     )
 )
 MAX_LINES = 400
-MAX_FILES = 20
+MAX_FILES = 22
 TYPED = ("apis", "flow", "backends", "upstreams", "http")
 MAX_ANY = 40
 

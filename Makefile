@@ -31,14 +31,19 @@ CHATS ?= 1000
 SEED ?= 0
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
-.PHONY: run test pytest faults test-engines test-deploy test-wheel lint types build lock sbom docs docs-serve mutants clean
+.PHONY: run test programs pytest faults test-engines test-deploy test-fresh test-wheel lint types build lock sbom docs docs-serve mutants clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
 
 # The types are checked beside the tests, which wait for processes a part of the time.
-test: lint
+test: programs
+	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory --jobs types pytest
+
+# Before an installation of minutes: the first line names the packages to install.
+programs:
+	@$(PYTHON) tests/programs.py
 
 pytest: $(VENV)/.dev
 	KVPROXY_ENGINES= OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
@@ -48,6 +53,11 @@ test-engines: $(VENV)/.dev
 	mkdir -p "$(KVPROXY_ENGINES)"
 	for engine in $(ENGINES); do PYTHON="$(BIN)/python" tests/engines/setup/$$engine "$(KVPROXY_ENGINES)" || exit 1; done
 	KVPROXY_ENGINES="$(KVPROXY_ENGINES)" KVPROXY_CHATS=$(CHATS) KVPROXY_SEED=$(SEED) $(BIN)/python -m pytest tests/engines -rs -k "$(TESTS)"
+
+# The README's two commands in a Debian system that debootstrap makes, as root; see docs/contributing.md.
+FRESH ?=
+test-fresh:
+	tests/fresh/run $(FRESH)
 
 # What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
 # prometheus, postgresql, nginx and systemd; podman (with runc) or docker builds the image, from a base that debootstrap makes
@@ -115,8 +125,10 @@ $(VENV)/.supply: Makefile | $(VENV)/bin/python
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
+# A folder without pip, which Debian's Python leaves without its package python3-venv, must not count as made.
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvproxy needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.run: pyproject.toml constraints.txt requirements-model.lock | $(VENV)/bin/python
 	@echo "Installing kvproxy with its engine into $(VENV): about 0.4 GB of downloads, 1.4 GB on disk (CPU build of torch; 3 GB more if download.pytorch.org cannot be reached). This takes minutes."

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.polling import until
+from tests.programs import find, reason, required
 
-# Debian's package installs nginx where only root's PATH looks.
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx")
+needs_nginx = pytest.mark.skipif(find("nginx") is None, reason=reason("nginx"))
 _WORKER_EXITED = "exited with code 0"
 
 
@@ -24,7 +22,6 @@ def run_nginx(folder: Path, site: str) -> Iterator[Callable[[str], None]]:
 
     All other files of nginx are in the folder. The first requests may be refused.
     """
-    assert NGINX is not None
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
     user = "user root;\n" if os.geteuid() == 0 else ""
@@ -42,7 +39,7 @@ def run_nginx(folder: Path, site: str) -> Iterator[Callable[[str], None]]:
         until(lambda: log.read_text().count(_WORKER_EXITED) > exits)
 
     write(site)
-    process = subprocess.Popen([NGINX, "-p", str(folder), "-e", str(log), "-c", str(configuration)])
+    process = subprocess.Popen([required("nginx"), "-p", str(folder), "-e", str(log), "-c", str(configuration)])
     try:
         yield replace
     finally:

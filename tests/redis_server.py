@@ -1,16 +1,14 @@
 """A redis-server that a test may kill or stop."""
 
 import contextlib
-import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 
-import pytest
-
+from tests.polling import until
 from tests.ports import free_port
+from tests.programs import required
 
 
 class RedisServer:
@@ -22,18 +20,26 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        program = shutil.which("redis-server")
-        if program is None:
-            pytest.fail("redis-server is missing: apt-get install redis-server")
         self._process = subprocess.Popen(
-            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
+            [
+                required("redis-server"),
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ],
             stdout=subprocess.DEVNULL,
         )
-        for _ in range(500):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
-            time.sleep(0.01)
-        pytest.fail("redis-server did not start")
+        until(self._answers, interval=0.01)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=60):
+            return True
+        return False
 
     def kill(self) -> None:
         """Kill the server; its data are lost."""

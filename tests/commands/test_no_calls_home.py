@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ from tests.commands.run import NOWHERE
 from tests.plain_upstream import run_plain_upstream
 from tests.ports import free_port
 from tests.processes import serve
+from tests.programs import required
 from tests.servers import run_proxy
 
 _REMOTE = re.compile(r"(?:connect|sendto|sendmsg)\(.*sin6?_port=htons\((\d+)\)")
@@ -37,9 +37,17 @@ finally:
 
 
 def traced(trace: Path) -> list[str]:
-    if shutil.which("strace") is None:
-        pytest.skip("needs strace")
-    return ["strace", "-D", "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", str(trace)]
+    return [
+        required("strace"),
+        "-D",
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-e",
+        "trace=connect,sendto,sendmsg",
+        "-o",
+        str(trace),
+    ]
 
 
 def remote_ports(trace: Path) -> set[int]:

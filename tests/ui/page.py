@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+
+from tests.programs import required
 
 _PATIENCE = 120.0
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions")
@@ -139,19 +140,13 @@ class Page:
 def browse(width: int = 1360, height: int = 900) -> Iterator[Page]:
     """A browser, closed at the end."""
     options = Options()
-    options.binary_location = _program("chromium")
+    options.binary_location = required("chromium")
     for flag in (*_FLAGS, f"--window-size={width},{height}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(_program("chromedriver")))
+    driver = webdriver.Chrome(options=options, service=Service(required("chromedriver")))
     try:
         driver.set_script_timeout(300)
         yield Page(driver)
     finally:
         driver.quit()
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    assert found is not None, f"{name} is missing: apt-get install chromium chromium-driver"
-    return found

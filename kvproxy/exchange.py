@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
+from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.index.entry import Entry
@@ -104,6 +105,7 @@ class ResponseFacts:
         usage: numbers of prompt and completion tokens.
         answer_digests: kind and digest of each part of the answer, which identify the next turn; None for several choices.
         entry_id: the stored response; None if it is not stored.
+        not_stored: why the response is not stored; None if it is stored, if the request is not cacheable, or before its end.
     """
 
     served_by: ServingUpstream | None = None
@@ -116,6 +118,7 @@ class ResponseFacts:
     usage: tuple[int, int] | None = None
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     entry_id: str | None = None
+    not_stored: NotStored | None = None
 
     @property
     def is_engine(self) -> bool:

@@ -4,12 +4,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.apis.json import JsonMap, JsonObject, as_object, as_token_count, field, loads, objects, text_of, to_text
+from kvproxy.apis.json import (
+    JsonMap,
+    JsonObject,
+    as_object,
+    as_token_count,
+    dumps,
+    field,
+    loads,
+    objects,
+    text_of,
+    to_text,
+)
 from kvproxy.apis.key_fields import KeyFields
+from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
 ApiName = Literal["chat", "completions", "embeddings", "messages", "responses"]
+STREAM_FIELD = "kvproxy_stream"
+"""Field of a stored response with what only its stream had, such as the place of a field. Clients do not receive it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +45,29 @@ class Question:
 
 
 class Assembler:
-    """Assembles the events of a stream into the response that a request without `stream` receives."""
+    """Assembles the events of a stream into the response that a request without `stream` receives.
+
+    Attributes:
+        done: the stream has sent its final event.
+    """
 
     done = False
 
     def push(self, event: Event) -> None:
-        """Add an event. Raises ValueError if the stream failed or is invalid."""
+        """Add an event. Raises UnstorableResponse or another ValueError if the stream failed or is invalid."""
         part = as_object(loads(event.data))
         if event.name == b"error" or part.get("type") == "error" or part.get("error") is not None:
-            raise ValueError("the stream ended in an error")
+            raise UnstorableResponse(Cause.ERROR)
         if self.done:
-            raise ValueError("an event after the end of the stream")
-        self.add(part)
+            raise UnstorableResponse(Cause.INVALID, "an event after the end of the stream")
+        self.add(part, event.name)
 
-    def add(self, part: JsonObject) -> None:
+    def add(self, part: JsonObject, name: bytes) -> None:
+        """Add the data of an event and its name, which is empty for most APIs."""
         raise NotImplementedError
 
-    def result(self) -> JsonObject | None:
-        """Return the response; None before the end of the stream."""
+    def result(self) -> JsonObject:
+        """Return the response at the end of the stream. Raises UnstorableResponse or another ValueError."""
         raise NotImplementedError
 
 
@@ -81,6 +100,10 @@ class Api:
 
     def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
         """Whether the response to a request with this body is complete and successful."""
+        return self.why_not_stored(response, body) is None
+
+    def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
+        """Return why the response to a request with this body must not be stored; None for a complete, successful one."""
         raise NotImplementedError
 
     def output_text(self, response: JsonMap) -> str | None:
@@ -92,7 +115,17 @@ class Api:
         return token_counts(response, "prompt_tokens", "completion_tokens")
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
+        """Yield the events of a stream with a stored response, for a request with this body."""
         raise NotImplementedError(f"{self.name} are not streamed")
+
+
+def response_for_client(stored: bytes) -> bytes:
+    """Return a stored response without the facts of its stream (`STREAM_FIELD`)."""
+    if f'"{STREAM_FIELD}"'.encode() not in stored:
+        return stored
+    response = as_object(loads(stored))
+    response.pop(STREAM_FIELD, None)
+    return dumps(response)
 
 
 def last_turn_question(

@@ -1,9 +1,10 @@
-"""Chat completions, completions, and embeddings, whose formats share fields, and the assembler of their streams."""
+"""Chat completions, completions, and embeddings, whose formats share fields."""
 
 from collections.abc import Iterator
 from typing import ClassVar
 
-from kvproxy.apis.api import Api, ApiName, Assembler, Question, content_text, last_turn_question
+from kvproxy.apis.api import STREAM_FIELD, Api, ApiName, Question, content_text, last_turn_question
+from kvproxy.apis.choice_streams import OUTSIDE_CHOICE, REPEATED_FIELDS, ChoiceAssembler, FieldPlaces
 from kvproxy.apis.field_checks import (
     allows_semantic,
     check_common_fields,
@@ -16,64 +17,25 @@ from kvproxy.apis.json import (
     Json,
     JsonMap,
     JsonObject,
-    as_index,
     as_list,
     as_object,
-    as_text,
     field,
     text_of,
     to_text,
 )
 from kvproxy.apis.key_fields import CHAT, COMPLETIONS, EMBEDDINGS
-from kvproxy.apis.sse import DONE, Event, encode_event, split_words
+from kvproxy.apis.not_stored import Cause, NotStored
+from kvproxy.apis.sse import DONE, encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
 # Finish reasons of complete responses in all supported servers.
 _COMPLETE = frozenset("stop tool_calls function_call eos eos_token stop_sequence end_turn".split())
-_CHAT_OUTPUT_FIELDS = ("content", "tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning")
+_CHAT_OUTPUT_FIELDS = (
+    *("content", "tool_calls", "function_call", "refusal", "audio", "images"),
+    *("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks"),
+)
+_NOT_EXTRA = ("choices", "usage", STREAM_FIELD, *REPEATED_FIELDS)
 _LIMITS = ("max_tokens", "max_completion_tokens")
-
-
-class ChoiceAssembler(Assembler):
-    def __init__(self) -> None:
-        self._head: JsonObject = {}
-        self._choices: dict[int, JsonObject] = {}
-        self._usage: Json = None
-
-    def push(self, event: Event) -> None:
-        if event.data == DONE:
-            self.done = True
-        else:
-            super().push(event)
-
-    def add(self, chunk: JsonObject) -> None:
-        if not self._head:
-            self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "error")}
-        self._usage = chunk.get("usage") or self._usage
-        for choice in as_list(chunk.get("choices") or []):
-            self._merge(as_object(choice))
-
-    def _merge(self, choice: JsonObject) -> None:
-        index = as_index(choice.get("index", 0))
-        merged = self._choices.setdefault(index, {"index": index, "finish_reason": None})
-        before, reason = merged["finish_reason"], choice.get("finish_reason")
-        if before and (_has_content(choice) or reason not in (None, before)):
-            raise ValueError("a choice continues after its finish_reason")
-        merged["finish_reason"] = reason or before
-        if "text" in choice:
-            merged["text"] = as_text(merged.get("text", "")) + as_text(choice["text"] or "")
-        if "delta" in choice:
-            _merge_delta(as_object(merged.setdefault("message", {})), as_object(choice["delta"] or {}))
-        if choice.get("logprobs"):
-            merge_logprobs(as_object(merged.setdefault("logprobs", {})), as_object(choice["logprobs"]))
-
-    def result(self) -> JsonObject | None:
-        if not self.done:
-            return None
-        kind = str(self._head.get("object", "")).removesuffix(".chunk")
-        choices: list[Json] = [self._choices[index] for index in sorted(self._choices)]
-        response: JsonObject = {**self._head, "object": kind, "choices": choices}
-        return {**response, "usage": self._usage} if self._usage else response
 
 
 class ChoicesApi(Api):
@@ -89,70 +51,60 @@ class ChoicesApi(Api):
     def has_output(self, choice: JsonObject) -> bool:
         raise NotImplementedError
 
-    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
-        """Yield the parts of a choice, each for one chunk of a stream."""
+    def chunk_choices(self, choice: JsonObject) -> Iterator[JsonObject]:
+        """Yield the parts of a choice, each for one chunk of a stream. There is at least one part."""
         raise NotImplementedError
 
-    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
+    def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
         choices = response.get("choices")
-        if not isinstance(choices, list) or not choices or response.get("error") is not None:
-            return False
-        if not isinstance(response.get("usage"), dict | None):
-            return False
+        if response.get("error") is not None:
+            return NotStored(Cause.ERROR)
+        if not isinstance(choices, list) or not isinstance(response.get("usage"), dict | None):
+            return NotStored(Cause.INVALID)
         has_limit = any(body.get(name) is not None for name in _LIMITS)
         for choice in choices:
-            if not isinstance(choice, dict) or not self.has_output(choice):
-                return False
+            if not isinstance(choice, dict):
+                return NotStored(Cause.INVALID)
             reason = choice.get("finish_reason")
             if not (reason in _COMPLETE or (reason == "length" and has_limit)):
-                return False
-        return True
+                return NotStored(Cause.INCOMPLETE, str(reason or ""))
+            if not self.has_output(choice):
+                return NotStored(Cause.EMPTY)
+        return None if choices else NotStored(Cause.EMPTY)
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
-        head: JsonObject = {name: value for name, value in response.items() if name not in ("choices", "usage")}
-        head |= self.chunk_fields
-        has_usage = includes_usage(body)
-        extra: JsonObject = {"usage": None} if has_usage else {}
+        facts = as_object(response.get(STREAM_FIELD) or {})
+        head: JsonObject = {name: response[name] for name in REPEATED_FIELDS if name in response} | self.chunk_fields
+        extra: JsonObject = {name: value for name, value in response.items() if name not in _NOT_EXTRA}
+        usage, asks_usage = response.get("usage"), includes_usage(body)
+        no_usage: JsonObject = {"usage": None} if asks_usage else {}
+        parts = [part for choice in self._numbered(response) for part in self._placed_parts(choice, facts)]
+        places = FieldPlaces(facts)
+        for number, part in enumerate(parts):
+            chunk: JsonObject = {**head, **(places.select(extra, "early") if number == 0 else {}), "choices": [part]}
+            if number == len(parts) - 1:
+                chunk |= places.select(extra, "late")
+                if usage and not asks_usage and facts.get("usage_beside_choices"):
+                    chunk["usage"] = usage
+            yield encode_event({**chunk, **no_usage})
+        if asks_usage and usage:
+            yield encode_event({**head, "choices": [], "usage": usage})
+        yield encode_event(DONE)
+
+    def _numbered(self, response: JsonObject) -> Iterator[JsonObject]:
         for place, each in enumerate(as_list(response["choices"])):
             choice = as_object(each)
             index = choice.get("index")
-            for part in self.chunk_choices(index if isinstance(index, int) else place, choice):
-                yield encode_event({**head, "choices": [part], **extra})
-        if has_usage and response.get("usage"):
-            yield encode_event({**head, "choices": [], "usage": response["usage"]})
-        yield encode_event(DONE)
+            yield {**choice, "index": index if isinstance(index, int) else place}
 
-
-def _has_content(choice: JsonObject) -> bool:
-    return bool(choice.get("text") or any(field(choice.get("delta"), name) for name in ("content", "tool_calls")))
-
-
-def _merge_delta(message: JsonObject, delta: JsonObject) -> None:
-    for name, value in delta.items():
-        before = message.get(name)
-        if name == "tool_calls" and value:
-            calls = as_list(message.setdefault("tool_calls", []))
-            for part in as_list(value):
-                _merge_tool_call(calls, as_object(part))
-        elif isinstance(value, str) and isinstance(before, str) and name != "role":
-            message[name] = before + value
-        elif value is not None or name not in message:
-            message[name] = value
-
-
-def _merge_tool_call(calls: list[Json], part: JsonObject) -> None:
-    index = as_index(part.get("index", 0))
-    if index == len(calls):
-        calls.append({"function": {"name": "", "arguments": ""}})
-    if index >= len(calls):
-        raise ValueError("tool calls are out of order")
-    call = as_object(calls[index])
-    if part.get("id") and call.get("id", part["id"]) != part["id"]:
-        raise ValueError("two tool calls have the same index")
-    call.update({name: value for name, value in part.items() if name not in ("index", "function") and value})
-    function = as_object(call["function"])
-    for name, value in as_object(part.get("function") or {}).items():
-        function[name] = as_text(function.get(name, "")) + as_text(value or "")
+    def _placed_parts(self, choice: JsonObject, facts: JsonObject) -> list[JsonObject]:
+        places = FieldPlaces(as_object(field(facts.get("choices"), str(choice["index"])) or {}))
+        extra: JsonObject = {name: value for name, value in choice.items() if name not in (*OUTSIDE_CHOICE, "message")}
+        index = choice["index"]
+        parts: list[JsonObject] = [{"index": index, **part} for part in self.chunk_choices(choice)]
+        parts[0] |= places.select(extra, "early")
+        parts[-1] |= places.select(extra, "late")
+        return parts
 
 
 def merge_logprobs(merged: JsonObject, logprobs: JsonObject) -> None:
@@ -197,19 +149,24 @@ class Chat(ChoicesApi):
     def has_output(self, choice: JsonObject) -> bool:
         return any(field(choice.get("message"), name) for name in _CHAT_OUTPUT_FIELDS)
 
-    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+    def chunk_choices(self, choice: JsonObject) -> Iterator[JsonObject]:
         message = as_object(choice["message"])
         content = message.get("content")
         first: JsonObject = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
         first["content"] = "" if isinstance(content, str) else content
-        yield {"index": index, "delta": first, "logprobs": choice.get("logprobs"), "finish_reason": None}
-        for word in split_words(content) if isinstance(content, str) else ():
-            yield {"index": index, "delta": {"content": word}, "logprobs": None, "finish_reason": None}
-        calls = message.get("tool_calls")
-        if calls:
+        deltas: list[JsonObject] = [first]
+        deltas += [{"content": word} for word in (split_words(content) if isinstance(content, str) else ())]
+        if calls := message.get("tool_calls"):
             numbered: list[Json] = [{"index": place, **as_object(call)} for place, call in enumerate(as_list(calls))]
-            yield {"index": index, "delta": {"tool_calls": numbered}, "logprobs": None, "finish_reason": None}
-        yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")}
+            deltas.append({"tool_calls": numbered})
+        deltas.append({})
+        for number, delta in enumerate(deltas):
+            yield {
+                "delta": delta,
+                # OpenAI's SDK counts those of a choice's first chunk twice.
+                "logprobs": choice.get("logprobs") if number == 1 else None,
+                "finish_reason": choice.get("finish_reason") if number == len(deltas) - 1 else None,
+            }
 
 
 class Completions(ChoicesApi):
@@ -232,11 +189,10 @@ class Completions(ChoicesApi):
     def has_output(self, choice: JsonObject) -> bool:
         return bool(choice.get("text"))
 
-    def chunk_choices(self, index: int, choice: JsonObject) -> Iterator[JsonObject]:
+    def chunk_choices(self, choice: JsonObject) -> Iterator[JsonObject]:
         words = split_words(str(choice.get("text") or "")) or [""]
         for number, word in enumerate(words):
             yield {
-                "index": index,
                 "text": word,
                 "logprobs": choice.get("logprobs") if number == 0 else None,
                 "finish_reason": choice.get("finish_reason") if number == len(words) - 1 else None,
@@ -259,8 +215,10 @@ class Embeddings(Api):
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))
 
-    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
+    def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
         data = response.get("data")
-        if not isinstance(data, list) or not data or response.get("error") is not None:
-            return False
-        return all(bool(field(item, "embedding")) for item in data)
+        if response.get("error") is not None:
+            return NotStored(Cause.ERROR)
+        if not isinstance(data, list):
+            return NotStored(Cause.INVALID)
+        return None if data and all(field(item, "embedding") for item in data) else NotStored(Cause.EMPTY)

@@ -31,11 +31,16 @@ def loads(data: bytes) -> Json:
 
 
 def dumps(value: object, *, sort_keys: bool = False) -> bytes:
+    """Serialise a value; integers may exceed 64 bits. Raises ValueError for too deep nesting and lone surrogates."""
     try:
         # orjson's result has a buffer of at least 4 KiB, which a copy does not keep in memory.
         return bytes(memoryview(orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)))
     except TypeError:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys).encode()
+        # Integers beyond 64 bits, or more than 254 levels.
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys).encode()
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
 
 
 def as_object(value: Json) -> JsonObject:

@@ -1,13 +1,14 @@
 from collections.abc import Iterator
 
-from kvproxy.apis.api import Api, ApiName, Assembler, Question, last_item_text, last_turn_question, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, objects, text_of
 from kvproxy.apis.key_fields import RESPONSES
-from kvproxy.apis.sse import DONE, Event, encode_event, split_words
+from kvproxy.apis.not_stored import Cause, NotStored
+from kvproxy.apis.response_streams import ResponseAssembler
+from kvproxy.apis.sse import encode_event, split_words
 from kvproxy.errors import InvalidRequest
 
-_LAST = ("response.completed", "response.incomplete")
 # Fields with the parts of an output item, by the item's type.
 _PART_LISTS = {"message": ("content",), "reasoning": ("summary", "content")}
 # Names in events, by the type of the part; other parts are refusals.
@@ -28,22 +29,6 @@ _STATES = {
     "mcp_call": None,
     "mcp_list_tools": None,
 }
-
-
-class ResponseAssembler(Assembler):
-    _response: JsonObject | None = None
-
-    def push(self, event: Event) -> None:
-        if event.data != DONE:
-            super().push(event)
-
-    def add(self, part: JsonObject) -> None:
-        if part["type"] in _LAST:
-            self._response = dict(as_object(part["response"]))
-            self.done = True
-
-    def result(self) -> JsonObject | None:
-        return self._response
 
 
 class Responses(Api):
@@ -78,20 +63,20 @@ class Responses(Api):
     def display_text(self, body: JsonMap) -> str:
         return last_item_text(body, "input")
 
-    def is_storable(self, response: JsonObject, body: JsonMap) -> bool:
-        output = response.get("output")
-        if response.get("object") != "response" or response.get("error") is not None:
-            return False
-        if not isinstance(output, list) or not output:
-            return False
+    def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
+        output, status = response.get("output"), response.get("status")
+        if response.get("error") is not None:
+            return NotStored(Cause.ERROR)
+        if response.get("object") != "response" or not isinstance(output, list):
+            return NotStored(Cause.INVALID)
         # A container expires, and the client retrieves files from it.
         if any(map(_container_of, objects(output))):
-            return False
-        if response.get("status") == "completed":
-            return True
+            return NotStored(Cause.STATE, "container")
         reason = field(response.get("incomplete_details"), "reason")
-        reached_limit = response.get("status") == "incomplete" and reason == "max_output_tokens"
-        return reached_limit and body.get("max_output_tokens") is not None
+        is_limited = reason == "max_output_tokens" and body.get("max_output_tokens") is not None
+        if status != "completed" and not (status == "incomplete" and is_limited):
+            return NotStored(Cause.INCOMPLETE, str(reason or status or ""))
+        return None if output else NotStored(Cause.EMPTY)
 
     def output_text(self, response: JsonMap) -> str | None:
         output = [item for item in objects(response.get("output")) if item.get("type") != "reasoning"]

@@ -4,7 +4,9 @@ from typing import NamedTuple
 from kvproxy.apis.json import JsonObject, dumps
 
 DONE = b"[DONE]"
-_BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+# Two line ends of any kind.
+_BOUNDARY = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Linear in the length of the text, also for long runs of spaces.
 _WORD = re.compile(r"\S+\s*|\s+")
 
@@ -45,10 +47,16 @@ class EventReader:
         del self._rest[:taken]
         return found
 
+    def end(self) -> list[Event]:
+        """Return the last event if the stream ended without a blank line."""
+        read = _parse_event(bytes(self._rest))
+        self._rest.clear()
+        return [read] if read.data else []
+
 
 def _parse_event(block: bytes) -> Event:
     data, name = [], b""
-    for line in block.splitlines():
+    for line in block.removeprefix(_BYTE_ORDER_MARK).splitlines():
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line.startswith(b"event:"):

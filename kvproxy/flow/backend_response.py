@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvproxy.apis.api import Api
+from kvproxy.apis.api import Api, Assembler
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
-from kvproxy.apis.json import JsonObject, dumps, loads
+from kvproxy.apis.json import JsonObject, as_object, dumps, loads
+from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
 from kvproxy.apis.request_directives import parse_cache_control
-from kvproxy.apis.sse import EventReader
+from kvproxy.apis.sse import Event, EventReader
 from kvproxy.backends.protocol import (
     Backend,
     GeneratedResponse,
@@ -25,12 +26,14 @@ from kvproxy.backends.protocol import (
 from kvproxy.exchange import ResponseFacts
 from kvproxy.generation import Delta
 from kvproxy.index.entry import Entry
+from kvproxy.settings.rules import RuleSettings
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-# Request headers that change only the encoding of a response, or which web pages may read it.
+# Request headers that change only the encoding of a response, or which web pages may read it, or that describe the body.
 _CHANGE_NO_CONTENT = frozenset(
-    "accept accept-encoding origin access-control-request-method access-control-request-headers".split()
+    "accept accept-charset accept-encoding content-type content-length content-encoding origin"
+    " access-control-request-method access-control-request-headers".split()
 )
 
 
@@ -46,8 +49,8 @@ class ResponseReader(Protocol):
     def push(self, chunk: bytes) -> bool:
         """Read the next chunk, and return whether it completes the response."""
 
-    async def result(self) -> JsonObject | None:
-        """Return the complete response; None if it is invalid, incomplete, or too large to store."""
+    async def result(self) -> JsonObject:
+        """Return the complete response. Raises UnstorableResponse if it is invalid, incomplete, or too large to store."""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,6 @@ class BackendResponse:
         chunks: the body; the iterator raises a KvproxyError if the backend fails before the end.
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
-        must_not_store: the response comes from the store.
         entry: the stored response, if another proxy with the same store computed it.
     """
 
@@ -69,7 +71,6 @@ class BackendResponse:
     close: Callable[[], Awaitable[None]] = field(default=no_op)
     single_chunk: bool = False
     streams: bool = False
-    must_not_store: bool = False
     entry: Entry | None = None
 
     @property
@@ -100,20 +101,24 @@ def stored_response(api: Api, entry: Entry) -> BackendResponse:
         yield entry.response
 
     reader = UpstreamReader(api, False, len(entry.response))
-    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, must_not_store=True, entry=entry)
+    return BackendResponse(200, [JSON], chunks(), reader, single_chunk=True, entry=entry)
 
 
-def forbids_storing(headers: Headers, keyed: Set[str]) -> bool:
-    """Return whether `Cache-Control` forbids storing a response, or `Vary` names a request header outside of the cache key.
+def why_headers_forbid_storing(headers: Headers, rule: RuleSettings, keyed: Set[str]) -> NotStored | None:
+    """Return why the headers of a response forbid storing it; None if they allow it.
 
-    `keyed` are the headers that the cache key contains. Other headers matter even if the request has none of them, since the
-    next request may have them.
+    `keyed` are the headers that the cache key contains. Other headers that `Vary` names matter even if the request has none of
+    them, since the next request may have them.
     """
     directives = parse_cache_control(value for name, value in headers if name == "cache-control")
+    for cause in (Cause.NO_STORE, Cause.PRIVATE):
+        if cause.value in directives and cause.value not in rule.store_despite:
+            return NotStored(cause)
     varying = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
-    if directives.keys() & {"no-store", "private"} or "*" in varying:
-        return True
-    return not varying - {""} <= _CHANGE_NO_CONTENT | keyed
+    if found := sorted(varying - {""} - _CHANGE_NO_CONTENT - keyed):
+        return NotStored(Cause.VARY, ", ".join(found))
+    encodings = [value for name, value in headers if name == "content-encoding" and value.lower() != "identity"]
+    return NotStored(Cause.COMPRESSED, ", ".join(encodings)) if encodings else None
 
 
 async def fetch_response(backend: Backend, request: ApiRequest, *, max_bytes: int, seconds: float) -> JsonObject | None:
@@ -131,6 +136,8 @@ async def fetch_response(backend: Backend, request: ApiRequest, *, max_bytes: in
                     return None
                 response.reader.push(chunk)
             return await response.reader.result() if response.status == 200 else None
+        except UnstorableResponse:
+            return None
         finally:
             await response.close()
 
@@ -183,8 +190,12 @@ class _GeneratedResponseReader:
         self._size += len(chunk)
         return self._ended
 
-    async def result(self) -> JsonObject | None:
-        return self._encoder.response() if self._ended and self._size <= self._limit else None
+    async def result(self) -> JsonObject:
+        if self._size > self._limit:
+            raise UnstorableResponse(Cause.TOO_LARGE)
+        if not self._ended:
+            raise UnstorableResponse(Cause.INCOMPLETE)
+        return self._encoder.response()
 
 
 class UpstreamReader:
@@ -196,37 +207,50 @@ class UpstreamReader:
         self._events = EventReader()
         self._reuse = ReuseReader()
         self._assembler = api.assembler() if stream else None
-        self._discarded = False
+        self._failure: NotStored | None = None
 
     def push(self, chunk: bytes) -> bool:
         self._size += len(chunk)
-        self._discarded = self._discarded or self._size > self._limit
+        if self._size > self._limit:
+            self._failure = self._failure or NotStored(Cause.TOO_LARGE)
         if self._assembler is None:
-            if self._discarded:
+            if self._failure is not None:
                 self._body.clear()
             else:
                 self._body.append(chunk)
             return False
         # A stream without event boundaries must not accumulate in memory.
         for event in self._events.push(chunk) if len(self._events) <= self._limit else ():
-            self._reuse.push(event)
-            self.facts.prefix, self.facts.prefill_seconds = self._reuse.reuse, self._reuse.prefill_seconds
-            try:
-                if not self._discarded:
-                    self._assembler.push(event)
-            except Exception:
-                # An invalid stream still reaches the client, but it is not stored.
-                self._discarded = True
-        return self._assembler.done and not self._discarded
+            self._add(self._assembler, event)
+        return self._assembler.done and self._failure is None
 
-    async def result(self) -> JsonObject | None:
-        if self._discarded:
-            return None
+    def _add(self, assembler: Assembler, event: Event) -> None:
+        self._reuse.push(event)
+        self.facts.prefix, self.facts.prefill_seconds = self._reuse.reuse, self._reuse.prefill_seconds
+        if self._failure is None:
+            # An invalid stream still reaches the client, but it is not stored.
+            try:
+                assembler.push(event)
+            except Exception as error:
+                self._failure = _not_stored(error)
+
+    async def result(self) -> JsonObject:
+        if self._assembler is not None and not self._assembler.done:
+            # Some servers omit the last blank line.
+            for event in self._events.end():
+                self._add(self._assembler, event)
+        if self._failure is not None:
+            raise UnstorableResponse(self._failure.cause, self._failure.detail)
         try:
             if self._assembler is not None:
                 return self._assembler.result()
             data = b"".join(self._body)
-            body = await in_thread_if_large(len(data), lambda: loads(data))
+            return as_object(await in_thread_if_large(len(data), lambda: loads(data)))
+        except UnstorableResponse:
+            raise
         except (ValueError, KeyError, TypeError):
-            return None
-        return body if isinstance(body, dict) else None
+            raise UnstorableResponse(Cause.INVALID) from None
+
+
+def _not_stored(error: Exception) -> NotStored:
+    return error.not_stored if isinstance(error, UnstorableResponse) else NotStored(Cause.INVALID)

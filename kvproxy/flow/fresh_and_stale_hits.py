@@ -5,8 +5,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from kvproxy.apis.api_request import in_thread_if_large
+from kvproxy.apis.api import response_for_client
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import as_object, loads
 from kvproxy.exchange import Answer, CacheHit, Exchange, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
@@ -141,12 +143,10 @@ class CacheLookup:
         self, exchange: Exchange, entry: Entry, match: Candidate | None = None, stale: Stale | None = None
     ) -> Answer:
         request, headers = exchange.api_request, [JSON]
-        body = await in_thread_if_large(len(entry.request), lambda: response_for(request, entry))
         if request.stream:
-            headers, response = [EVENTS, ("cache-control", "no-cache")], body
-            body = await in_thread_if_large(
-                len(response), lambda: b"".join(request.api.replay(as_object(loads(response)), request.body))
-            )
+            headers = [EVENTS, ("cache-control", "no-cache")]
+        size = len(entry.request) + len(entry.response)
+        body = await in_thread_if_large(size, partial(_body_for, request, entry))
         if not exchange.is_warming:
             self._store.record_hit(entry.id)
         now = self._clock()
@@ -166,6 +166,13 @@ class CacheLookup:
         exchange.status = 200
         exchange.first_byte = time.perf_counter()
         return Answer(200, headers, body)
+
+
+def _body_for(request: ApiRequest, entry: Entry) -> bytes:
+    response = response_for(request, entry)
+    if not request.stream:
+        return response_for_client(response)
+    return b"".join(request.api.replay(as_object(loads(response)), request.body))
 
 
 @contextmanager

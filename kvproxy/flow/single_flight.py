@@ -14,7 +14,7 @@ from dataclasses import replace
 from kvproxy.apis.json import dumps
 from kvproxy.backends.protocol import Backend, Headers
 from kvproxy.exchange import Exchange
-from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response
+from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
 from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter, read_response_directives
 from kvproxy.index.errors import CacheStoreError
@@ -329,8 +329,13 @@ class SingleFlight:
     async def _send(self, exchange: Exchange) -> BackendResponse:
         request, limit = exchange.api_request, self._writer.settings.max_response_bytes
         if exchange.account is not None:
-            return await send_charged(request, exchange.account, self._backend, limit)
-        return open_response(request, await self._backend.send(request), limit)
+            response = await send_charged(request, exchange.account, self._backend, limit)
+        else:
+            response = open_response(request, await self._backend.send(request), limit)
+        if response.status == 200:
+            keyed = exchange.cache_key.headers
+            response.facts.not_stored = why_headers_forbid_storing(response.headers, request.control.rule, keyed)
+        return response
 
 
 async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:

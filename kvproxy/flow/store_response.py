@@ -11,6 +11,7 @@ from uuid import uuid4
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
+from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, reported_reuse
 from kvproxy.apis.request_directives import (
     MAX_TAG_LENGTH,
@@ -21,7 +22,7 @@ from kvproxy.apis.request_directives import (
 )
 from kvproxy.backends.protocol import Headers
 from kvproxy.exchange import Exchange, ResponseFacts
-from kvproxy.flow.backend_response import BackendResponse, forbids_storing
+from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.history_repair import HistoryRepair
 from kvproxy.flow.provider_ids import provider_id_tags
@@ -122,44 +123,51 @@ class ResponseWriter:
 
     async def start_write(
         self, exchange: Exchange, facts: ResponseFacts, body: JsonObject, directives: ResponseDirectives
-    ) -> PendingWrite | None:
-        """Redact a response and start to store it; return None if it is not storable. Waits while too many writes are pending."""
+    ) -> PendingWrite:
+        """Redact a response and start to store it. Waits while too many writes are pending. Raises UnstorableResponse."""
         entry = self._build_entry(exchange, body, directives)
-        if entry is None:
-            return None
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
         pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
-        pending.task.add_done_callback(partial(self._on_written, exchange, facts, entry))
+        pending.task.add_done_callback(partial(self._on_written, exchange, facts, entry, pending))
         await pending.wait_for_entry(self.settings.lookup_timeout)
         facts.entry_id = pending.id
         if is_full:
             await self._cache.pending_writes.wait_for_space()
         return pending
 
-    def _on_written(self, exchange: Exchange, facts: ResponseFacts, entry: Entry, task: "asyncio.Task[bool]") -> None:
+    def _on_written(
+        self,
+        exchange: Exchange,
+        facts: ResponseFacts,
+        entry: Entry,
+        pending: PendingWrite,
+        task: "asyncio.Task[bool]",
+    ) -> None:
         error = None if task.cancelled() else task.exception()
         # The store logs its failure once for all responses.
         if error is not None and not isinstance(error, CacheStoreError):
             _log.error("the answer was not stored: %s", error or type(error).__name__)
         if task.cancelled() or error is not None or not task.result():
             facts.entry_id = None
+            is_redacted = not task.cancelled() and error is None and pending.question is None
+            facts.not_stored = NotStored(Cause.REDACTED if is_redacted else Cause.STORE)
             return
         self._journal.record_stored(entry)
         lookup = exchange.lookup
         if self._comparer is not None and lookup is not None and lookup.skip_reason is None:
             self._comparer.compare(exchange.api_request, entry, lookup)
 
-    def _build_entry(self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives) -> Entry | None:
+    def _build_entry(self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives) -> Entry:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
-        if not request.api.is_storable(body, request.body):
-            return None
+        if (obstacle := request.api.why_not_stored(body, request.body)) is not None:
+            raise UnstorableResponse(obstacle.cause, obstacle.detail)
         rule, settings, lifetime = request.control.rule, self.settings, self.lifetime(request, directives)
         stale_while_revalidate = first_not_none(
             (rule.stale_while_revalidate, directives.stale_while_revalidate), settings.stale_while_revalidate
         )
         stale_if_error = first_not_none((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
-            return None
+            raise UnstorableResponse(Cause.LIFETIME)
         prompt_tokens, completion_tokens = request.api.prompt_and_completion_tokens(body)
         tags = (*request.control.tags, *provider_id_tags(request, body))
         entry = Entry(
@@ -183,7 +191,9 @@ class ResponseWriter:
             stale_while_revalidate=stale_while_revalidate,
             stale_if_error=stale_if_error,
         )
-        return entry if self._cache.store.fits(entry) else None
+        if not self._cache.store.fits(entry):
+            raise UnstorableResponse(Cause.TOO_LARGE)
+        return entry
 
 
 class ResponseRecorder:
@@ -199,25 +209,37 @@ class ResponseRecorder:
         return response.status == 200 and response.reader.push(chunk)
 
     async def finish(self, response: BackendResponse) -> PendingWrite | None:
+        facts = response.facts
         try:
-            request = self._exchange.api_request
-            body = await response.reader.result() if response.status == 200 else None
-            if body is not None:
-                response.facts.usage = self._reported_usage(response.facts, body)
-                response.facts.answer_digests = answer_digests(body)
-                if request.control.rule.repair_history:
-                    await asyncio.to_thread(self._writer.history.remember, request, body)
-            self._complete_facts(response.facts, body)
-            if body is None or not self._may_store or response.must_not_store:
-                return None
-            if forbids_storing(response.headers, self._exchange.cache_key.headers):
-                return None
-            directives = read_response_directives(response.headers)
-            return await self._writer.start_write(self._exchange, response.facts, body, directives)
+            return await self._read_and_store(response)
+        except UnstorableResponse as error:
+            facts.not_stored = facts.not_stored or error.not_stored
         except Exception as error:
             # A failure to store a response must not keep it from the client.
             _log.error("the answer was not stored: %s", error or type(error).__name__)
+            facts.not_stored = NotStored(Cause.STORE)
+        return None
+
+    async def _read_and_store(self, response: BackendResponse) -> PendingWrite | None:
+        request, facts, body = self._exchange.api_request, response.facts, None
+        try:
+            if response.status != 200:
+                raise UnstorableResponse(Cause.STATUS, str(response.status))
+            body = await response.reader.result()
+            facts.usage = self._reported_usage(facts, body)
+            facts.answer_digests = answer_digests(body)
+            if request.control.rule.repair_history:
+                await asyncio.to_thread(self._writer.history.remember, request, body)
+        finally:
+            self._complete_facts(facts, body)
+        if not self._may_store:
+            forbidden = NotStored(Cause.REQUEST_NO_STORE if request.control.no_store else Cause.LIFETIME)
+            facts.not_stored = forbidden if self._exchange.cacheable else None
             return None
+        if facts.not_stored is not None or response.entry is not None:
+            return None
+        directives = read_response_directives(response.headers)
+        return await self._writer.start_write(self._exchange, facts, body, directives)
 
     def _reported_usage(self, facts: ResponseFacts, body: JsonObject) -> tuple[int, int] | None:
         url = facts.served_by.url if facts.served_by is not None else "the backend"

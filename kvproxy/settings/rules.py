@@ -33,6 +33,9 @@ class RuleSettings(Section):
     )
     key_headers: tuple[str, ...] = Field((), description="Headers that change the cache key.")
     key_fields: tuple[str, ...] = Field((), description="More body fields that change it, such as metadata.project.")
+    store_despite: tuple[Literal["no-store", "private"], ...] = Field(
+        (), description="Cache-Control directives of responses that do not prevent storing: no-store, private."
+    )
     tags: tuple[str, ...] = Field((), description="More tags of the stored response.")
     journal_text: Literal["none", "beginning", "all"] | None = Field(None, description="Overrides journal.text.")
     edits: tuple[str, ...] | None = Field(None, description="Names of the edits to apply, [] for none; by default all.")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.apis.api import ApiName
+from kvproxy.apis.api import STREAM_FIELD, ApiName
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, ResponseEncoder
 from kvproxy.apis.json import JsonObject
@@ -36,7 +36,8 @@ def streamed(api: ApiName, body: JsonObject, *pieces: Delta, echo: Echo | None =
     for event in events:
         assembler.push(event)
     told = [json.loads(event.data) for event in events if event.data != b"[DONE]"]
-    return assembler.result(), written.response(), told
+    assembled = {name: value for name, value in assembler.result().items() if name != STREAM_FIELD}
+    return assembled, written.response(), told
 
 
 PIECES = st.lists(st.text(max_size=5), min_size=1, max_size=4)

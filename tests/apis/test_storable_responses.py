@@ -8,6 +8,7 @@ import pytest
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.not_stored import UnstorableResponse
 from kvproxy.apis.sse import encode_event
 from kvproxy.flow.backend_response import UpstreamReader
 
@@ -104,14 +105,27 @@ MORE, STOP, DONE = chunk({"content": "Hello"}), chunk({}, "stop"), encode_event(
         (MORE + STOP + DONE + MORE, False),
         (MORE + STOP + MORE + DONE, False),
         (MORE + DONE, False),
-        (MORE + STOP, False),
+        (MORE, False),
+        # Complete streams in unusual forms.
+        (MORE + STOP, True),
+        (MORE + STOP + b"data: [DONE]", True),
+        (MORE + STOP + b"data: [DONE]\n", True),
+        (MORE + STOP + b"data: [DONE]\n\r\n", True),
+        (b"\xef\xbb\xbf" + MORE + STOP + DONE, True),
+        (MORE + STOP + MORE + STOP + DONE, True),
+        (MORE + STOP + chunk({}, "") + DONE, True),
+        (MORE + STOP + b'data: {"choices', False),
     ],
 )
 def test_a_storable_stream_is_complete_and_ends(stream: bytes, storable: bool) -> None:
     reader = UpstreamReader(APIS["chat"], stream=True, limit=100_000)
     reader.push(stream)
-    whole = asyncio.run(reader.result())
-    assert (whole is not None and APIS["chat"].is_storable(whole, {})) == storable
+    try:
+        whole = asyncio.run(reader.result())
+    except UnstorableResponse:
+        assert not storable
+    else:
+        assert APIS["chat"].is_storable(whole, {}) == storable
 
 
 def test_stored_responses_without_an_index_are_replayed() -> None:
@@ -129,4 +143,5 @@ def test_a_large_response_is_not_kept_in_memory() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 100_000
-    assert asyncio.run(reader.result()) is None
+    with pytest.raises(UnstorableResponse, match="too-large"):
+        asyncio.run(reader.result())

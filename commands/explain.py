@@ -157,8 +157,12 @@ def _policy_and_limits(semantic: dict[str, Any]) -> str:
 
 
 def learned_policy_lines(status: dict[str, Any]) -> list[str]:
+    from kvproxy.index.policies.policy import LearningStatus
+
     decides = "The learned policy decides." if status["serves"] else "The policy checked decides until more is learned."
     first, *others = policy_sentences(status)
+    warning = LearningStatus(**status).warning
+    others += [f"Warning: {warning}."] if warning is not None else []
     return [
         f"{'' if index else 'learned':<11}{line}"
         for index, line in enumerate([f"In this namespace, {first}", decides, *others])

@@ -3,7 +3,8 @@ from pathlib import Path
 from typing import Any
 
 from kvproxy.commands.formatting import one_line, percent
-from kvproxy.units import format_bytes, format_seconds
+from kvproxy.index.policies.policy import NEVER_EQUAL
+from kvproxy.units import format_bytes, format_seconds, plural
 
 # The entry of a group names fields that are data, such as tags and outcomes.
 _LABELS: dict[str, str] = {
@@ -99,6 +100,11 @@ def policy_sentences(learned: dict[str, Any]) -> list[str]:
         sentences = ["1 stored response that was not served was compared with a fresh one."]
     if compared:
         sentences.append(f"The learned policy would answer {percent(learned['would_serve'])} of the similar questions.")
+    undecided = int(learned.get("undecided", 0))
+    if undecided:
+        sentences.append(f"Of {undecided + compared:,} comparisons, {undecided:,} were undecided.")
+    if learned.get("unlearnable"):
+        sentences.append(f"Warning: in {plural(int(learned['unlearnable']), 'namespace')}, {NEVER_EQUAL}.")
     if not served:
         return [*sentences, "No similar question was answered from the cache yet."]
     answered = "1 similar question was" if served == 1 else f"{served:,} similar questions were"

@@ -119,11 +119,13 @@ def _needed_pairs_sentence(target_error: float) -> str:
 
 
 def _print_stream_report(report: "StreamReport", charts: list[Chart]) -> None:
+    from kvproxy.index.evaluation.stream_evaluation import EQUAL_TEXTS
+
     print_charts(charts)
     document = report.document()
     within = {name for name, found in report.outcomes.items() if found.wrong_share <= report.max_error}
     ordered = sorted(report.outcomes.items(), key=lambda item: (item[0] not in within, -item[1].hit_rate))
-    best = next((name for name, found in ordered if name in within and found.hit_rate), None)
+    best = next((name for name, found in ordered if name in within - {EQUAL_TEXTS} and found.hit_rate), None)
     rows: list[Row] = [
         {
             "Policy": name if name != "threshold" or report.level is None else f"threshold {report.level}",
@@ -135,6 +137,10 @@ def _print_stream_report(report: "StreamReport", charts: list[Chart]) -> None:
         for name, outcome in ordered
     ]
     print_table(rows, title=plural(report.requests, "request"))
+    print_text(
+        "learned compares answers of which no two have the same text, as a sampled model words them; the row of equal texts is"
+        " for fixed responses."
+    )
     print_text(
         f"learned has the bound {percent(report.max_error)}: at most {report.most_wrong:,} of its"
         f" {int(report.outcomes['learned'].served.sum()):,} hits are wrong (90% confidence); threshold is the best"

@@ -11,11 +11,14 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.evaluation.labelled_pairs import read_json_lines
 from kvproxy.index.evaluation.stream_replay import AnswersEqual, ReplayOutcome, Stream, replay
 from kvproxy.index.models.embedder import Embedder
-from kvproxy.index.policies.learned.answer_classes import a_few_words_differ, text_digest
+from kvproxy.index.policies.learned.answer_classes import text_digest
+from kvproxy.index.policies.learned.answer_facts import answers_equal
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Policy
 from kvproxy.index.policies.threshold import ThresholdPolicy
 
+EQUAL_TEXTS = "learned, equal texts"
+"""The policy `learned` if equal answers have equal texts, so that no comparison is needed to find them."""
 Progress = Callable[[float], None]
 _BATCH = 256
 _CURVE_STEP = 100
@@ -31,7 +34,7 @@ class StreamLine:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The results of a replay of a stream of questions, by policy.
+    """The results of a replay of a stream of questions, by policy. In `learned`, no two answers have the same text.
 
     Attributes:
         level: the best threshold for this stream, which the policy `threshold` uses; None if each has too many wrong answers.
@@ -99,11 +102,10 @@ def embed_stream(
     digests = [text_digest(answer) for answer in answers]
     of_answers = None if min_cosine is None else embed_texts(answers, embedder, progress)
 
-    def same(one: int, other: int) -> bool:
+    def same(one: int, other: int) -> bool | None:
         if digests[one] == digests[other] or of_answers is None or min_cosine is None:
             return digests[one] == digests[other]
-        cosine = float(of_answers[one] @ of_answers[other])
-        return cosine >= min_cosine and not a_few_words_differ(answers[one], answers[other])
+        return answers_equal(answers[one], answers[other], float(of_answers[one] @ of_answers[other]), min_cosine)
 
     return Stream(texts, answers, vectors, same)
 
@@ -140,7 +142,12 @@ class _NearestOnlyPolicy(ThresholdPolicy):
 
 def add_judge_errors(judge: AnswersEqual, share: float, seed: int) -> AnswersEqual:
     chance = random.Random(seed).random
-    return lambda one, other: judge(one, other) != (chance() < share)
+
+    def judged(one: int, other: int) -> bool | None:
+        found = judge(one, other)
+        return None if found is None else found != (chance() < share)
+
+    return judged
 
 
 def replay_policies(
@@ -168,6 +175,10 @@ def replay_policies(
     policy = learned()
     outcomes = {"learned": ask(stream, policy, 0, "learned")}
     most_wrong = policy.status("").most_wrong
+    if not judge_error:
+        outcomes[EQUAL_TEXTS] = replay(
+            stream, learned(), texts_differ=False, progress=lambda share: progress(EQUAL_TEXTS, share)
+        )
     if checked is not None:
         outcomes["checked"] = replay(stream, checked, progress=lambda share: progress("checked", share))
     level, outcomes["threshold"] = best_threshold(stream, max_error, lambda share: progress("threshold", share))

@@ -1,16 +1,17 @@
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvproxy.index.policies.learned.answer_classes import assign_class, neighbours_to_compare, text_digest
+from kvproxy.index.policies.learned.answer_classes import assign_class, run_comparisons, text_digest
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, Neighbour, Policy, PolicyResult
 from kvproxy.index.store.observations import Observation, Observations
 
-AnswersEqual = Callable[[int, int], bool]
-"""Returns whether the answers of two questions are equal; the arguments are the questions' indexes in the stream."""
+AnswersEqual = Callable[[int, int], bool | None]
+"""Returns whether the answers of two questions are equal; None if undecided. The arguments are indexes in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class StoredQuestions:
         self._vectors = np.empty_like(stream.vectors)
         self.lines = np.empty(len(stream.texts), dtype=np.int64)
         self.classes: list[str] = []
+        self._members: defaultdict[str, list[int]] = defaultdict(list)
         self._stream = stream
         self._block = range(0)
         self._cosines = np.empty((0, 0), dtype=np.float32)
@@ -104,11 +106,19 @@ class StoredQuestions:
         if index < self._cosines.shape[1]:
             self._cosines[:, index] = 0.0
 
+    def merge(self, merged: Sequence[str], answer_class: str) -> None:
+        for name in merged:
+            members = self._members.pop(name)
+            self._members[answer_class] += members
+            for place in members:
+                self.classes[place] = answer_class
+
     def add(self, line: int, answer_class: str) -> None:
         place = len(self.classes)
         self._vectors[place] = self._stream.vectors[line]
         self.lines[place] = line
         self.classes.append(answer_class)
+        self._members[answer_class].append(place)
 
 
 class InMemoryObservations(Observations):
@@ -136,6 +146,7 @@ def replay(
     *,
     judge: AnswersEqual | None = None,
     seed: int = 0,
+    texts_differ: bool = True,
     progress: Callable[[float], None] = lambda share: None,
 ) -> ReplayOutcome:
     """Replay a stream with a policy. A question without a hit is stored, and `learned` learns from its true answer.
@@ -143,6 +154,7 @@ def replay(
     Args:
         judge: compares answers for the policy `learned`; None uses `stream.answers_equal`.
         seed: seed of the random decisions about exploration.
+        texts_differ: no two answers have the same text, as with sampled answers, so that only the judge finds equal ones.
     """
     chance = random.Random(seed).random
     stored = StoredQuestions(stream)
@@ -160,14 +172,16 @@ def replay(
         if neighbours:
             ranked = [_score(*pair, policy) for pair in zip(result.decisions, neighbours, strict=True)]
             best = int(np.argmax(ranked))
-            scores[line], right[line] = ranked[best], stream.answers_equal(int(stored.lines[places[best]]), line)
+            scores[line], right[line] = ranked[best], bool(stream.answers_equal(int(stored.lines[places[best]]), line))
         if result.chosen is not None and chance() >= result.exploration_share:
             chosen = int(stored.lines[places[result.chosen]])
-            served[line], wrong[line] = True, not stream.answers_equal(chosen, line)
+            served[line], wrong[line] = True, stream.answers_equal(chosen, line) is False
             if result.record is not None and isinstance(policy, LearnedPolicy):
-                policy.record_served("", result.record.risk)
+                policy.record_served("", result.record.risk, by_checked=bool(result.record.checked))
         else:
-            joined = _learn_answer_class(stream, policy, stored, line, places, classes, result, judge)
+            joined = _learn_answer_class(
+                stream, policy, stored, line, places, neighbours, result, judge, texts_differ=texts_differ
+            )
             stored.add(line, joined)
         if line % 100 == 0:
             progress(line / count)
@@ -188,25 +202,33 @@ def _learn_answer_class(
     stored: StoredQuestions,
     line: int,
     places: Sequence[int],
-    classes: Sequence[str],
+    neighbours: Sequence[Neighbour],
     result: PolicyResult,
     judge: AnswersEqual | None,
+    *,
+    texts_differ: bool,
 ) -> str:
-    own = text_digest(stream.answers[line]) if judge is None else f"line {line}"
-    record, compare = result.record, judge or stream.answers_equal
+    classes = [neighbour.answer for neighbour in neighbours]
+    own = f"line {line}" if texts_differ or judge is not None else text_digest(stream.answers[line])
+    record = result.record
+    compare: AnswersEqual = judge or stream.answers_equal
     if record is None or not isinstance(policy, LearnedPolicy):
         return own
     judged = int(stored.lines[places[record.index]])
     question, cached_question = stream.texts[line], stream.texts[judged]
-    order, found = neighbours_to_compare(record.index, classes), list[bool]()
-    for place in order:
-        found.append(compare(int(stored.lines[places[place]]), line))
-        if found[-1]:
-            break
-    assignment = assign_class(order, found, classes)
+    checked = policy.is_accepted_by_checked(question, neighbours[record.index], record)
+
+    def equal(place: int, other: int | None) -> bool | None:
+        compared = line if other is None else int(stored.lines[places[other]])
+        return compare(int(stored.lines[places[place]]), compared)
+
+    assignment = run_comparisons(assign_class(record.index, classes), equal)
     joined = assignment.joined or own
     if assignment.is_outlier:
         stored.remove(places[record.index])
+    stored.merge(assignment.merged, joined)
+    if assignment.right is None:
+        return joined
     policy.learn(
         [
             Observation(
@@ -221,8 +243,9 @@ def _learn_answer_class(
                 chance=result.exploration_share if result.chosen is not None else 1.0,
                 vetoes=policy.vetoes(question, cached_question),
                 joined=joined,
-                checked=record.checked,
+                checked=checked,
                 repeat=question == cached_question,
+                merged=assignment.merged,
             )
         ]
     )

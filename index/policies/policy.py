@@ -85,14 +85,14 @@ class LearningRecord:
         index: the neighbour's index in `PolicyResult.decisions`.
         features, error: inputs (see `compute_features`) and result of the error model.
         risk: number that a hit adds to `ServingLevel.risk`.
-        checked: the policy `checked` accepted the neighbour.
+        checked: whether the policy `checked` accepts the neighbour; None if unknown.
     """
 
     index: int
     features: tuple[float, ...] | None
     error: float
     risk: float = 0.0
-    checked: bool = False
+    checked: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,11 @@ class PolicyResult:
     record: LearningRecord | None = None
 
 
+NEVER_EQUAL = 'answers are hardly ever judged equal, so learned cannot learn: set cache.judge = "model"'
+_MIN_UNDECIDED = 30
+_MAX_EQUAL_SHARE = 0.05
+
+
 @dataclass(frozen=True, slots=True)
 class LearningStatus:
     """A report on the learned policy in one namespace.
@@ -123,6 +128,7 @@ class LearningStatus:
             probability, apart from answers that `checked` accepted.
         would_serve: share of recent requests, served or not, whose estimated error is within `level`.
         doubted: number of classes of equal answers (see `answer_classes`) whose right answer may have changed.
+        equal, undecided: numbers of comparisons that found equal answers, and that the judge could not decide.
     """
 
     observations: int
@@ -134,11 +140,26 @@ class LearningStatus:
     max_error: float
     would_serve: float
     doubted: int
+    equal: int = 0
+    undecided: int = 0
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence with the fix if the namespace's answers are never judged equal; otherwise None."""
+        if self.undecided < _MIN_UNDECIDED or self.equal > _MAX_EQUAL_SHARE * (self.equal + self.undecided):
+            return None
+        return (
+            f"of {self.equal + self.undecided:,} answers that may equal a cached one, {self.equal:,} were judged equal:"
+            f" {NEVER_EQUAL}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSummary:
-    """`LearningStatus` summed over all namespaces in memory; `would_serve` is their weighted mean, `max_error` the maximum."""
+    """`LearningStatus` summed over all namespaces in memory; `would_serve` is their weighted mean, `max_error` the maximum.
+
+    `unlearnable` is the number of namespaces with a `warning`.
+    """
 
     namespaces: int
     serving: int
@@ -148,6 +169,9 @@ class LearningSummary:
     would_serve: float
     most_wrong: int
     max_error: float
+    equal: int = 0
+    undecided: int = 0
+    unlearnable: int = 0
 
     @classmethod
     def from_statuses(cls, statuses: Sequence[LearningStatus]) -> "LearningSummary":
@@ -162,6 +186,9 @@ class LearningSummary:
             would_serve / observations if observations else 0.0,
             sum(status.most_wrong for status in statuses),
             max((status.max_error for status in statuses), default=0.0),
+            sum(status.equal for status in statuses),
+            sum(status.undecided for status in statuses),
+            sum(status.warning is not None for status in statuses),
         )
 
 

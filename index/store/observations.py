@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 from kvproxy.index.store.database import Database
 
-Source = Literal["answer", "user", "served"]
-"""Origin of an observation: a fresh answer, a person's verdict (`user`), or no comparison, but a count of hits."""
+Source = Literal["answer", "undecided", "user", "served"]
+"""Origin: a fresh answer, whose comparison can be undecided, a person's verdict (`user`), or a count of hits (`served`)."""
+Audit = tuple[bool, bool]
+"""Two verdicts on whether two answers are equal: of the comparison of facts, and of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,10 @@ class Observation:
     checked: bool = False  # The policy `checked` accepted the answer.
     repeat: bool = False  # The questions are equal, so answers differ by an error of the judge or at random.
     served: int = 0  # Hits in the namespace since the last observation.
-    risk: float = 0.0  # Sum of the estimated errors of these hits.
+    risk: float = 0.0  # Sum of the estimated errors of these hits, without those of `checked`.
+    served_by_checked: int = 0  # Hits that the policy `checked` decided, among `served`.
+    merged: tuple[str, ...] = ()  # Classes that became part of the class `joined`.
+    audits: tuple[Audit, ...] = ()  # Comparisons of facts that the model judged, too.
     number: int = 0  # Position in the log, which the database assigns.
 
     @classmethod
@@ -50,13 +55,30 @@ class Observation:
         values = json.loads(row["details"])
         values |= {name: row[name] for name in (*_COLUMNS, "number")}
         values |= {name: bool(values[name]) for name in ("right", "accepted")}
-        for name in ("features", "vetoes"):
-            values[name] = None if values[name] is None else tuple(values[name])
+        values |= {
+            name: tuple(values[name])
+            for name in ("features", "vetoes", "merged", "audits")
+            if values.get(name) is not None
+        }
+        values["audits"] = tuple((facts, model) for facts, model in values.get("audits", ()))
         return cls(**values)
 
 
 _COLUMNS = ("entry", "right", "source", "accepted", "created", "namespace")
-_DETAILS = ("answer", "features", "error", "chance", "vetoes", "joined", "checked", "repeat", "served", "risk")
+_DETAILS = (
+    "answer",
+    "features",
+    "error",
+    "chance",
+    "vetoes",
+    "joined",
+    "checked",
+    "repeat",
+    "served",
+    "risk",
+    "served_by_checked",
+    "merged",
+)
 _SELECTED = 'number, entry, "right", source, accepted, created, namespace, details'
 _INSERT = (
     'insert into observations (entry, "right", source, accepted, created, namespace, details)'

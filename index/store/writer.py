@@ -32,6 +32,11 @@ _CLASSIFY = (
     "insert into answers (entry, namespace, name, text) values (:entry, :namespace, :name, :text)"
     " on conflict (entry) do update set name = excluded.name, text = excluded.text"
 )
+# An entry without a row is the only member of the class that its id names.
+_CLASSIFY_FIRST = (
+    "insert into answers (entry, namespace, name, text) select id, namespace, :name, '' from responses"
+    " where id = :merged and namespace = :namespace on conflict (entry) do nothing"
+)
 _EXPIRE = "update responses set expires = :expires, checksum = :checksum where id = :id"
 _RESEAL = (
     "update responses set prompt = :prompt, request = :request, response = :response, sealed = :sealed,"
@@ -165,6 +170,16 @@ class StoreWriter:
         with self.database.transaction(durable=False) as run:
             if run("select 1 as found from responses where id = :id", {"id": id}):
                 run(_CLASSIFY, {"entry": id, "namespace": namespace, "name": answer_class, "text": digest})
+
+    def merge_answer_classes(self, namespace: str, merged: Sequence[str], answer_class: str) -> None:
+        """Assign all entries of the classes `merged` to `answer_class`."""
+        if not merged:
+            return
+        with self.database.transaction(durable=False) as run:
+            for name in merged:
+                values = {"namespace": namespace, "merged": name, "name": answer_class}
+                run(_CLASSIFY_FIRST, values)
+                run("update answers set name = :name where namespace = :namespace and name = :merged", values)
 
     def reset_answer_classes(self, ids: Sequence[str]) -> None:
         with self.database.transaction() as run:

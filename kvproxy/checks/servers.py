@@ -3,7 +3,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproxy.errors import KvproxyError
+from kvproxy.index.policies.policy import NEVER_EQUAL
 from kvproxy.limited_fetch import fetch
+from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from httpx import Response
@@ -84,6 +86,8 @@ def check_proxy(url: str, token: str | None, data_folder: Path | None = None) ->
         raise KvproxyError(message) if wrong else CheckWarning(message)
     if is_other_folder:
         raise CheckWarning(answers)
+    if num_unlearnable := _count_unlearnable(_get(f"{url}/admin/cache/stats", _PROXY_SECONDS, headers)):
+        raise CheckWarning(f"{answers}; in {plural(num_unlearnable, 'namespace')}, {NEVER_EQUAL}")
     return answers
 
 
@@ -117,6 +121,16 @@ def _unready_reason(response: "Response") -> str:
         return f"{found['error']} (give --token to see the cause)" if "hint" in found else str(found["error"])
     except (ValueError, KeyError, TypeError):
         return "the cause is unknown"
+
+
+def _count_unlearnable(stats: "Response | None") -> int:
+    if stats is None or stats.status_code != 200:
+        return 0
+    try:
+        learning = stats.json()["semantic"].get("learning")
+        return 0 if learning is None else int(learning["unlearnable"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def _upstream_notes(response: "Response | None", kind: str) -> list[str]:

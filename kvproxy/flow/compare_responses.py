@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import random
 import re
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
@@ -14,14 +17,16 @@ from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import fetch_response
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.policies.learned.answer_classes import a_few_words_differ, text_digest
+from kvproxy.index.policies.learned.answer_classes import text_digest
+from kvproxy.index.policies.learned.answer_facts import answers_equal
 from kvproxy.index.search.lookup_result import Lookup
 from kvproxy.index.search.semantic_cache import SemanticCache
+from kvproxy.index.store.observations import Audit
 from kvproxy.settings import CacheSettings
 
 _INSTRUCTION = (
-    "You compare two answers to the same question. Reply with one word: SAME if a reader learns the same from both,"
-    " DIFFERENT if one says something else, is wrong where the other is right, or leaves out what matters."
+    "You compare two answers to the same question. Reply with one word: SAME if both state the same facts in any wording,"
+    " DIFFERENT if a number, name, condition, or other fact differs, or if one leaves out what matters."
 )
 # Credentials, and API versions.
 _PASSED_HEADERS = tuple("authorization api-key x-api-key openai-organization openai-project anthropic-version".split())
@@ -29,6 +34,9 @@ _MAX_TOKENS = 200
 _MAX_BYTES = 2**20
 _SECONDS = 300.0
 _MAX_QUEUED = 64
+_BATCH = 8
+_AUDITED_SHARE = 0.05
+_MAX_CREDIT = 20.0
 _log = logging.getLogger("kvproxy")
 
 
@@ -73,29 +81,103 @@ def answer_text(response: bytes, endpoint: str = "chat") -> str | None:
     return text if text and text.strip() else None
 
 
+class ModelBudget:
+    """Limits the requests to the model as a judge. Undecided pairs come first; a small share of the others is audited.
+
+    Args:
+        share: requests to the model per compared response.
+        random_number: returns a uniform random number below 1.
+    """
+
+    def __init__(self, share: float, random_number: Callable[[], float] = random.random) -> None:
+        self._share = share
+        self._random_number = random_number
+        self._credit = _MAX_CREDIT / 2
+
+    def add_response(self) -> None:
+        self._credit = min(_MAX_CREDIT, self._credit + self._share)
+
+    def take(self, *, is_audit: bool) -> bool:
+        """Return whether the model may be asked about one pair, and count the request."""
+        if self._credit < 1 or (is_audit and self._random_number() >= _AUDITED_SHARE):
+            return False
+        self._credit -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A response that waits for its comparison. `priority` is 0 for explored hits, and higher for less informative ones."""
+
+    request: ApiRequest
+    fresh: Entry
+    lookup: Lookup
+    audits: list[Audit] = field(default_factory=list)
+
+    @property
+    def priority(self) -> int:
+        if self.lookup.chosen is not None:
+            return 0
+        return 1 if self.lookup.observation is not None else 2
+
+
+class ComparisonQueue:
+    """Waiting comparisons. A full queue drops the oldest of those with the least priority."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: tuple[deque[Comparison], ...] = (deque(), deque(), deque())
+        self._is_filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting))
+
+    def put(self, comparison: Comparison) -> Comparison | None:
+        """Add a comparison; return the dropped one, if any."""
+        self._waiting[comparison.priority].append(comparison)
+        self._is_filled.set()
+        return next(each for each in reversed(self._waiting) if each).popleft() if len(self) > self._limit else None
+
+    async def take(self, limit: int) -> list[Comparison]:
+        """Wait for comparisons, and remove the `limit` most important ones."""
+        await self._is_filled.wait()
+        found: list[Comparison] = []
+        for waiting in self._waiting:
+            while waiting and len(found) < limit:
+                found.append(waiting.popleft())
+        if not len(self):
+            self._is_filled.clear()
+        return found
+
+
 class ResponseComparer:
-    """Compares responses in the background, one pair at a time. While the queue is full, new comparisons are dropped."""
+    """Compares responses in the background, in batches. While the queue is full, the least important are dropped."""
 
     def __init__(self, semantic: SemanticCache, backend: Backend, settings: CacheSettings) -> None:
         self._semantic = semantic
         self._backend = backend
         self._settings = settings
-        self._queue: asyncio.Queue[tuple[ApiRequest, Entry, Lookup]] = asyncio.Queue(_MAX_QUEUED)
+        self._queue = ComparisonQueue(_MAX_QUEUED)
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._task: asyncio.Task[None] | None = None
+        self._budget = ModelBudget(settings.judge_budget)
+        self._warned: set[str] = set()
         self.counts: Counter[str] = Counter()
-        """Number of comparisons by result: right, wrong, undecided, dropped."""
+        """Number of comparisons by result: right, wrong, undecided, dropped, and dropped ones of explored hits."""
 
     def compare(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> None:
         """Queue the comparison of a new response with the cached responses that its semantic lookup found."""
         if self._task is None:
             self._task = asyncio.create_task(self._work())
-        try:
-            self._queue.put_nowait((request, fresh, lookup))
-        except asyncio.QueueFull:
+        self._idle.clear()
+        dropped = self._queue.put(Comparison(request, fresh, lookup))
+        if dropped is not None:
             self.counts["dropped"] += 1
+            self.counts["dropped_explored"] += dropped.priority == 0
 
     async def wait_until_idle(self) -> None:
-        await self._queue.join()
+        await self._idle.wait()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -105,47 +187,77 @@ class ResponseComparer:
 
     async def _work(self) -> None:
         while True:
-            request, fresh, lookup = await self._queue.get()
-            try:
-                result = await self._compare_with_candidates(request, fresh, lookup)
-                if lookup.observation is not None:
-                    self.counts[result] += 1
-            except CacheStoreError as error:
-                _log.error("an observation was not stored: %s", error)
-            except Exception as error:
-                # One failed comparison must not end the task.
-                _log.error("an answer could not be compared", exc_info=error)
-            finally:
-                self._queue.task_done()
+            batch = await self._queue.take(_BATCH if self._settings.judge == "model" else 1)
+            await asyncio.gather(*map(self._compare, batch))
+            if not len(self._queue):
+                self._idle.set()
 
-    async def _compare_with_candidates(self, request: ApiRequest, fresh: Entry, lookup: Lookup) -> str:
+    async def _compare(self, comparison: Comparison) -> None:
+        try:
+            result = await self._compare_with_candidates(comparison)
+            if comparison.lookup.observation is not None:
+                self.counts[result] += 1
+            await self._warn(comparison.lookup.namespace)
+        except CacheStoreError as error:
+            _log.error("an observation was not stored: %s", error)
+        except Exception as error:
+            # One failed comparison must not end the task.
+            _log.error("an answer could not be compared", exc_info=error)
+
+    async def _warn(self, namespace: str) -> None:
         learning = self._semantic.learning
+        status = await learning.status(namespace) if learning is not None and namespace not in self._warned else None
+        if status is not None and status.warning is not None:
+            self._warned.add(namespace)
+            _log.warning("namespace %s: %s", namespace[:12], status.warning)
+
+    async def _compare_with_candidates(self, comparison: Comparison) -> str:
+        learning, fresh = self._semantic.learning, comparison.fresh
         text = answer_text(fresh.response, fresh.endpoint)
         if text is None or learning is None:
             return "undecided"
+        self._budget.add_response()
+        texts: dict[str, str | None] = {fresh.id: text}
 
-        async def same(id: str) -> bool | None:
-            entry = await self._semantic.entry(id)
-            cached = answer_text(entry.response, entry.endpoint) if entry is not None else None
-            if cached is None:
+        async def same(id: str, other: str) -> bool | None:
+            for each in (id, other):
+                if each not in texts:
+                    entry = await self._semantic.entry(each)
+                    texts[each] = None if entry is None else answer_text(entry.response, entry.endpoint)
+            cached, compared = texts[id], texts[other]
+            if cached is None or compared is None:
                 return None
-            return await self.have_same_meaning(request, fresh.prompt, cached, text)
+            return await self.have_same_meaning(comparison.request, fresh.prompt, cached, compared, comparison.audits)
 
-        shadow = self._settings.shadow
-        learned = await learning.record_response(lookup, fresh, text, same, was_to_be_served=shadow)
-        if learned is None:
+        learned = await learning.record_response(
+            comparison.lookup,
+            fresh,
+            text,
+            same,
+            was_to_be_served=self._settings.shadow,
+            audits=comparison.audits,
+        )
+        if learned is None or learned.source == "undecided":
             return "undecided"
         return "right" if learned.right else "wrong"
 
-    async def have_same_meaning(self, request: ApiRequest, question: str, cached: str, fresh: str) -> bool | None:
-        """Return whether two answers are equal, or equivalent according to the setting `cache.judge`; None if undecided."""
+    async def have_same_meaning(
+        self, request: ApiRequest, question: str, cached: str, fresh: str, audits: list[Audit] | None = None
+    ) -> bool | None:
+        """Return whether two answers are equivalent according to the setting `cache.judge`; None if undecided.
+
+        A pair that facts decide and the model judges, too, is added to `audits`.
+        """
         judge = self._settings.judge
         if text_digest(cached) == text_digest(fresh):
             return True
-        if judge == "model":
-            return await judge_with_model(self._backend, request, question, cached, fresh)
-        return (
-            judge == "similarity"
-            and await self._semantic.similarity(cached, fresh) >= self._settings.judge_similarity
-            and not await asyncio.to_thread(a_few_words_differ, cached, fresh)
-        )
+        if judge == "equality":
+            return False
+        cosine = await self._semantic.similarity(cached, fresh)
+        equal = await asyncio.to_thread(answers_equal, cached, fresh, cosine, self._settings.judge_similarity)
+        if judge != "model" or not self._budget.take(is_audit=equal is not None):
+            return equal
+        verdict = await judge_with_model(self._backend, request, question, cached, fresh)
+        if equal is not None and verdict is not None and audits is not None:
+            audits.append((equal, verdict))
+        return equal if verdict is None else verdict

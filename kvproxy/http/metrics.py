@@ -125,6 +125,9 @@ class Metrics:
             most_wrong="Bound of this number with 90% confidence; responses that checked accepted count with an estimated error.",
             would_serve="Share of the similar questions that it would answer.",
             max_error="The setting cache.max_error; 0 without namespaces.",
+            equal="Comparisons that found equal responses.",
+            undecided="Comparisons that the judge could not decide.",
+            unlearnable="Namespaces whose responses are hardly ever judged equal.",
         )
         self._upstreams = self._group(
             "upstream",

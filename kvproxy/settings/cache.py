@@ -53,7 +53,10 @@ class CacheSettings(Section):
     judge: Literal["similarity", "equality", "model", "none"] = Field(
         "similarity", description="How fresh responses are compared with unserved cached ones."
     )
-    judge_similarity: float = Field(0.9, ge=0.0, le=1.0, description="Minimum cosine of two equal responses.")
+    judge_similarity: float = Field(0.65, ge=0.0, le=1.0, description="Minimum cosine of two equal responses.")
+    judge_budget: float = Field(
+        0.5, ge=0.0, description="Requests to the model per compared response, if judge is model."
+    )
     ttl: Seconds = Field(86_400.0, gt=0, description="Time until a stored response expires.")
     max_ttl: Seconds | None = Field(None, gt=0, description="Maximum x-kvproxy-ttl; by default 30d, or the rule's ttl.")
     stale_while_revalidate: Seconds = Field(

@@ -142,16 +142,22 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
 
 
 def test_the_model_may_judge(tmp_path: Path) -> None:
-    with proxy(tmp_path, checked(0.99), judge="model") as (url, services, model):
-        model.answers = {QUESTION: "One wording.", FAR: "Another wording."}
+    with proxy(tmp_path, checked(0.99), judge="model", judge_similarity=1.0) as (url, services, model):
+        last = "please tell me what the busy list of blocks might be"
+        wordings = (
+            "The bank pays the fee of the card.",
+            "The card has a fee that the bank pays.",
+            "Fees are the bank's.",
+        )
+        model.answers = dict(zip((QUESTION, FAR, last), wordings, strict=True))
         ask(url, QUESTION)
         ask(url, FAR)
         compared(services, 1)
         assert QUESTION not in model.judged[0]
-        assert all(text in model.judged[0] for text in (FAR, "One wording.", "Another wording."))
+        assert all(text in model.judged[0] for text in (FAR, *wordings[:2]))
         assert stats(url)["compared"] == {"right": 1}
         model.verdict = "I cannot tell."
-        ask(url, "please tell me what the busy list of blocks might be")
+        ask(url, last)
         compared(services, 2)
         assert stats(url)["compared"] == {"right": 1, "undecided": 1}
 
@@ -215,23 +221,23 @@ class Similar:
 @pytest.mark.parametrize(
     ("judge", "similarity", "fresh", "same"),
     [
-        ("equality", 0.0, "one TEXT", True),
+        ("equality", 0.0, "here is one TEXT", True),
         ("equality", 1.0, "Another text", False),
-        ("similarity", 0.0, "one TEXT", True),
-        ("similarity", 0.9, "This is quite another text", True),
-        ("similarity", 0.8, "This is quite another text", False),
+        ("similarity", 0.0, "here is one TEXT", True),
+        ("similarity", 0.9, "In other words, this is the one text", True),
+        ("similarity", 0.6, "In other words, this is the one text", None),
+        ("similarity", 0.3, "In other words, this is the one text", False),
+        ("similarity", 0.6, "This is about cards and fees", False),
     ],
 )
 async def test_answers_are_compared_by_text_and_by_similarity(
-    judge: Any, similarity: float, fresh: str, same: bool
+    judge: Any, similarity: float, fresh: str, same: bool | None
 ) -> None:
     semantic: Any = Similar(similarity)
     model: Any = Judge()
-    comparer = ResponseComparer(semantic, model, CacheSettings(judge=judge, judge_similarity=0.9))
-    assert (
-        await comparer.have_same_meaning(api_request({"model": "m", "messages": []}), "Why?", "One text.", fresh)
-        is same
-    )
+    comparer = ResponseComparer(semantic, model, CacheSettings(judge=judge, judge_similarity=0.65))
+    asked = api_request({"model": "m", "messages": []})
+    assert await comparer.have_same_meaning(asked, "Why?", "Here is one text.", fresh) is same
 
 
 @pytest.mark.parametrize(
@@ -240,7 +246,7 @@ async def test_answers_are_compared_by_text_and_by_similarity(
         ("Tap Cards, then Lock.", "Tap Cards, then Unlock.", False),
         ("This is the answer about first 3.", "This is the answer about first 4.", False),
         ("The capital of France is Paris.", "Paris is the capital of France.", True),
-        ("You can reset it in the settings.", "You can reset it in the menu.", True),
+        ("You can reset it in the settings.", "You can reset it in the menu.", None),
         ("die Karte sperren", "die Karte entsperren", False),
         ("Sie können die Karte sperren.", "Hier können Sie die Karten sperren.", True),
         ("die Bestellung vor dem Versand stornieren", "die Bestellung nach dem Versand stornieren", False),
@@ -254,7 +260,9 @@ async def test_answers_are_compared_by_text_and_by_similarity(
         ),
     ],
 )
-async def test_similar_answers_differ_if_a_few_words_change_the_meaning(cached: str, fresh: str, same: bool) -> None:
+async def test_similar_answers_differ_if_a_few_words_change_the_meaning(
+    cached: str, fresh: str, same: bool | None
+) -> None:
     semantic: Any = Similar(0.95)
     model: Any = Judge()
     comparer = ResponseComparer(semantic, model, CacheSettings())

@@ -20,6 +20,7 @@ NEEDED = {
     "kvproxy/http/ui/static/app.js",
     "kvproxy/http/ui/static/index.html",
     "kvproxy/index/policies/guards/antonyms.txt",
+    "kvproxy/index/policies/guards/noun_kinds.txt",
     "kvproxy/index/policies/guards/opposites.txt",
     "kvproxy/index/models/minilm/ranges.safetensors",
     "kvproxy/index/models/verifier/adapter.safetensors",

@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -27,15 +27,15 @@ def negation_differs(question: str, cached_question: str) -> bool:
 def has_opposites(question: str, cached_question: str) -> bool:
     """Whether a word of one question is replaced by its opposite in the other: `enable` and `disable`."""
     ours, theirs = set(words(question)), set(words(cached_question))
-    ours, theirs = ours - theirs, theirs - ours
-    return (
-        _has_opposite(ours, theirs)
-        or _has_opposite(theirs, ours)
-        or _differs_in_weak_opposite(question, cached_question)
-    )
+    return opposite_words(ours - theirs, theirs - ours) or _differs_in_weak_opposite(question, cached_question)
 
 
-def _has_opposite(ours: set[str], theirs: set[str]) -> bool:
+def opposite_words(ours: Set[str], theirs: Set[str]) -> bool:
+    """Whether one of `ours` is the opposite of one of `theirs`."""
+    return _has_opposite(ours, theirs) or _has_opposite(theirs, ours)
+
+
+def _has_opposite(ours: Set[str], theirs: Set[str]) -> bool:
     forms = {form for word in theirs for form in base_forms(word)}
     return any(not forms.isdisjoint(_opposites_of(form)) for word in ours for form in base_forms(word))
 

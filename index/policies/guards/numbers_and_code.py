@@ -27,12 +27,12 @@ def _has_number_one(text: str, other: str) -> bool:
 
 @cached_by_text
 def _numbers(text: str) -> Counter[str]:
-    found = Counter(map(_normalize_number, NUMBER.findall(text)))
+    found = Counter(map(normalize_number, NUMBER.findall(text)))
     found += Counter(ROMAN[word] for word in WORD.findall(text) if word in ROMAN)
     return found + Counter(NUMBER_WORDS[word] for word in words(text) if word in NUMBER_WORDS)
 
 
-def _normalize_number(number: str) -> str:
+def normalize_number(number: str) -> str:
     digits = re.sub(r",(?=\d{3}\b)", "", number.lower())
     return digits[:-1] + "000" if digits.endswith("k") else digits
 
@@ -84,7 +84,7 @@ def _separate_by_spaces(text: str) -> str:
 
 def code_differs(question: str, cached_question: str) -> bool:
     """Whether identifiers, options, or paths differ: `max_tokens` and `max_model_len`, `--port` and `--host`."""
-    ours, theirs = _code_tokens(question), _code_tokens(cached_question)
+    ours, theirs = code_tokens(question), code_tokens(cached_question)
     # A brand such as iPhone appears in any case; an identifier does not.
     return any(code.lower() not in words(cached_question) for code in ours - theirs) or any(
         code.lower() not in words(question) for code in theirs - ours
@@ -92,7 +92,7 @@ def code_differs(question: str, cached_question: str) -> bool:
 
 
 @cached_by_text
-def _code_tokens(text: str) -> set[str]:
+def code_tokens(text: str) -> set[str]:
     return {code.strip("`") for code in _CODE.findall(text)}
 
 

@@ -5,7 +5,7 @@ A fresh answer is compared with stored answers to find its class.
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvproxy.index.models.languages import language_of
@@ -13,7 +13,7 @@ from kvproxy.index.models.verifier.multilingual import UNSPACED, content_words, 
 from kvproxy.index.policies.guards import GUARDS
 
 _NOISE = re.compile(r"[\W_]+")
-_OTHER_CLASSES = 2
+_OTHER_CLASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,38 +21,61 @@ class ClassAssignment:
     """The result of comparing a fresh answer with the answers of its question's neighbours.
 
     Attributes:
-        right: the fresh answer equals the answer of the neighbour about which the policy decided.
-        joined: class of the fresh answer; None if it differs from all compared answers.
-        is_outlier: not `right`, but the fresh answer equals another answer of that neighbour's class.
+        right: whether the answer of the neighbour about which the policy decided is right: the fresh answer equals it, or, if
+            that comparison is undecided, another answer of its class. None if no comparison with this class was decided.
+        joined: class of the fresh answer; None if it equals none of the compared answers.
+        is_outlier: the fresh answer differs from that neighbour's answer, but equals another answer of its class.
+        merged: other classes whose answers equal the fresh answer and the answer of `joined`.
     """
 
-    right: bool
+    right: bool | None
     joined: str | None
-    is_outlier: bool
+    is_outlier: bool = False
+    merged: tuple[str, ...] = ()
 
 
-def neighbours_to_compare(judged_index: int, classes: Sequence[str]) -> list[int]:
-    """Return the indexes of neighbours whose answers to compare with a fresh answer, until an answer is equal.
+Comparisons = Generator[tuple[int, int | None], bool | None, ClassAssignment]
+"""Yields pairs of neighbours' indexes whose answers to compare, receives the results, and returns the assignment.
 
-    First is `judged_index`, about which the policy decided; then another neighbour of its class, and the nearest neighbour of
-    each of two other classes. `classes` has the class of each neighbour's answer, nearest neighbour first.
+The second index is None for the fresh answer. A result is None if the comparison is undecided.
+"""
+
+
+def assign_class(judged_index: int, classes: Sequence[str]) -> Comparisons:
+    """Find the class of a fresh answer, and other classes with an equal answer, which become one class.
+
+    The policy decided about the neighbour `judged_index`; `classes` has the class of each neighbour's answer, nearest neighbour
+    first. A merge requires that three answers equal each other, because one mistaken comparison must not join two classes.
     """
     own = classes[judged_index]
-    second = [place for place, name in enumerate(classes) if name == own and place != judged_index][:1]
-    others = [classes.index(name) for name in dict.fromkeys(classes) if name != own][:_OTHER_CLASSES]
-    return [judged_index, *second, *others]
+    right = first = yield judged_index, None
+    equal_places = [judged_index] if right else []
+    second = next((place for place, name in enumerate(classes) if name == own and place != judged_index), None)
+    if not right and second is not None:
+        also_equal = yield second, None
+        right = also_equal if right is None else right
+        equal_places += [second] if also_equal else []
+    is_outlier = first is False and bool(equal_places)
+    merged = []
+    for name in [name for name in dict.fromkeys(classes) if name != own][:_OTHER_CLASSES]:
+        place = classes.index(name)
+        if not (yield place, None):
+            continue
+        if equal_places and (yield place, equal_places[0]):
+            merged.append(name)
+        equal_places.append(place)
+    joined = classes[equal_places[0]] if equal_places else None
+    return ClassAssignment(right, joined, is_outlier, tuple(merged))
 
 
-def assign_class(compared: Sequence[int], are_equal: Sequence[bool], classes: Sequence[str]) -> ClassAssignment:
-    """Assign a fresh answer to the class of the answer that it equals, if any.
-
-    Args:
-        compared: result of `neighbours_to_compare`.
-        are_equal: results of the comparisons, up to the first equal answer.
-        classes: class of each neighbour's answer.
-    """
-    joined = classes[compared[len(are_equal) - 1]] if are_equal[-1] else None
-    return ClassAssignment(are_equal[0], joined, not are_equal[0] and joined == classes[compared[0]])
+def run_comparisons(comparisons: Comparisons, compare: Callable[[int, int | None], bool | None]) -> ClassAssignment:
+    pair = next(comparisons)
+    while True:
+        try:
+            pair = comparisons.send(compare(*pair))
+        except StopIteration as end:
+            assignment: ClassAssignment = end.value
+            return assignment
 
 
 def text_digest(text: str) -> str:
@@ -122,6 +145,14 @@ class ClassEvidence:
         """Reduce the odds that the right answer of the class has changed, because a fresh answer joined it."""
         if answer_class in self.odds:
             self._set_odds(answer_class, self.odds[answer_class] * (1 - _DIFFERENCE_IF_CHANGED))
+
+    def merge(self, answer_class: str, merged: Iterable[str]) -> None:
+        """Move the evidence about merged classes to `answer_class`. A fresh answer has just confirmed all of them."""
+        for name in merged:
+            self.odds.pop(name, None)
+            guards = {guard for owner, guard in self.lifted_guards if owner == name}
+            self.lifted_guards -= {(name, guard) for guard in guards}
+            self.lifted_guards |= {(answer_class, guard) for guard in guards}
 
     def _set_odds(self, answer_class: str, odds: float) -> None:
         if odds <= _PRIOR_ODDS:

@@ -7,18 +7,17 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.policies.learned.answer_classes import (
     ClassAssignment,
     assign_class,
-    neighbours_to_compare,
     text_digest,
 )
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
-from kvproxy.index.policies.policy import LearningStatus, LearningSummary
+from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Neighbour
 from kvproxy.index.search.conversations import last_turn
 from kvproxy.index.search.lookup_result import Lookup, PendingObservation
 from kvproxy.index.store import Store
-from kvproxy.index.store.observations import Observation, Observations
+from kvproxy.index.store.observations import Audit, Observation, Observations
 
-Compare = Callable[[str], Awaitable[bool | None]]
-"""Returns whether the answer of the entry with this id equals the fresh answer; None if they cannot be compared."""
+Compare = Callable[[str, str], Awaitable[bool | None]]
+"""Returns whether the answers of the entries with these ids are equal; None if undecided. The second may be the fresh entry."""
 _MAX_OBSERVATIONS = 10_000
 
 
@@ -42,18 +41,29 @@ class FeedbackRecorder:
 
     def record_served(self, lookup: Lookup) -> None:
         if self._policy is not None and lookup.observation is not None:
-            self._policy.record_served(lookup.namespace, lookup.observation.record.risk)
+            record = lookup.observation.record
+            self._policy.record_served(lookup.namespace, record.risk, by_checked=bool(record.checked))
 
     async def record_response(
-        self, lookup: Lookup, fresh_entry: Entry, answer_text: str, compare: Compare, *, was_to_be_served: bool = False
+        self,
+        lookup: Lookup,
+        fresh_entry: Entry,
+        answer_text: str,
+        compare: Compare,
+        *,
+        was_to_be_served: bool = False,
+        audits: Sequence[Audit] = (),
     ) -> Observation | None:
-        """Compare a fresh response with the candidates of its lookup, and store the result; None if no answer was compared.
+        """Compare a fresh response with the candidates of its lookup, and store the result; None if there was no candidate.
 
-        `was_to_be_served`: a hit was forwarded, but not for exploration (for instance in shadow mode).
+        Args:
+            was_to_be_served: a hit was forwarded, but not for exploration (for instance in shadow mode).
+            audits: comparisons of facts that the model judged, too; `compare` may add some.
         """
-        assignment = await self._compare(lookup.observation, compare) if lookup.observation is not None else None
+        pending = lookup.observation
+        assignment = None if pending is None else await self._compare(pending, fresh_entry.id, compare)
         return await asyncio.to_thread(
-            self._store_result, lookup, fresh_entry, answer_text, assignment, was_to_be_served
+            self._store_result, lookup, fresh_entry, answer_text, assignment, was_to_be_served, audits
         )
 
     def _store_result(
@@ -63,19 +73,30 @@ class FeedbackRecorder:
         answer_text: str,
         assignment: ClassAssignment | None,
         was_to_be_served: bool,
+        audits: Sequence[Audit],
     ) -> Observation | None:
         pending, digest = lookup.observation, text_digest(answer_text)
         known = self._store.answer_class(fresh_entry.namespace, digest)
-        joined = known or (assignment.joined if assignment is not None else None) or fresh_entry.id
+        equal = [] if assignment is None else [name for name in (assignment.joined, *assignment.merged) if name]
+        equal += [known] if known is not None else []
+        right = None if assignment is None else assignment.right
+        if pending is not None and right is None:
+            own = pending.candidate.answer
+            right = True if own in equal else None
+            if right is None and self._questions_are_surely_equal(lookup.question, pending):
+                # No fact differs, so these are two wordings of one answer. It proves nothing about the policy `checked`.
+                equal.append(own)
+        joined, *merged = dict.fromkeys(equal or [fresh_entry.id])
         self._store.set_answer_class(fresh_entry.id, fresh_entry.namespace, joined, digest)
+        self._store.merge_answer_classes(fresh_entry.namespace, merged, joined)
         if pending is None or assignment is None:
             return None
         if assignment.is_outlier:
             self._unindex([pending.candidate.id])
         observation = Observation(
             pending.candidate.id,
-            assignment.right,
-            "answer",
+            bool(right),
+            "undecided" if right is None else "answer",
             pending.accepted,
             time.time(),
             lookup.namespace,
@@ -85,23 +106,26 @@ class FeedbackRecorder:
             1.0 if was_to_be_served else pending.comparison_probability,
             self._vetoes(lookup.question, pending.candidate.prompt),
             joined,
-            pending.record.checked,
+            self._is_checked(lookup.question, pending),
             text_digest(lookup.question) == text_digest(pending.candidate.prompt),
+            merged=tuple(merged),
+            audits=tuple(audits),
         )
         self._add(observation)
         return observation
 
-    async def _compare(self, pending: PendingObservation, compare: Compare) -> ClassAssignment | None:
-        classes = [candidate.answer for candidate in pending.candidates]
-        places, results = neighbours_to_compare(pending.record.index, classes), list[bool]()
-        for place in places:
-            result = await compare(pending.candidates[place].id)
-            if result is None:
-                break
-            results.append(result)
-            if result:
-                break
-        return assign_class(places, results, classes) if results else None
+    async def _compare(self, pending: PendingObservation, fresh_id: str, compare: Compare) -> ClassAssignment:
+        candidates = pending.candidates
+        comparisons = assign_class(pending.record.index, [candidate.answer for candidate in candidates])
+        result: bool | None = None
+        place, other = next(comparisons)
+        while True:
+            result = await compare(candidates[place].id, fresh_id if other is None else candidates[other].id)
+            try:
+                place, other = comparisons.send(result)
+            except StopIteration as end:
+                assignment: ClassAssignment = end.value
+                return assignment
 
     async def record_verdict(self, entry: Entry, right: bool, lookup: Lookup | None) -> None:
         """Store a person's verdict on an entry. A rejected entry leaves its class of equal answers.
@@ -122,6 +146,18 @@ class FeedbackRecorder:
         if not right:
             await asyncio.to_thread(self._store.reset_answer_classes, [entry.id])
         await asyncio.to_thread(self._add, verdict)
+
+    def _is_checked(self, question: str, pending: PendingObservation) -> bool:
+        if self._policy is None:
+            return bool(pending.record.checked)
+        candidate = pending.candidate
+        neighbour = Neighbour(last_turn(candidate.prompt), candidate.similarity, candidate.answer)
+        return self._policy.is_accepted_by_checked(last_turn(question), neighbour, pending.record)
+
+    def _questions_are_surely_equal(self, question: str, pending: PendingObservation) -> bool:
+        candidate = pending.candidate
+        neighbour = Neighbour(last_turn(candidate.prompt), candidate.similarity, candidate.answer)
+        return self._policy is not None and self._policy.are_surely_equal(last_turn(question), neighbour)
 
     def _vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
         return () if self._policy is None else self._policy.vetoes(last_turn(question), last_turn(cached_question))

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,19 @@ _SNAPSHOT_INTERVAL = 200  # Observations.
 _MAX_LEARNERS = 2000
 _LIFTED_ERROR = 2.0
 _SURE_SHARE = 0.5
+_SURE_PROBABILITY = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ServedHits:
+    """Hits of a namespace that no observation counts yet. `risk` sums the estimated errors of those not `by_checked`."""
+
+    count: int = 0
+    risk: float = 0.0
+    by_checked: int = 0
+
+    def add(self, error: float, by_checked: bool) -> "ServedHits":
+        return ServedHits(self.count + 1, self.risk + (0.0 if by_checked else error), self.by_checked + by_checked)
 
 
 class LearnedPolicy:
@@ -60,7 +73,7 @@ class LearnedPolicy:
         self._prior = ErrorModelPrior()
         self._learners: OrderedDict[str, Learner] = OrderedDict()
         self._saved: dict[str, int] = {}
-        self._pending: dict[str, tuple[int, float]] = {}
+        self._pending: dict[str, ServedHits] = {}
         self._lock = threading.RLock()
 
     def decide(
@@ -146,7 +159,8 @@ class LearnedPolicy:
         ]
         decisions += [Decision("not compared") for _ in neighbours[len(decisions) :]]
         if result.chosen is None:
-            return PolicyResult(decisions, None, 0.0, record)
+            was_compared = decisions[record.index].verdict != "not compared"
+            return PolicyResult(decisions, None, 0.0, replace(record, checked=False if was_compared else None))
         if result.chosen == record.index:
             return PolicyResult(decisions, result.chosen, chance, replace(record, risk=error, checked=True))
         return PolicyResult(
@@ -156,18 +170,30 @@ class LearnedPolicy:
     def vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
         return tuple(guard.name for guard in self._guards if guard.vetoes(question, cached_question))
 
-    def record_served(self, namespace: str, error: float) -> None:
-        """Count a semantic hit in memory; the namespace's next observation stores the counts (`Observation.served`)."""
+    def is_accepted_by_checked(self, question: str, neighbour: Neighbour, record: LearningRecord) -> bool:
+        """Return whether `checked` accepts a compared neighbour, so that it proves itself also while it does not decide."""
+        if record.checked is not None or self.checked is None:
+            return bool(record.checked)
+        return self.checked.decide(question, [neighbour]).chosen is not None
+
+    def are_surely_equal(self, question: str, neighbour: Neighbour) -> bool:
+        """Whether `checked` accepts the neighbour at a level that no near-miss of the tests reaches."""
+        if self.checked is None:
+            return False
+        limits = Limits(min_probability=max(_SURE_PROBABILITY, self.checked.level))
+        return self.checked.decide(question, [neighbour], limits).chosen is not None
+
+    def record_served(self, namespace: str, error: float, *, by_checked: bool = False) -> None:
+        """Count a semantic hit in memory; the namespace's next observation stores the counts (`ServedHits`)."""
         with self._lock:
-            answers, risk = self._pending.get(namespace, (0, 0.0))
-            self._pending[namespace] = answers + 1, risk + error
+            self._pending[namespace] = self._pending.get(namespace, ServedHits()).add(error, by_checked)
 
     def learn(self, observations: Sequence[Observation]) -> None:
         with self._lock:
             counted = []
             for each in observations:
-                served, risk = self._pending.pop(each.namespace, (0, 0.0))
-                counted.append(replace(each, served=served, risk=risk))
+                hits = self._pending.pop(each.namespace, ServedHits())
+                counted.append(replace(each, served=hits.count, risk=hits.risk, served_by_checked=hits.by_checked))
             self._observations.add(counted)
             for namespace in dict.fromkeys(each.namespace for each in counted):
                 self._catch_up(namespace)
@@ -240,18 +266,25 @@ class LearnedPolicy:
     def status(self, namespace: str) -> LearningStatus:
         with self._lock:
             learner = self.learner(namespace)
-            served, risk = self._pending.get(namespace, (0, 0.0))
-            level = replace(learner.level, served=learner.level.served + served, risk=learner.level.risk + risk)
+            hits = self._pending.get(namespace, ServedHits())
+            level = replace(
+                learner.level,
+                served=learner.level.served + hits.count,
+                risk=learner.level.risk + hits.risk,
+                checked_risk=(learner.served_by_checked + hits.by_checked) * learner.checked_error,
+            )
         return LearningStatus(
             learner.num_comparisons,
             learner.decides_without_checked,
             level.error_limit,
             level.served,
-            level.risk,
+            level.total_risk,
             level.most_wrong,
             self.max_error,
             level.servable_request_share,
             sum(odds > 0.1 for odds in learner.class_evidence.odds.values()),
+            learner.num_equal,
+            learner.num_undecided,
         )
 
     def statuses(self) -> dict[str, LearningStatus]:

@@ -22,7 +22,7 @@ from kvproxy.index.policies.learned.serving_level import ServingLevel
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.index.store.observations import Observation
 
-_VERSION = 1
+_VERSION = 2
 MIN_EXPECTED_ERRORS = 8.0
 """The policy decides without `checked` once the sum of the estimated errors of compared answers reaches this number."""
 _EXPLORED = 0.2
@@ -33,6 +33,7 @@ _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _MIN_CHECKED = 30
 _CHECKED_WRONG, _CHECKED_SEEN = 0.5, 50.0  # Prior of `checked_error`.
+_CHECKED_DECAY = 1 - 1 / 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,18 @@ class ErrorEstimate:
 class Learner:
     """The state of the policy `learned` in one namespace, after the observations up to the number `last_number`.
 
-    `num_checked` is the number of comparisons whose cached answer the policy `checked` accepted.
+    `num_checked` is the number of comparisons whose cached answer the policy `checked` accepts; older ones count less.
     """
 
     error_model: ErrorModel
     level: ServingLevel
     class_evidence: ClassEvidence = field(default_factory=ClassEvidence)
     num_comparisons: int = 0
-    num_checked: int = 0
-    num_checked_wrong: int = 0
+    num_checked: float = 0.0
+    num_checked_wrong: float = 0.0
+    served_by_checked: int = 0
+    num_equal: int = 0
+    num_undecided: int = 0
     last_number: int = 0
 
     @classmethod
@@ -119,11 +123,19 @@ class Learner:
         """Add an observation. After adding several, call `level.update` once, because it is slow."""
         self.last_number = max(self.last_number, observation.number)
         self.level.add_served(observation.served, observation.risk)
+        self.served_by_checked += observation.served_by_checked
+        self.class_evidence.merge(observation.joined, observation.merged)
         if observation.joined:
             self.class_evidence.add_member(observation.joined)
+        self.level.add_audits(observation.audits)
+        if observation.source == "undecided":
+            self.num_undecided += 1
+            return
+        self.num_equal += observation.source == "answer" and observation.right
         if observation.checked:
-            self.num_checked += 1
-            self.num_checked_wrong += not observation.right
+            self.num_checked = self.num_checked * _CHECKED_DECAY + 1
+            self.num_checked_wrong = self.num_checked_wrong * _CHECKED_DECAY + (not observation.right)
+        self.level.checked_risk = self.served_by_checked * self.checked_error
         if observation.features is None or observation.error is None:
             return
         features = np.array(observation.features)
@@ -152,11 +164,21 @@ class Learner:
                 "served": level.served,
                 "risk": level.risk,
                 "seen": [level.wrong, level.expected],
+                "compared": level.num_compared,
                 "repeats": [level.num_repeats, level.num_judged_different],
                 "spread": level.error_histogram.tolist(),
                 "odds": errors.odds,
                 "lifted": sorted(errors.lifted_guards),
-                "counts": [self.num_comparisons, self.num_checked, self.num_checked_wrong, self.last_number],
+                "counts": [
+                    self.num_comparisons,
+                    self.num_checked,
+                    self.num_checked_wrong,
+                    self.served_by_checked,
+                    self.num_equal,
+                    self.num_undecided,
+                    self.last_number,
+                ],
+                "audits": level.audits.tolist(),
             }
         )
 
@@ -167,8 +189,11 @@ class Learner:
         if state.get("version") != _VERSION or tuple(state["features"]) != FEATURES:
             return None
         level = ServingLevel(max_error, state["served"], state["risk"], *state["seen"], *state["repeats"])
-        level.error_histogram = np.array(state["spread"])
-        level.update()
+        level.num_compared = state["compared"]
+        level.error_histogram, level.audits = np.array(state["spread"]), np.array(state["audits"])
         model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["slips"])
         errors = ClassEvidence(state["odds"], {(name, guard) for name, guard in state["lifted"]})
-        return cls(model, level, errors, *state["counts"])
+        learner = cls(model, level, errors, *state["counts"])
+        learner.level.checked_risk = learner.served_by_checked * learner.checked_error
+        learner.level.update()
+        return learner

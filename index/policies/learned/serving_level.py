@@ -9,7 +9,9 @@ The bound is the largest number of wrong answers for which some factor f keeps t
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,6 +22,7 @@ _LOG_LIMIT = math.log(10)
 _SERVED_RATIOS = ((4.0, 1.3), (16.0, 9.4), (49.0, 35.0))
 _COMPARED_RATIOS = (40.0, 52.0)
 _MOST = 1e4
+_UNIT = np.linspace(0.0, 1.0, 250)
 
 
 def max_expected_events(allowed_events: float) -> float:
@@ -48,18 +51,24 @@ def max_error_factor(wrong: float, expected: float) -> float:
 
 
 def _possible_events(wrong: float) -> np.ndarray:
-    return np.geomspace(max(wrong, 1.0) / 2, (wrong + 15) * 5, 250)
+    least, most = max(wrong, 1.0) / 2, (wrong + 15) * 5
+    return least * np.exp(_UNIT * math.log(most / least))
 
 
 def _max_expected(allowed: float, needed: np.ndarray) -> np.ndarray:
     if allowed <= 0:
         return np.zeros_like(needed)
-    count = math.floor(allowed + 1e-9) + 1.0
+    expected, evidence = _served_evidence(math.floor(allowed + 1e-9) + 1)
+    found: np.ndarray = np.interp(needed, evidence, expected, left=np.inf, right=0.0)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _served_evidence(count: int) -> tuple[np.ndarray, np.ndarray]:
     expected = np.linspace(0.0, count, 400)[1:]
     parts = [_log_evidence(expected, count, *ratios) for ratios in _SERVED_RATIOS]
     evidence = np.logaddexp.reduce(parts) - math.log(len(parts))
-    found: np.ndarray = np.interp(needed, evidence[::-1], expected[::-1], left=np.inf, right=0.0)
-    return found
+    return expected[::-1], evidence[::-1]
 
 
 def _log_evidence(expected: np.ndarray, count: float, shape: float, rate: float) -> np.ndarray:
@@ -78,6 +87,7 @@ _MAX_PLANNED_FACTOR = 1.5
 _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
+_PRIOR_AUDITS = 20.0
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
 _MAX_LIMIT_FACTOR = 12.0
 
@@ -90,7 +100,10 @@ class ServingLevel:
 
     Attributes:
         max_error: maximum share of wrong answers.
-        served, risk: number of served answers, and the sum of their estimated errors.
+        served, risk: number of served answers, and the sum of their estimated errors, without answers that `checked` accepted.
+        num_compared: number of the comparisons that `wrong` and `expected` count.
+        audits: numbers of comparisons of facts that a model judged, too, by the results of both, `[2, 2]`.
+        checked_risk: the same sum for those, at the error of `checked` as it is estimated now.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
             estimated error up to `max_counted_error` count: larger errors say little about served answers.
         num_repeats, num_judged_different: comparisons of answers to equal questions, and how many found different answers; they
@@ -110,6 +123,13 @@ class ServingLevel:
     error_factor: float = math.inf
     error_limit: float = 0.0
     error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
+    checked_risk: float = 0.0
+    num_compared: float = 0.0
+    audits: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
+
+    @property
+    def total_risk(self) -> float:
+        return self.risk + self.checked_risk
 
     @property
     def max_counted_error(self) -> float:
@@ -118,9 +138,9 @@ class ServingLevel:
     @property
     def most_wrong(self) -> int:
         """An upper bound, with 90% probability, of the number of wrong answers among the `served` answers."""
-        risk = self.risk / (1 - self.comparison_error_rate)
+        risk = self.total_risk / (1 - self.comparison_error_rate)
         return bisect_left(
-            range(self.served), True, key=lambda wrong: max_risk(wrong, self.wrong, self.expected) >= risk
+            range(self.served), True, key=lambda wrong: max_risk(wrong, self.corrected_wrong, self.expected) >= risk
         )
 
     @property
@@ -130,7 +150,9 @@ class ServingLevel:
 
     def bound_allows(self, error: float) -> bool:
         """Whether `max_error` allows the policy `checked` to serve one more answer with this estimated error."""
-        return self.risk + error <= _CHECKED_SHARE * max_expected_events(self.max_error * max(self.served, MIN_SERVED))
+        return self.total_risk + error <= _CHECKED_SHARE * max_expected_events(
+            self.max_error * max(self.served, MIN_SERVED)
+        )
 
     def add_served(self, answers: int, risk: float) -> None:
         if answers:
@@ -142,11 +164,24 @@ class ServingLevel:
         if error <= self.max_counted_error:
             self.wrong += not right
             self.expected += error
+            self.num_compared += 1
         self._add_requests(error, 1)
 
     def _add_requests(self, error: float, count: int) -> None:
         self.error_histogram *= (1 - 1 / _HISTOGRAM_DECAY) ** count
         self.error_histogram[min(int(np.searchsorted(_EDGES, error)), _BINS - 1)] += count
+
+    def add_audits(self, audits: Sequence[tuple[bool, bool]]) -> None:
+        for facts, model in audits:
+            self.audits[int(facts), int(model)] += 1
+
+    @property
+    def corrected_wrong(self) -> float:
+        """`wrong`, corrected by the errors of the comparison of facts in both directions that audits by a model show."""
+        (different, falsely_different), (falsely_equal, equal) = self.audits
+        undetected = falsely_equal / (falsely_equal + equal + _PRIOR_AUDITS) * (self.num_compared - self.wrong)
+        detected = self.wrong * (1 - falsely_different / (different + falsely_different + _PRIOR_AUDITS))
+        return float(detected + max(0.0, undetected))
 
     @property
     def comparison_error_rate(self) -> float:
@@ -158,16 +193,19 @@ class ServingLevel:
         self.update_error_limit()
 
     def update_error_factor(self) -> None:
-        self.error_factor = max_error_factor(self.wrong, self.expected) / (1 - self.comparison_error_rate)
+        self.error_factor = max_error_factor(self.corrected_wrong, self.expected) / (1 - self.comparison_error_rate)
 
     def planned_risk(self) -> float:
         """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""
         if not self.expected:
             return 0.0
-        allowed = max_risk(self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.wrong, self.expected)
-        left = (allowed * (1 - self.comparison_error_rate) - self.risk) / _PLANNED_ANSWERS
+        allowed = max_risk(
+            self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.corrected_wrong, self.expected
+        )
+        left = (allowed * (1 - self.comparison_error_rate) - self.total_risk) / _PLANNED_ANSWERS
         return max(
-            0.0, min(left, _MAX_PLANNED_FACTOR * self.max_error / max(self.wrong / self.expected, _LEAST_FACTOR))
+            0.0,
+            min(left, _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.expected, _LEAST_FACTOR)),
         )
 
     def update_error_limit(self) -> None:

@@ -31,6 +31,8 @@ OBSERVATION = st.builds(
     st.booleans(),
     st.integers(0, 5),
     st.floats(0, 1),
+    st.integers(0, 5),
+    st.lists(st.sampled_from("xyz"), max_size=2).map(tuple),
 )
 # Add observations, save a snapshot of a namespace, or prune.
 SAVES = st.tuples(st.sampled_from(["n", "m"]), st.integers(0, 30))

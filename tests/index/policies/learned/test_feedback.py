@@ -42,8 +42,9 @@ class Shop:
         await self.cache.insert(fresh)
         self.answers[fresh.id] = answer
 
-        async def same(id: str) -> bool | None:
-            return None if self.answers[id] == "?" else self.answers[id].split()[0] == answer.split()[0]
+        async def same(id: str, other: str) -> bool | None:
+            one, two = self.answers[id].split()[0], self.answers[other].split()[0]
+            return None if "?" in (one, two) else bool(set(one.split("|")) & set(two.split("|")))
 
         return fresh, await self.learning.record_response(lookup, fresh, answer, same)
 
@@ -96,9 +97,37 @@ async def test_a_rejected_entry_leaves_its_class_and_a_removed_one_loses_its_ans
     assert shop.store.answer_class("n", "t") is None
 
 
-async def test_an_undecided_comparison_adds_no_observation(shop: Shop) -> None:
+async def test_classes_that_a_fresh_answer_equals_are_merged(shop: Shop) -> None:
+    first, _ = await shop.answer(QUESTION, "blue")
+    second, _ = await shop.answer(f"{QUESTION} now", "azure")
+    third, _ = await shop.answer(f"{QUESTION} now then", "azure too")
+    assert shop.answer_class(first) != shop.answer_class(second) == shop.answer_class(third)
+    shop.answers[first.id] = shop.answers[second.id] = "blue|azure"
+    fresh, found = await shop.answer(f"{QUESTION} then", "blue|azure")
+    assert found is not None
+    assert len(found.merged) == 1
+    assert len({shop.answer_class(each) for each in (first, second, third, fresh)}) == 1
+
+
+async def test_an_undecided_comparison_is_counted_and_changes_nothing(shop: Shop) -> None:
     await shop.answer(QUESTION, "?")
+    before = shop.policy.learner("n").error_model.weights.tolist()
     fresh, found = await shop.answer(f"{QUESTION} now", "yes")
-    assert found is None
+    assert found is not None
+    assert found.source == "undecided"
     assert shop.answer_class(fresh) == fresh.id
-    assert shop.policy.status("n").observations == 0
+    status = shop.policy.status("n")
+    assert (status.observations, status.undecided, status.equal, status.warning) == (0, 1, 0, None)
+    assert shop.policy.learner("n").error_model.weights.tolist() == before
+    for number in range(30):
+        await shop.answer(f"{QUESTION} now {number}", "?")
+    warning = shop.policy.status("n").warning
+    assert warning is not None
+    assert 'cache.judge = "model"' in warning
+
+
+async def test_a_text_of_the_judged_class_is_right_without_a_decision(shop: Shop) -> None:
+    await shop.answer(QUESTION, "?")
+    _, found = await shop.answer(f"{QUESTION} now", "?")
+    assert found is not None
+    assert (found.source, found.right) == ("answer", True)

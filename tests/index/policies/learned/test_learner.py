@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned.answer_classes import (
+    ClassAssignment,
     ClassEvidence,
     assign_class,
-    neighbours_to_compare,
+    run_comparisons,
     text_digest,
 )
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
@@ -20,34 +21,63 @@ CLASSES = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
 STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("xyz"), max_size=3), st.booleans()))
 
 
+def assign(judged: int, classes: list[str], truths: list[bool | None], pairs: bool = True) -> ClassAssignment:
+    """Assign a fresh answer; `truths` has the results for each neighbour, `pairs` for all pairs of neighbours."""
+    return run_comparisons(
+        assign_class(judged, classes), lambda place, other: truths[place] if other is None else pairs
+    )
+
+
 @given(CLASSES, st.integers(0, 11))
 def test_comparisons_start_with_the_judged_answer_then_its_class_then_others(classes: list[str], judged: int) -> None:
     judged %= len(classes)
-    places = neighbours_to_compare(judged, classes)
+    places: list[int] = []
+
+    def differ(place: int, other: int | None) -> bool:
+        assert other is None
+        places.append(place)
+        return False
+
+    run_comparisons(assign_class(judged, classes), differ)
     own = [place for place in places if classes[place] == classes[judged]]
     others = [place for place in places if classes[place] != classes[judged]]
     assert places == own + others
     assert places[0] == judged
     assert len(own) == min(2, classes.count(classes[judged]))
-    assert len(others) == min(2, len(set(classes)) - 1)
+    assert len(others) == min(8, len(set(classes)) - 1)
     assert all(classes.index(classes[place]) == place for place in others)
     assert len(set(places)) == len(places)
 
 
 @given(CLASSES, st.sampled_from("abcde"))
 def test_a_fresh_answer_joins_the_class_of_an_equal_answer(classes: list[str], truth: str) -> None:
-    places = neighbours_to_compare(0, classes)
-    results = [classes[place] == truth for place in places]
-    assignment = assign_class(places, results[: results.index(True) + 1] if True in results else results, classes)
+    assignment = assign(0, classes, [name == truth for name in classes])
     assert assignment.right == (classes[0] == truth)
-    assert assignment.joined == (truth if True in results else None)
+    assert assignment.joined == (truth if truth in classes else None)
     assert not assignment.is_outlier
+    assert not assignment.merged
+
+
+def test_classes_that_one_fresh_answer_equals_become_one() -> None:
+    merged = assign(0, ["a", "b", "c", "a"], [True, True, False, True])
+    assert (merged.right, merged.joined, merged.merged) == (True, "a", ("b",))
+    # The nearest answer is wrong, but two others are equal.
+    others = assign(0, ["a", "b", "c", "d"], [False, True, True, None])
+    assert (others.right, others.joined, others.merged) == (False, "b", ("c",))
+    # The stored answers must equal each other, too.
+    assert assign(0, ["a", "b"], [True, True], pairs=False).merged == ()
+
+
+def test_an_undecided_comparison_changes_nothing() -> None:
+    assert assign(0, ["a", "b"], [None, False]) == ClassAssignment(None, None)
+    assert assign(0, ["a", "a"], [None, True]) == ClassAssignment(True, "a")
+    assert assign(0, ["a", "b"], [None, True]) == ClassAssignment(None, "b")
 
 
 def test_an_answer_that_differs_from_its_class_is_odd() -> None:
-    odd = assign_class([0, 1, 2], [False, True], ["a", "a", "b"])
+    odd = assign(0, ["a", "a", "b"], [False, True, False])
     assert (odd.is_outlier, odd.joined) == (True, "a")
-    assert not assign_class([0, 2], [False, True], ["a", "a", "b"]).is_outlier
+    assert not assign(0, ["a", "a", "b"], [False, False, True]).is_outlier
 
 
 def test_a_digest_ignores_case_and_punctuation() -> None:
@@ -109,6 +139,29 @@ def test_checked_may_serve_within_the_bound() -> None:
         assert learner.may_serve_checked is allowed
 
 
+def test_checked_returns_after_it_has_proved_itself_while_suspended() -> None:
+    learner = Learner.new(ErrorModelPrior(), 0.02)
+    learner.add(observation(right=False, checked=True, number=1))
+    assert not learner.may_serve_checked
+    for number in range(2, 60):
+        learner.add(observation(checked=True, number=number))
+    assert learner.may_serve_checked
+
+
+def test_hits_of_checked_are_charged_its_present_error() -> None:
+    learner = Learner.new(ErrorModelPrior(), 0.02)
+    learner.add(observation(served=450, served_by_checked=450))
+    for _ in range(60):
+        learner.add(observation())
+    assert not learner.may_serve_checked, "the allowance is spent"
+    for _ in range(200):
+        learner.add(observation(checked=True))
+    assert learner.may_serve_checked
+    again = Learner.from_json(learner.to_json(), 0.02)
+    assert again is not None
+    assert again.level.total_risk == learner.level.total_risk > 0
+
+
 def test_a_saved_state_keeps_its_level() -> None:
     learner, generator = Learner.new(ErrorModelPrior(), 0.1), random.Random(1)
     for number in range(400):
@@ -129,5 +182,5 @@ def test_a_saved_state_keeps_its_level() -> None:
         assert each.level.error_factor == learner.level.error_factor
     assert again.last_number == 400
     assert 0 <= stricter.level.error_limit < learner.level.error_limit
-    for changed in (('"margin"', '"another"'), ('"version": 1', '"version": 0')):
+    for changed in (('"margin"', '"another"'), ('"version": 2', '"version": 1')):
         assert Learner.from_json(state.replace(*changed), 0.1) is None

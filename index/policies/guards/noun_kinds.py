@@ -1,0 +1,43 @@
+"""Detects one changed common noun of the same kind: `latitude` and `longitude`, `clarinet` and `oboe`."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+
+from kvproxy.index.policies.guards.words import base_forms
+
+_NO_SYNSETS: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+
+
+@cache
+def _lines() -> Sequence[str]:
+    lines = (Path(__file__).parent / "noun_kinds.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+@lru_cache(maxsize=8192)
+def _synsets(noun: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the meanings of a noun, and the kinds of these meanings; see training/noun_kinds.py."""
+    lines = _lines()
+    place = bisect_left(lines, f"{noun} ")
+    if place == len(lines) or not lines[place].startswith(f"{noun} "):
+        return _NO_SYNSETS
+    _, meanings, kinds = lines[place].split()
+    return frozenset(meanings.split(",")), frozenset(kinds.split(","))
+
+
+@lru_cache(maxsize=8192)
+def _singular(word: str) -> str:
+    return next((form for form in sorted(base_forms(word), key=len) if _synsets(form) is not _NO_SYNSETS), word)
+
+
+def are_synonyms(one: str, other: str) -> bool:
+    """Whether two nouns have a common meaning, such as `car` and `automobile`."""
+    return not _synsets(_singular(one))[0].isdisjoint(_synsets(_singular(other))[0])
+
+
+def are_of_one_kind(one: str, other: str) -> bool:
+    """Whether two nouns are different things of the same kind, such as `clarinet` and `oboe`."""
+    (ours, our_kinds), (theirs, their_kinds) = _synsets(_singular(one)), _synsets(_singular(other))
+    return ours.isdisjoint(theirs) and not our_kinds.isdisjoint(their_kinds)

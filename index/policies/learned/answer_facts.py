@@ -1,0 +1,151 @@
+"""Compares the facts of two answers, because equal answers have many wordings, and one changed fact few other words.
+
+Facts are numbers with their units, code, names, negations, opposites, nouns of one kind, and conditions. The comparison returns
+True (equal), False (different), or None (undecided).
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from kvproxy.index.models.verifier.multilingual import is_surely_english
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards.negation_and_opposites import opposite_words
+from kvproxy.index.policies.guards.noun_kinds import are_of_one_kind, are_synonyms
+from kvproxy.index.policies.guards.numbers_and_code import code_tokens, normalize_number
+from kvproxy.index.policies.guards.words import (
+    FUNCTION_WORDS,
+    NEGATION,
+    NUMBER,
+    NUMBER_WORDS,
+    UNITS,
+    cached_by_text,
+    roots,
+    words,
+)
+from kvproxy.index.policies.learned.answer_classes import a_few_words_differ
+
+MIN_EQUAL_COSINE, _MAX_DIFFERENT_COSINE = 0.65, 0.4
+_MIN_EQUAL_OVERLAP, _MAX_DIFFERENT_OVERLAP = 0.4, 0.3
+_MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES, _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES = 0.9, 0.6
+_COPY_RATIO = 0.75
+_MAX_COMPARED = 2000  # Characters.
+_RANGE = re.compile(r"(\d)\s*[-–]\s*(?=\d)")
+_FENCE = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+_ATOM = re.compile(r"[\w~-]*\w")
+_CONDITIONS = {
+    word: group.split()[0]
+    for group in ("except apart excluding exception", "unless", "before prior", "after", "only")
+    for word in group.split()
+}
+_AFFIRMATION = re.compile(r"\s*(yes|sure|of course|certainly|absolutely|no)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """Facts of one answer. `code` has identifiers, options, and words in code; `polarity` is that of a first `yes` or `no`."""
+
+    numbers: frozenset[str]
+    units: frozenset[str]
+    code: frozenset[str]
+    content: frozenset[str]
+    conditions: frozenset[str]
+    is_negated: bool
+    polarity: str
+
+    @property
+    def compared(self) -> tuple[object, ...]:
+        return self.numbers, self.units, self.conditions, self.is_negated, self.polarity == "no"
+
+
+@cached_by_text
+def answer_facts(text: str) -> AnswerFacts:
+    plain = _RANGE.sub(r"\1 ", text.replace("’", "'"))
+    tokens = words(plain)
+    numbers = set(map(normalize_number, NUMBER.findall(plain)))
+    numbers |= {NUMBER_WORDS[word] for word in tokens if word in NUMBER_WORDS}
+    units = {UNITS[word] for word in tokens if word in UNITS and len(word) > 1}
+    conditions = {_CONDITIONS[word] for word in tokens if word in _CONDITIONS}
+    content = {word.removesuffix("'s") for word in tokens} - FUNCTION_WORDS - NEGATION - NUMBER_WORDS.keys()
+    code = {atom for span in code_tokens(text) | set(_FENCE.findall(text)) for atom in _ATOM.findall(span)}
+    affirmation = _AFFIRMATION.match(text)
+    polarity = "" if affirmation is None else "no" if affirmation[1].lower() == "no" else "yes"
+    return AnswerFacts(
+        frozenset(numbers),
+        frozenset(units),
+        frozenset(code),
+        frozenset(content - UNITS.keys()),
+        frozenset(conditions),
+        bool(NEGATION & set(tokens)),
+        polarity,
+    )
+
+
+def answers_equal(one: str, other: str, cosine: float, min_cosine: float = MIN_EQUAL_COSINE) -> bool | None:
+    """Return whether two answers state the same facts; None if this is undecided.
+
+    Args:
+        cosine: of the embeddings of the answers.
+        min_cosine: least cosine of equal answers.
+    """
+    if not (is_surely_english(one) and is_surely_english(other)):
+        least = max(min_cosine, _MIN_EQUAL_COSINE_OF_OTHER_LANGUAGES)
+        if cosine < _MAX_DIFFERENT_COSINE_OF_OTHER_LANGUAGES:
+            return False
+        return not a_few_words_differ(one, other) if cosine >= least else None
+    ours, theirs = answer_facts(one), answer_facts(other)
+    alone, also_alone = _unmatched(ours.content, theirs.content), _unmatched(theirs.content, ours.content)
+    shared = 1 - len(alone) / max(1, len(ours.content)), 1 - len(also_alone) / max(1, len(theirs.content))
+    if cosine < _MAX_DIFFERENT_COSINE or (cosine < min_cosine and max(shared) < _MAX_DIFFERENT_OVERLAP):
+        return False
+    is_copy = _is_near_copy(one, other)
+    has_conflict = _conflict(alone, also_alone)
+    if is_copy and (
+        has_conflict or _facts_are_replaced(ours, theirs) or any(guard.vetoes(one, other) for guard in GUARDS)
+    ):
+        return False
+    if has_conflict or ours.compared != theirs.compared or _missing(ours.code, other) or _missing(theirs.code, one):
+        return None
+    if is_copy and (alone or also_alone or _words_are_reordered(one, other)):
+        return None  # A replaced, missing, or moved word may be a fact.
+    return True if cosine >= min_cosine and min(shared) >= _MIN_EQUAL_OVERLAP else None
+
+
+def _is_near_copy(one: str, other: str) -> bool:
+    if max(len(one), len(other)) > _MAX_COMPARED:
+        return False
+    return SequenceMatcher(None, words(one), words(other), autojunk=False).ratio() >= _COPY_RATIO
+
+
+def _words_are_reordered(one: str, other: str) -> bool:
+    ours, theirs = ([word for word in words(text) if word not in FUNCTION_WORDS] for text in (one, other))
+    return ours != theirs and sorted(ours) == sorted(theirs)
+
+
+def _facts_are_replaced(ours: AnswerFacts, theirs: AnswerFacts) -> bool:
+    pairs = ((ours.numbers, theirs.numbers), (ours.code, theirs.code), (ours.units, theirs.units))
+    return (
+        any(mine - others and others - mine for mine, others in pairs)
+        or ours.is_negated != theirs.is_negated
+        or ours.polarity != theirs.polarity
+    )
+
+
+def _missing(code: frozenset[str], text: str) -> set[str]:
+    lower = text.lower()
+    return {atom for atom in code if atom.lower() not in lower}
+
+
+def _unmatched(content: frozenset[str], others: frozenset[str]) -> list[str]:
+    known = {root for word in others for root in roots(word)}
+    return [
+        word
+        for word in content
+        if known.isdisjoint(roots(word)) and not any(are_synonyms(word, each) for each in others)
+    ]
+
+
+def _conflict(alone: list[str], also_alone: list[str]) -> bool:
+    return opposite_words(set(alone), set(also_alone)) or any(
+        are_of_one_kind(one, other) for one in alone for other in also_alone
+    )

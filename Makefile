@@ -31,7 +31,7 @@ CHATS ?= 1000
 SEED ?= 0
 KVPROXY_ENGINES ?= $(CURDIR)/.engines
 
-.PHONY: run test programs pytest faults test-engines test-deploy test-fresh test-wheel lint types build lock sbom docs docs-serve mutants clean
+.PHONY: run test programs pytest faults test-engines test-clients test-deploy test-fresh test-wheel lint types build lock sbom docs docs-serve mutants clean
 
 run: $(VENV)/.run
 	$(BIN)/kvproxy serve $(ARGS)
@@ -58,6 +58,12 @@ test-engines: $(VENV)/.dev
 FRESH ?=
 test-fresh:
 	tests/fresh/run $(FRESH)
+
+# Real clients against a scripted upstream, twice each, and with the agents' rules; it needs Node.js 20, git, 3 GB, and minutes.
+# `make test-clients CLIENTS="codex aider"` runs some of them.
+CLIENTS ?=
+test-clients: $(VENV)/.dev
+	$(BIN)/python -W ignore -m tests.clients .clients $(CLIENTS)
 
 # What stands beside the proxy, tried for real: Prometheus, PostgreSQL, nginx and systemd. On Debian they are in the packages
 # prometheus, postgresql, nginx and systemd; podman (with runc) or docker builds the image, from a base that debootstrap makes

@@ -1,19 +1,25 @@
 """Server-sent events of scripted responses."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from starlette.responses import StreamingResponse
 
+_PAUSE = 0.05
+
 
 def event_stream(
     events: Iterable[tuple[str | None, object]], *, done: bool = False, headers: Mapping[str, str] | None = None
 ) -> StreamingResponse:
-    """Return a stream of events with optional names; `done` ends it with `[DONE]`."""
+    """Return a stream of events with optional names, with a pause after the first one; `done` ends it with `[DONE]`."""
 
     async def parts() -> AsyncIterator[str]:
-        for name, data in events:
+        for place, (name, data) in enumerate(events):
             yield (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}\n\n"
+            if place == 0:
+                # So that a proxy that does not hold back the first event sends it by itself.
+                await asyncio.sleep(_PAUSE)
         if done:
             yield "data: [DONE]\n\n"
 

@@ -13,6 +13,7 @@ PUBLIC_TENANT = "public"
 """Tenant of requests with neither an API key nor a header that `access.tenant_headers` lists."""
 BYTES_PER_TOKEN = 4
 """Estimated size of a token in a prompt that is not tokenized."""
+MAX_MODEL_NAME = 256
 _LARGE_BYTES = 64 * 1024
 SESSION_HEADERS = (
     "x-session-id",
@@ -51,7 +52,11 @@ class ApiRequest:
 
     @property
     def model(self) -> str:
-        return str(self.body.get("model", ""))
+        """Return the model's name, shortened to `MAX_MODEL_NAME` characters; empty if it is missing or no text."""
+        name = self.body.get("model")
+        if not isinstance(name, str):
+            return ""
+        return name if len(name) <= MAX_MODEL_NAME else f"{name[: MAX_MODEL_NAME - 1]}…"
 
     @property
     def stream(self) -> bool:

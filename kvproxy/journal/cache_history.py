@@ -12,7 +12,8 @@ from kvproxy.journal.schema import StringIds, short_key
 _MAX_COMPARED = 50
 _MAX_CHANGES = 2  # Requests that differ in more regions belong to different conversations.
 _MAX_TOMBSTONES = 100_000
-_MAX_CACHED_REGIONS = 4_096
+_MAX_CACHED_PROMPTS = 4_096
+_MAX_CACHED_REGIONS = 250_000
 _FIND = (
     "select p.number, p.entry, p.expires, p.seconds, t.reason, t.time from (select ? as key) k"
     " left join prompts p on p.key = k.key left join tombstones t on t.key = k.key"
@@ -73,6 +74,7 @@ class CacheHistory:
         self._database = database
         self._strings = strings
         self._regions: dict[int, Regions] = {}
+        self._num_cached = 0
 
     def find(self, key: bytes) -> tuple[PromptRecord | None, Tombstone | None]:
         """Return the prompt of a `short_key`, and the last removal of its response."""
@@ -89,8 +91,10 @@ class CacheHistory:
         return self._regions[prompt_number]
 
     def _cache_regions(self, prompt_number: int, regions: Regions) -> None:
-        if len(self._regions) >= _MAX_CACHED_REGIONS:
+        self._num_cached += len(regions.names)
+        if len(self._regions) >= _MAX_CACHED_PROMPTS or self._num_cached > _MAX_CACHED_REGIONS:
             self._regions.clear()
+            self._num_cached = len(regions.names)
         self._regions[prompt_number] = regions
 
     def on_rollback(self) -> None:
@@ -100,9 +104,14 @@ class CacheHistory:
         """Insert a prompt, and return its number.
 
         `text` is the beginning of the question, and `contents` the compressed JSON of all regions; None does not store them.
+        No regions are stored if they have too many names (see `StringIds.shape_id`).
         """
         sql = "insert into prompts (key, question, regions, shape, text, whole) values (?, ?, ?, ?, ?, ?) returning number"
-        digests, shape = b"".join(regions.digests), self._strings.shape_id(regions)
+        shape = self._strings.shape_id(regions)
+        if shape is None:
+            ((number,),) = self._database.rows(sql, [key, None, None, None, text, contents])
+            return int(number)
+        digests = b"".join(regions.digests)
         ((number,),) = self._database.rows(sql, [key, regions.question_digest, digests, shape, text, contents])
         sizes = array("I", [min(size, 2**32 - 1) for size in regions.sizes]).tobytes()
         self._database.execute("insert into prompt_sizes (prompt, sizes) values (?, ?)", [number, sizes])

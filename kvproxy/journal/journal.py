@@ -37,6 +37,8 @@ _BUFFERING = "the journal %s failed (%s); until it can be written, records wait 
 _log = logging.getLogger("kvproxy")
 T = TypeVar("T")
 MAX_EXCHANGES = 20_000
+MAX_CHANGES = 100_000
+"""Maximum queued changes of the response store, which wait while the database fails."""
 _MAX_IDLE_READERS = 4
 _LONG_QUEUE = 4_000  # Exchanges.
 _MAX_WAIT = 1.0  # Seconds that a request waits for a long queue.
@@ -68,9 +70,11 @@ class _JournalEventQueue:
         return True
 
     def put_changes(self, changes: Iterable[ResponseStored | ResponseRemoved]) -> None:
-        # Even if the queue is full.
+        # Even if the queue is full. Without a change, a miss is explained less exactly.
         with self._lock:
-            self._events.extend(changes)
+            for change in changes:
+                if len(self._events) - self._exchanges < MAX_CHANGES:
+                    self._events.append(change)
 
     def take(self, limit: int) -> list[Event]:
         with self._lock:

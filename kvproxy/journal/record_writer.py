@@ -1,15 +1,15 @@
 """Writes events to the journal's database in batches, on the journal's thread."""
 
 import zlib
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor, redact_json
 from kvproxy.index.search.conversations import last_turn
 from kvproxy.journal.cache_history import CacheHistory, Event, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
+from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
 from kvproxy.journal.reasons import reason_of_unexplained_miss
 from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
@@ -22,16 +22,8 @@ _MAX_CACHED_PROMPTS = 20_000
 _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _MAX_BEGINNING = 200
-_ADD_TO_TOTALS = (
-    "insert into totals (day, tenant, model, layer, tag, requests, prompt_tokens, completion_tokens, reused_tokens,"
-    " saved_seconds) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (day, tenant, model, layer, tag) do update set "
-    + ", ".join(
-        f"{name} = totals.{name} + excluded.{name}"
-        for name in ("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds")
-    )
-)
-
-_Totals = dict[tuple[str, str, str, str, str], list[float]]
+_DAY = 86_400
+_SUMS = ("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds")
 
 
 class RecordWriter:
@@ -49,11 +41,13 @@ class RecordWriter:
         self._database = database
         self._proxy = proxy
         self._version: int | None = None
+        self._folded_day: float | None = None
         self._unconfirmed: int | None = None
         self._settings = settings
         self._clock = clock
         self._strings = StringIds(database)
         self._history = CacheHistory(database, self._strings)
+        self._totals = DailySums(database, "totals", ("tenant", "model", "layer", "tag"), _SUMS)
         self._turns = TurnWriter(database, self._strings, self._history, settings.prices)
         self.reuse_curves = self._turns.reuse_curves
         self._prompts: dict[str, PromptRecord] = {}
@@ -74,6 +68,7 @@ class RecordWriter:
                     return
                 if version != self._version:
                     self._prompts.clear()
+                    self._strings.on_rollback()
                     self._version = version
                 self._turns.begin_batch()
                 times = [event.arrived for event in events if isinstance(event, Exchange)]
@@ -83,6 +78,7 @@ class RecordWriter:
             # The commit may have failed after the database stored it.
             self._unconfirmed = first if isinstance(error, JournalFailed) else None
             self._strings.on_rollback()
+            self._totals.clear()
             self._history.on_rollback()
             self._turns.on_rollback()
             self._prompts.clear()
@@ -96,14 +92,13 @@ class RecordWriter:
 
     def _write(self, events: Sequence[Event], number: int) -> None:
         records: dict[int, Record] = {}
-        totals: _Totals = defaultdict(lambda: [0, 0, 0, 0, 0.0])
         for event in events:
             if isinstance(event, Exchange):
                 record = records[number] = record_of(event)
                 record.number, record.proxy = number, self._proxy
                 if event.key is not None:
                     self._add_prompt(event, record, event.key)
-                self._add_to_totals(totals, event, record)
+                self._add_to_totals(event, record)
                 number += 1
             else:
                 self._write_change(event, records)
@@ -114,7 +109,7 @@ class RecordWriter:
         self._database.insert_records(
             [record_row(record, self._database, self._strings) for record in records.values()]
         )
-        self._database.executemany(_ADD_TO_TOTALS, [(*key, *sums) for key, sums in totals.items()])
+        self._totals.write()
 
     def _write_change(self, change: ResponseStored | ResponseRemoved, records: Mapping[int, Record]) -> None:
         self._prompts.pop(change.key, None)
@@ -209,18 +204,16 @@ class RecordWriter:
             self._without_entry.popitem(last=False)
         self._without_entry[key, exchange.request_id] = record.number
 
-    def _add_to_totals(self, totals: _Totals, exchange: Exchange, record: Record) -> None:
+    def _add_to_totals(self, exchange: Exchange, record: Record) -> None:
         # Warming that a cache answered neither saves nor costs anything.
         if record.layer == "revalidated" or (record.layer == "warming" and not is_warmed_by_backend(exchange)):
             return
-        day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         # The ledger counts the same requests.
         reused = record.reused_tokens if record.status == 200 else None
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, reused or 0)
         values = (1, *tokens, self._saved_seconds(exchange, record))
         for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
-            sums = totals[day, record.tenant, record.model, record.layer, tag]
-            sums[:] = [one + other for one, other in zip(sums, values, strict=True)]
+            self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values)
 
     def _saved_seconds(self, exchange: Exchange, record: Record) -> float:
         if exchange.hit is None:
@@ -241,6 +234,11 @@ class RecordWriter:
                 self._database.rows(f"delete from prompt_sizes where {unused}")
                 self._turns.prune(least)
             self._history.prune()
+            self._strings.prune()
+            if (day := self._clock() // _DAY) != self._folded_day:
+                self._totals.fold_old_days(self._clock())
+                self._turns.fold_old_days(self._clock())
+                self._folded_day = day
         if count:
             self._prompts.clear()
         return count

@@ -3,10 +3,11 @@
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from kvproxy.journal.daily_sums import OTHERS
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import DIGEST_BYTES, Regions
@@ -49,7 +50,12 @@ OF_PROMPT = ("key", "text")
 _KEY_BYTES = 16
 _ID_DIGITS = 32
 _MAX_LENGTH = 300
+MAX_SHAPE = 32_768
+"""Maximum characters of the names of a request's regions. No region of a request with more is stored."""
+MAX_NAMES = 100_000
+"""Maximum rows of the table `names`. Beyond it, new names are recorded as `(others)`."""
 _MAX_CACHED = 50_000
+_MAX_CACHED_LETTERS = 8 * 2**20
 
 
 class StringIds:
@@ -59,36 +65,87 @@ class StringIds:
         self._database = database
         self._numbers: dict[str, int] = {}
         self._shapes: dict[int, tuple[tuple[str, ...], int | None]] = {}
+        self._cached_letters = 0
+        self._count: int | None = None
+        self._count_after_prune = 0
 
     def id_of(self, text: str) -> int:
-        return self._id(text[:_MAX_LENGTH].encode("utf-8", "replace").decode())
+        name = text[:_MAX_LENGTH].encode("utf-8", "replace").decode()
+        number = self._id(name)
+        return self._insert(OTHERS) if number is None else number
 
-    def shape_id(self, regions: Regions) -> int:
-        """Return the id of the region names and of the question's index, which many requests have in common."""
-        return self._id(json.dumps([regions.question, *regions.names]))
+    def shape_id(self, regions: Regions) -> int | None:
+        """Return the id of the region names and of the question's index, which many requests have in common.
 
-    def _id(self, text: str) -> int:
+        Return None if the names exceed `MAX_SHAPE`, or the table `MAX_NAMES`.
+        """
+        shape = json.dumps([regions.question, *regions.names])
+        return self._id(shape) if len(shape) <= MAX_SHAPE else None
+
+    def _id(self, text: str) -> int | None:
         if text not in self._numbers:
-            if len(self._numbers) >= _MAX_CACHED:
-                self._numbers.clear()
-            self._database.execute("insert into names (name) values (?) on conflict do nothing", [text])
-            self._numbers[text] = int(self._database.rows("select number from names where name = ?", [text])[0][0])
+            if (number := self._find(text)) is None:
+                if self._num_names() >= MAX_NAMES:
+                    return None
+                number = self._insert(text)
+            self._make_room(len(text))
+            self._numbers[text] = number
         return self._numbers[text]
+
+    def _find(self, text: str) -> int | None:
+        found = self._database.rows("select number from names where name = ?", [text])
+        return int(found[0][0]) if found else None
+
+    def _insert(self, text: str) -> int:
+        self._database.execute("insert into names (name) values (?) on conflict do nothing", [text])
+        self._count = self._num_names() + 1
+        number = self._find(text)
+        assert number is not None
+        return number
+
+    def _num_names(self) -> int:
+        if self._count is None:
+            self._count = int(self._database.rows("select count(*) from names")[0][0])
+        return self._count
+
+    def _make_room(self, letters: int) -> None:
+        self._cached_letters += letters
+        if len(self._numbers) + len(self._shapes) >= _MAX_CACHED or self._cached_letters > _MAX_CACHED_LETTERS:
+            self._numbers.clear()
+            self._shapes.clear()
+            self._cached_letters = letters
+
+    def prune(self) -> None:
+        """Delete unused names if the table is more than half full, and grew since the last time."""
+        self._count = None
+        if self._num_names() > max(MAX_NAMES // 2, self._count_after_prune + MAX_NAMES // 10):
+            self._database.delete_unused_names()
+            self.on_rollback()
+            self._count_after_prune = self._num_names()
 
     def on_rollback(self) -> None:
         self._numbers.clear()
         self._shapes.clear()
+        self._cached_letters = 0
+        self._count = None
 
     def regions(self, digests: bytes, shape_id: int, sizes: bytes = b"") -> Regions:
         if shape_id not in self._shapes:
-            if len(self._shapes) >= _MAX_CACHED:
-                self._shapes.clear()
             ((name,),) = self._database.rows("select name from names where number = ?", [shape_id])
+            self._make_room(len(name))
             question, *names = json.loads(name)
             self._shapes[shape_id] = tuple(names), question
         names, question = self._shapes[shape_id]
         parts = tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
         return Regions(names, parts, question, tuple(array("I", sizes)))
+
+
+def unused_names_condition(stored: Sequence[str]) -> str:
+    """Return the SQL condition that nothing refers to a row of `names`. `stored` is `JournalDatabase.stored`."""
+    columns = [f"select {name} from records where {name} is not null" for name in STRINGS if name in stored]
+    columns += [f"select {name} from turns where {name} is not null" for name in ("name", "region")]
+    columns.append("select shape from prompts where shape is not null")
+    return f"number not in ({' union '.join(columns)})"
 
 
 def stored_column(field: str) -> str:

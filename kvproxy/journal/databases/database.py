@@ -49,6 +49,9 @@ class JournalDatabase(Protocol):
     def delete_oldest(self, before: float, max_rows: int) -> int:
         """Delete a batch of records older than `before` or beyond `max_rows`, and return their number; delete unused prompts."""
 
+    def delete_unused_names(self) -> None:
+        """Delete the rows of `names` to which nothing refers."""
+
     def stored_id(self, id: str) -> object:
         """Return the value that stores a response's id in this database."""
 

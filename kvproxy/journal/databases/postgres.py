@@ -17,7 +17,16 @@ from kvproxy.errors import NotFound, SettingsError
 from kvproxy.index.errors import first_line
 from kvproxy.index.store.postgres.database import TCP_OPTIONS, display_name
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
-from kvproxy.journal.schema import COLUMNS, OF_PROMPT, STRINGS, TABLES, VERSION, stored_column, stored_fields
+from kvproxy.journal.schema import (
+    COLUMNS,
+    OF_PROMPT,
+    STRINGS,
+    TABLES,
+    VERSION,
+    stored_column,
+    stored_fields,
+    unused_names_condition,
+)
 
 _LOCK = 0x6B766A6F75726E  # "kvjourn" in ASCII. Proxies that start at the same time create the schema one after another.
 _DAY = 86_400
@@ -214,6 +223,12 @@ class PostgresJournalDatabase:
         self.rows("delete from prompts where last < (select coalesce(min(number), ?) from records)", [_MAX_NUMBER])
         self.rows("update state set pruned = pruned + 1")
         return max(1, int(count))
+
+    def delete_unused_names(self) -> None:
+        self.rows(f"set local statement_timeout = '{_PRUNE_TIMEOUT}'")
+        self.rows(f"delete from names where {unused_names_condition(self.stored)}")
+        # Other proxies then forget the numbers of names.
+        self.rows("update state set pruned = pruned + 1")
 
     def stored_id(self, id: str) -> str:
         return id

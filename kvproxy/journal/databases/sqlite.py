@@ -18,6 +18,7 @@ from kvproxy.journal.schema import (
     short_key,
     stored_column,
     stored_fields,
+    unused_names_condition,
     view_sql,
 )
 
@@ -78,6 +79,9 @@ class SqliteJournalDatabase:
         matched = {short_key(near if isinstance(near, str) else near.hex()) for _, near in rows if near is not None}
         self.executemany("delete from prompts where key = ? and last < ?", [(each, least) for each in matched])
         return len(rows)
+
+    def delete_unused_names(self) -> None:
+        self.execute(f"delete from names where {unused_names_condition(self.stored)}", [])
 
     def stored_id(self, id: str) -> bytes | str:
         return entry_blob(id)

@@ -1,9 +1,9 @@
 """Writes a turn for each request to the backend: its session, its parent, and its lost prompt tokens."""
 
-from collections import Counter, OrderedDict
+import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import accumulate
 
 from kvproxy.apis.api_request import session_name
@@ -14,6 +14,7 @@ from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
 from kvproxy.blocks.reuse_distance import LiveHitCurve
 from kvproxy.exchange import Exchange
 from kvproxy.journal.cache_history import CacheHistory
+from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase
 from kvproxy.journal.miss_explanation import common_prefix_and_suffix, comparable_texts
 from kvproxy.journal.reader import CACHES
@@ -37,14 +38,11 @@ _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
 _MAX_CURVES = 64
+_MAX_BLOCK_SIZES = 1_024
 _MIN_PROMPT = 20
 _INSERT = (
     "insert into turns (number, session, turn, parent, name, pause, written_5m, written_1h, region, place,"
     f" {', '.join(CAUSES)}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?{', ?' * len(CAUSES)})"
-)
-_ADD_TOKENS = (
-    "insert into prompt_tokens (day, tenant, model, result, tokens) values (?, ?, ?, ?, ?)"
-    " on conflict (day, tenant, model, result) do update set tokens = prompt_tokens.tokens + excluded.tokens"
 )
 # The first eleven columns are the first fields of KnownTurn.
 _LATEST = (
@@ -82,10 +80,10 @@ class TurnWriter:
         self._history = history
         self._prices = prices
         self._index = SessionIndex()
-        self._roots: OrderedDict[str, int] = OrderedDict()
+        self._roots: OrderedDict[bytes, int] = OrderedDict()  # By the digest of a first message.
         self.reuse_curves: dict[str, LiveHitCurve] = {}
         """Reuse by pool size for the prompts of each upstream; a size is in bytes of prompts."""
-        self._tokens: Counter[tuple[str, str, str, str]] = Counter()
+        self._tokens = DailySums(database, "prompt_tokens", ("tenant", "model", "result"), ("tokens",))
         self._block_sizes: dict[str, int] = {}  # By model, as the backend reports them.
         self._newest: int | None = None
         self._is_current = False
@@ -96,8 +94,10 @@ class TurnWriter:
 
     def end_batch(self) -> None:
         """Write the sums of tokens of all turns since `begin_batch`."""
-        self._database.executemany(_ADD_TOKENS, [(*key, count) for key, count in self._tokens.items()])
-        self._tokens.clear()
+        self._tokens.write()
+
+    def fold_old_days(self, now: float) -> None:
+        self._tokens.fold_old_days(now)
 
     def on_rollback(self) -> None:
         self._newest, self._is_current = None, False
@@ -114,6 +114,8 @@ class TurnWriter:
         chain = chain_of(regions, tenant)
         self._add_to_curve(chain, record.upstream, prompt_tokens, record.reused_tokens, exchange.facts.block_size)
         if exchange.facts.block_size:
+            if len(self._block_sizes) >= _MAX_BLOCK_SIZES:
+                self._block_sizes.clear()
             self._block_sizes[record.model] = exchange.facts.block_size
         price = price_of(record.model, self._prices) or PriceSettings()
         parent, session = self._index.find_parent(chain, tenant, name)
@@ -184,11 +186,10 @@ class TurnWriter:
         self._database.execute(_INSERT, row)
 
     def _add_tokens(self, record: Record, tokens: Mapping[str, int | None]) -> None:
-        day = datetime.fromtimestamp(record.time, UTC).date().isoformat()
         for result, count in tokens.items():
             # A row of zero reused tokens means that the backend reports reuse.
             if count or (result == "reused" and count is not None):
-                self._tokens[day, record.tenant, record.model, result] += count
+                self._tokens.add(record.time, (record.tenant, record.model, result), (count,))
 
     def _expected_reuse_and_region(
         self,
@@ -265,14 +266,14 @@ class TurnWriter:
         if turn.parent is None:
             first = self._content(chain.digests[chain.first]) if chain.first < len(chain.names) else None
             for text in _message_texts(first):
-                self._roots[text] = turn.number
+                self._roots[_digest(text)] = turn.number
                 if len(self._roots) > _MAX_ROOTS:
                     self._roots.popitem(last=False)
             return
         start = 0 if common_prefix is None else common_prefix.regions
         for index in chain.assistant_indexes():
             for text in call_arguments(self._content(chain.digests[index])) if index >= start else ():
-                root = self._roots.pop(text.strip(), None)
+                root = self._roots.pop(_digest(text.strip()), None)
                 if root is not None and root != turn.session:
                     sql = "update turns set parent = ? where number = ? and parent is null"
                     self._database.execute(sql, [turn.parent, root])
@@ -294,6 +295,10 @@ class TurnWriter:
 
     def prune(self, oldest_record: int) -> None:
         self._database.execute("delete from turns where number < ?", [oldest_record])
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _is_turn(exchange: Exchange, record: Record) -> bool:

@@ -4,8 +4,9 @@ import hmac
 import logging
 from functools import cached_property, lru_cache
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,12 +15,15 @@ from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError
 from kvproxy.http.admin_sessions import SESSION_HEADER, AdminSessions
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import is_proxy_path
+from kvproxy.http.openapi import QUERY_PARAMETERS
 from kvproxy.http.page_isolation import CLEAR_STORAGE, isolate_response, requests_worker
+from kvproxy.http.request_bodies import query_of
 from kvproxy.index.pending_writes import PendingWrites
 from kvproxy.settings import Settings
 
 # Behind a local reverse proxy, every request comes from loopback. It adds one of these headers.
 _PROXIED = ("forwarded", "via", "x-real-ip", "x-original-forwarded-for")
+_BROWSER_HEADERS = ("accept-language", "sec-fetch-site", "sec-fetch-mode", "origin", "referer")
 _READ_METHODS = ("GET", "HEAD")
 _READ_ONLY_POST = "/admin/explain"
 _WAIT_SECONDS = 5.0
@@ -57,7 +61,8 @@ class AccessRules:
         headers, allowed = request.headers, self._settings.access
         host = headers.get("host", "")
         name = host_of(host)
-        if is_public_name(name) and name not in allowed.hosts:
+        may_be_rebound = is_loopback(self._settings.host) and _may_be_browser(headers)
+        if name not in allowed.hosts and is_public_name(name, for_browser=may_be_rebound):
             return Forbidden(f"this proxy is not known by the name {name[:80]!r}: add it to the setting access.hosts")
         origin = headers.get("origin")
         if origin is not None:
@@ -89,7 +94,7 @@ class AccessRules:
         self._detect_reverse_proxy(request)
         if self._behind_proxy:
             return Forbidden(f"admin routes are closed behind a reverse proxy: {_SET_TOKEN}")
-        if _is_cross_origin(request) or not is_loopback(request.url.hostname or ""):
+        if _is_cross_origin(request) or not is_loopback(host_of(request.headers.get("host", ""))):
             return Unauthorized(f"admin routes take no requests of other web pages or by other names: {_SET_TOKEN}")
         return None
 
@@ -127,8 +132,14 @@ def _is_cross_origin(request: Request) -> bool:
     return foreign or (origin is not None and not _same_origin(origin, request.headers.get("host", "")))
 
 
+def _may_be_browser(headers: Headers) -> bool:
+    """Whether a browser may have sent a request. A page can change the values of these headers, but cannot omit them all."""
+    return any(name in headers for name in _BROWSER_HEADERS) or headers.get("user-agent", "").startswith("Mozilla/")
+
+
 def _same_origin(origin: str, host: str) -> bool:
-    return urlsplit(origin).netloc.lower() == host.lower() and origin != "null"
+    _, separator, authority = origin.lower().partition("://")
+    return bool(separator) and authority == host.lower()
 
 
 def _tokens_in_request(request: Request) -> list[str]:
@@ -194,14 +205,21 @@ class AdminGuard:
         refused = self._access.check_operator(request)
         if refused is None:
             await self._writes.wait_for_all(_WAIT_SECONDS)
-        await (self._app if refused is None else error_response(refused, request.url.path))(scope, receive, send_logged)
+        await (self._app if refused is None else error_response(refused, scope["path"]))(scope, receive, send_logged)
 
 
 def _log_change(request: Request, status: int) -> None:
-    if request.method not in _READ_METHODS and request.url.path != _READ_ONLY_POST:
+    path: str = request.scope["path"]
+    if request.method not in _READ_METHODS and path != _READ_ONLY_POST:
         client = request.client.host if request.client is not None else "?"
-        query = f"?{request.url.query}" if request.url.query else ""
-        _admin_log.info("%s %s%s from %s: %s", request.method, request.url.path, query, client, status)
+        _admin_log.info("%s %s%s from %s: %s", request.method, path, _known_query(request), client, status)
+
+
+def _known_query(request: Request) -> str:
+    """Return the query without parameters that no route has: their values may be secrets."""
+    query = query_of(request)
+    known = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name in QUERY_PARAMETERS]
+    return f"?{urlencode(known)}" if known else ""
 
 
 def is_loopback(host: str) -> bool:
@@ -212,12 +230,21 @@ def is_loopback(host: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def is_public_name(host: str) -> bool:
+def is_public_name(host: str, *, for_browser: bool = False) -> bool:
+    """Whether somebody else may decide to which address a host name resolves (DNS rebinding).
+
+    `for_browser` includes names for which any machine of the network can answer: without a dot, and of `.local` (mDNS, LLMNR).
+    """
     try:
         ip_address(host)
     except ValueError:
         name = host.rstrip(".").lower()
-        return "." in name and not name.endswith(_PRIVATE_NAMES)
+        if name == "localhost" or name.endswith(".localhost"):
+            return False
+        if for_browser and ("." not in name or name.endswith(".local")):
+            return True
+        # A country may give its top-level domain an address.
+        return not name.endswith(_PRIVATE_NAMES) if "." in name else len(name) == 2 or name.startswith("xn--")
     return False
 
 

@@ -65,13 +65,13 @@ async def _on_known_error(request: Request, error: Exception) -> Response:
         error = StoreUnavailable(str(error)) if isinstance(error, CacheStoreError) else KvproxyError(str(error))
     services: Services = request.app.state.services
     services.metrics.count_error(error)
-    return error_response(services.access.visible_error(request, error), request.url.path)
+    return error_response(services.access.visible_error(request, error), request.scope["path"])
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}; see docs/http.md")
-    return JSONResponse(error_body(known, request.url.path), error.status_code, headers=error.headers)
+    known = InvalidRequest(f"{request.method} {request.scope['path']}: {error.detail}; see docs/http.md")
+    return JSONResponse(error_body(known, request.scope["path"]), error.status_code, headers=error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -81,4 +81,7 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
-    return error_response(KvproxyError("an unexpected error: see the server's log"), request.url.path)
+    response = error_response(KvproxyError("an unexpected error: see the server's log"), request.scope["path"])
+    # The server closes the connection after an error that it does not know.
+    response.headers["connection"] = "close"
+    return response

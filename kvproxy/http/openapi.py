@@ -130,6 +130,7 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "post /admin/explain": {"api": _one_of(*APIS)},
 }
 """Query parameters by method and path."""
+QUERY_PARAMETERS = frozenset(name for query in QUERIES.values() for name in query)
 
 _NULLABLE = {"type": ["string", "null"]}
 _ERROR = _object(

@@ -8,7 +8,8 @@ from kvproxy.errors import ExpectationFailed, InvalidRequest, KvproxyError, NotS
 
 Headers = Iterable[tuple[bytes, bytes]]
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
-_NO_HOST = re.compile(rb"[\s/?#@\\]")
+# RFC 3986, section 3.2.2, and bytes of names that are not ASCII.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+(%[\w.~-]+)?\]|[\w.~!$&'()*+,;=%\x80-\xff-]*)(:[0-9]{0,5})?")
 _UPGRADE = (b"upgrade", b"http2-settings")
 
 
@@ -26,8 +27,8 @@ def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> 
         match name:
             case b"host":
                 hosts += 1
-                if _NO_HOST.search(value):
-                    return InvalidRequest("the header Host holds a character that no host has")
+                if not _HOST.fullmatch(value.strip()):
+                    return InvalidRequest("the header Host is no host with an optional port")
             case b"transfer-encoding" if version == "1.0" or value.strip().lower() != b"chunked":
                 return InvalidRequest("the only Transfer-Encoding of requests is chunked, in HTTP/1.1")
             case b"expect" if value.strip().lower() != b"100-continue":

@@ -91,7 +91,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
 
 
 def _last_event(request: Request, error: KvproxyError) -> bytes:
-    return error_event(services(request).access.visible_error(request, error), request.url.path)
+    return error_event(services(request).access.visible_error(request, error), request.scope["path"])
 
 
 async def models(request: Request) -> Response:
@@ -199,9 +199,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     _check_path(request)
     if forwarder is None:
         hint = "the embedded engine has the routes of GET /openapi.json"
-        if not request.url.path.startswith("/v1/"):
+        if not request.scope["path"].startswith("/v1/"):
             hint = "the API is below /v1, the dashboard at /ui"
-        raise NotFound(f"no route {request.method} {request.url.path}: {hint}")
+        raise NotFound(f"no route {request.method} {request.scope['path']}: {hint}")
     app = services(request)
     deadline = Deadline(app.deadlines)
     query = query_of(request)
@@ -234,7 +234,7 @@ async def _forward(request: Request, body: bytes | None) -> Response:
 
 async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
     """Remove stored responses that name an object which the upstream has deleted."""
-    app, path = services(request), request.url.path
+    app, path = services(request), request.scope["path"]
     is_deleted = 200 <= reply.status < 300
     if not is_deleted and reply.status not in _GONE:
         return
@@ -255,7 +255,7 @@ async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
 
 
 def _check_path(request: Request) -> None:
-    path = request.url.path
+    path = request.scope["path"]
     normal = normalize_path(path)
     if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in _CACHED)):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"

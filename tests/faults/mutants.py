@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
+from tests.faults.header_names import request_headers
+
 _ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e308, 1e-320),
     *("", " ", "\x00", "\u2028", "\U0001f600", "x" * 5000, "true", "1", "a,b"),
@@ -37,6 +39,15 @@ _VALUES = {
     "via": ("1.1 x",),
     "cookie": ("a=b; \xff",),
 }
+# Values that parsers of URLs, numbers, dates, lists, and cookies refuse.
+_ODD_VALUES = (
+    *("", " ", ",", ";", "=", '"', "%", "%zz", "%00", ":", "/", "//", "[", "]", "http://]", "http://[", "http://[::1"),
+    *("http://a]b", "[::1", "[x]:1", "a:99999", "a:x", "null", "*", "nan", "inf", "-inf", "1e400", "-1", "0x1", "1_0"),
+    *("9" * 30, "9" * 5000, "x" * 5000, "\xff", "\x80\x9b31m", "\xa0", "a=b; a=c", '="', "a,b,,c", 'W/"', "\ttab"),
+    *("Bearer", "bearer  ", "Basic Og==", "00-" + "0" * 32 + "-" + "0" * 16 + "-zz", "Thu, 99 Foo 9999", "a" * 129),
+)
+# The harness `smuggling` varies the framing of requests, which needs a connection of its own.
+_FRAMING = {"content-length", "transfer-encoding", "connection", "upgrade", "http2-settings", "expect"}
 _HEADERS = [(name, value) for name, values in _VALUES.items() for value in values]
 
 
@@ -53,7 +64,7 @@ class Sent:
 def mutant(sent: Sent, generator: random.Random) -> Sent:
     """Return the request with one or two changes."""
     for _ in range(generator.randrange(1, 3)):
-        sent = generator.choice((_json, _json, _bytes, _header, _query))(sent, generator)
+        sent = generator.choice((_json, _json, _bytes, _header, _header, _query))(sent, generator)
     return sent
 
 
@@ -97,7 +108,15 @@ def _bytes(sent: Sent, generator: random.Random) -> Sent:
 
 
 def _header(sent: Sent, generator: random.Random) -> Sent:
-    return replace(sent, headers=(*sent.headers, generator.choice(_HEADERS)))
+    """Add a header that the proxy reads, or replace it."""
+    if generator.random() < 0.3:
+        name, value = generator.choice(_HEADERS)
+    else:
+        name, value = generator.choice(sorted(request_headers() - _FRAMING)), generator.choice(_ODD_VALUES)
+    kept = sent.headers
+    if generator.random() < 0.5:
+        kept = tuple(each for each in kept if each[0] != name)
+    return replace(sent, headers=(*kept, (name, value)))
 
 
 def _query(sent: Sent, generator: random.Random) -> Sent:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.faults import fleet, kills, outage, smuggling
 from tests.faults.harness import passed
-from tests.faults.mutants import Sent, mutant
+from tests.faults.header_names import request_headers
+from tests.faults.mutants import _FRAMING, Sent, mutant
 from tests.faults.victims import VICTIMS, Careless, Short, Victim
 
 
@@ -60,6 +61,18 @@ def test_no_request_causes_a_500_a_traceback_or_a_hang() -> None:
         assert finding.counts["2xx"]
         assert finding.counts["4xx"]
         assert finding.rounds >= 4
+
+
+def test_mutants_vary_every_header_that_the_proxy_reads() -> None:
+    known = set(
+        "origin host cookie accept authorization x-api-key cache-control traceparent x-request-id forwarded via x-forwarded-for"
+        " sec-fetch-site sec-fetch-mode sec-fetch-dest service-worker accept-language x-kvproxy-session x-kvproxy-ttl"
+        " x-kvproxy-admin-token x-kvproxy-timeout content-length transfer-encoding expect upgrade x-forwarded-user".split()
+    )
+    assert known - request_headers() == set()
+    sent = Sent("POST", "/v1/chat/completions", (), b"{}")
+    varied = {name for number in range(6000) for name, _ in mutant(sent, random.Random(number)).headers}
+    assert {name for name in known if name not in _FRAMING} - varied == set()
 
 
 def test_mutants_differ_from_each_other() -> None:

@@ -118,8 +118,10 @@ def test_what_the_operator_changes_is_logged(tmp_path: Path, caplog: pytest.LogC
         client.get("/admin/cache")
         client.delete("/admin/cache", params={"all": "true"})
         client.delete("/admin/cache", params={"all": "true"}, headers={"x-forwarded-for": "203.0.113.9"})
+        client.delete("/admin/cache", params={"token": "SECRET", "all": "true", "x-SECRET": ""})
     told = [record.getMessage() for record in caplog.records if record.name == "kvproxy.admin"]
-    assert [line.rsplit(": ")[-1] for line in told] == ["200", "403"]
+    assert [line.rsplit(": ")[-1] for line in told] == ["200", "403", "403"]
+    assert "SECRET" not in caplog.text
     assert all("DELETE /admin/cache?all=true" in line for line in told)
 
 

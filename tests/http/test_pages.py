@@ -68,7 +68,36 @@ def test_other_requests_do(url: str) -> None:
         assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200, headers
 
 
+@pytest.mark.parametrize("host", ["ai", "evil.local", "box:8484", "uz.", "xn--p1ai"])
+@pytest.mark.parametrize(
+    "headers", [{"accept-language": ""}, {"user-agent": "Mozilla/5.0 (X11)"}, {"sec-fetch-mode": "navigate"}]
+)
+def test_a_browser_reaches_a_loopback_proxy_by_no_name_that_a_neighbour_can_answer_for(
+    url: str, host: str, headers: dict[str, str]
+) -> None:
+    assert httpx.get(f"{url}/v1/models", headers={"host": host, **headers}).status_code == 403
+    for own in ("localhost:8484", "a.localhost", "127.0.0.1", "llm.example.org"):
+        assert httpx.get(f"{url}/v1/models", headers={"host": own, **headers}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://]", "http://[", "[", "http://[::1", "http://a]b", "://", "http:", "\xff", "http://\x80]"]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/admin/cache", "/ui/"])
+def test_a_malformed_origin_is_refused(url: str, path: str, origin: str) -> None:
+    refused = httpx.get(url + path, headers=[(b"origin", origin.encode("latin-1"))])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "]", "a]", "[x]", "a:b", "a:123456", "[::1]x", "a b", "a@b", "a:1:2"])
+def test_a_malformed_host_is_refused(url: str, host: str) -> None:
+    for path in ("/v1/models", "/admin/cache", "/ui/", "/health"):
+        assert httpx.get(url + path, headers={"host": host}).status_code == 400, path
+
+
 def test_names_that_anybody_could_register() -> None:
+    for authority in ("ai", "uz.:80", "xn--p1ai"):
+        assert is_public_name(host_of(authority))
     for authority in ("evil.example", "EVIL.example.:80", "local.evil.example"):
         assert is_public_name(host_of(authority))
     for authority in ("localhost:8484", "a.localhost", "kvproxy", "10.0.0.1:80", "[fe80::1]:80", "box.home.arpa"):

@@ -31,7 +31,7 @@ async def reload(request: Request) -> Response:
 
 
 async def _not_found(request: Request) -> Response:
-    raise NotFound(f"no route {request.method} {request.url.path}: see docs/http.md")
+    raise NotFound(f"no route {request.method} {request.scope['path']}: see docs/http.md")
 
 
 ROUTES = [

@@ -28,7 +28,7 @@ async def sign_out(request: Request) -> Response:
 
 def _set_cookie(request: Request, response: Response, name: str, value: str, seconds: int) -> None:
     # Without a path, the cookie is limited to the admin routes, also under a path of a reverse proxy.
-    is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+    is_secure = request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https:")
     response.set_cookie(name, value, max_age=seconds, path=None, secure=is_secure, httponly=True, samesite="strict")
 
 

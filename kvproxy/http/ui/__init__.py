@@ -34,7 +34,8 @@ class _PageFiles(StaticFiles):
         request, response = Request(scope), await super().get_response(path, scope)
         response.headers.update(_HEADERS)
         # Servers on one host share their cookies.
-        cookie = f"{_CLEARED_COOKIE}-{request.url.port or 0}"
+        port = request.headers.get("host", "").rpartition(":")[2]
+        cookie = f"{_CLEARED_COOKIE}-{port if port.isdecimal() else 0}"
         if response.media_type == "text/html" and cookie not in request.cookies:
             # Another server at this address may have registered a worker. The cookie keeps the chosen theme afterwards.
             response.headers.update(CLEAR_STORAGE)

@@ -56,7 +56,7 @@ def explain(
         return Output(miss.document, lambda: _print_miss(miss))
     client = proxy.client()
     body = prompt.body()
-    from kvproxy.offline.request_log import detect_api
+    from kvproxy.offline.log_formats.log_format import detect_api
 
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from kvproxy.commands.analyse.options import FormatOption
 from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
 from kvproxy.proxy_client.client import API_NAMES, ProxyClient, configured_token, credential_headers
-from kvproxy.units import plural, tenant_name
+from kvproxy.units import format_line_numbers, plural, tenant_name
 
 if TYPE_CHECKING:
     from kvproxy.proxy_client.warm import WarmReport, WarmRequest
@@ -22,7 +23,7 @@ def warm(
     *,
     file: Annotated[
         Path | None,
-        Argument(help="JSON lines, OpenAI batch file, access log, cache export, or one prompt per line; - is stdin."),
+        Argument(help="Requests, a batch, a log, or an export of the cache or of another tool; - is stdin."),
     ] = None,
     cache: Annotated[bool, Option("--cache", help="Send stored requests whose hits saved most tokens.")] = False,
     from_log: Annotated[bool, Option("--from-log", help="Send the most frequent requests of the journal.")] = False,
@@ -31,6 +32,8 @@ def warm(
     rate: Annotated[float | None, Option(help="Maximum requests per second.", min=0.001)] = None,
     prefix_only: Annotated[bool, Option("--prefix-only", help="Warm the prefix cache only; store nothing.")] = False,
     refresh: Annotated[bool, Option("--refresh", help="Recompute responses that are stored already.")] = False,
+    format: FormatOption = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Send nothing; show the first request and the counts.")] = False,
     keep: Annotated[bool, Option("--keep", help="Pin the blocks of each prompt as FILE:LINE.")] = False,
     model: Annotated[str | None, Option(help="Model of requests without a model.")] = None,
     system: Annotated[str | None, Option(help="System prompt of plain prompts.")] = None,
@@ -47,9 +50,11 @@ def warm(
 
     The exit code is 0 if every request was answered, 1 if a request or a pin failed or nothing was stored, 130 after Ctrl-C.
 
-    Example: kvproxy warm questions.txt --concurrency 8 --rate 20
+    Example: kvproxy warm requests.jsonl --dry-run
 
-    Example: kvproxy warm questions.txt --temperature 0 --body 'seed=1' --header 'Remote-User: ann'
+    Example: kvproxy warm questions.txt --format prompts --concurrency 8 --rate 20
+
+    Example: kvproxy warm questions.txt --format prompts --temperature 0 --body 'seed=1' --header 'Remote-User: ann'
 
     Example: kvproxy warm --cache --top 200 --refresh
 
@@ -71,15 +76,19 @@ def warm(
         origin = ProxyClient(source, configured_token(source, proxy.data) if is_configured else proxy.token)
     if file is not None:
         default_model = model or target.first_model(credential_headers("chat", api_key))
-        found = warming.read_file_requests(file, read_text(file), default_model, system)
+        found = warming.read_file_requests(file, read_text(file), default_model, system, format=format)
     elif from_log:
         found = warming.logged_requests(origin, proxy.data, top, api_key, prefix_only=prefix_only)
     else:
         found = warming.stored_requests(origin, top, api_key, same_proxy=origin.url == target.url)
+    if found.format is not None and format is None:
+        print_note(f"read as {found.format}")
     found.requests = [replace(each, body=each.body | fields) for each in found.requests]
     if prefix_only:
         warming.select_prefixes(found)
     report, requests = warming.WarmReport(found), found.requests[:top]
+    if dry_run:
+        return _dry_run(found.notes, requests)
     control, code = "no-cache, no-store" if prefix_only else "no-cache" if refresh else None, 0
     try:
         with progress_bar("warming") as progress:
@@ -100,7 +109,7 @@ def warm(
         print_note("nothing was stored: see the Cache-Status header of the responses, and docs/http.md")
         code = 1
     if report.has_cache and report.cached and report.not_stored and not prefix_only:
-        lines = warming.format_line_numbers(report.not_stored)
+        lines = format_line_numbers(report.not_stored)
         print_note(f"not stored: {lines}: truncated, private, no-store, or excluded by a rule")
     if report.cached and (sampled := sum(requests_sampling(request.body) for request in requests)):
         print_note(
@@ -156,9 +165,21 @@ def _fields_in_cache_key(request: "WarmRequest") -> dict[str, Any]:
     return {name: value for name, value in request.body.items() if name not in known}
 
 
-def _print_report(report: "WarmReport") -> None:
-    from kvproxy.proxy_client.warm import format_line_numbers
+def _dry_run(notes: "list[str]", requests: "list[WarmRequest]") -> Output:
+    first = {"path": requests[0].path, "body": requests[0].body} if requests else None
+    document = {"requests": len(requests), "first": first, "notes": notes}
 
+    def show() -> None:
+        for note in notes:
+            print_note(note)
+        print_text(f"{plural(len(requests), 'distinct request')}, none sent")
+        if requests:
+            print_text(f"first: POST {requests[0].path}\n{json.dumps(requests[0].body, indent=2, ensure_ascii=False)}")
+
+    return Output(document, show)
+
+
+def _print_report(report: "WarmReport") -> None:
     values = report.document().items()
     facts = {
         name.replace("_not_stored", ", not stored").replace("_", " ").capitalize(): value for name, value in values

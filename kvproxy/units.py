@@ -1,5 +1,6 @@
 import math
 import re
+from collections.abc import Sequence
 
 MAX_SECONDS = 10 * 365 * 86_400.0
 """Longest duration: ten years. RFC 9111 allows to shorten a duration beyond 2^31 seconds."""
@@ -7,6 +8,7 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w
 _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BYTES = {unit.lower(): size for unit, size in (_DECIMAL | _BINARY).items()}
+_LISTED_LINES = 5
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
@@ -64,3 +66,9 @@ def tenant_name(tenant: str) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_line_numbers(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
+    shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))
+    return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"

@@ -3,6 +3,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from kvproxy.commands.analyse.options import FormatOption
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import ApiKey
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
@@ -19,6 +20,7 @@ _LISTED_PAIRS = 20
 def audit(
     url: Annotated[str, Argument(help="URL of an OpenAI-compatible engine, or of a proxy.")],
     file: Annotated[Path | None, Option(help="Requests in any format of warm.", show_default="generated")] = None,
+    format: FormatOption = None,
     requests: Annotated[int, Option(help="Number of requests.", min=1)] = 100,
     max_tokens: Annotated[int, Option(help="Tokens per response of generated requests.", min=1)] = 64,
     history: Annotated[bool, Option("--history", help="Compare answers after original and changed answers.")] = False,
@@ -46,7 +48,7 @@ def audit(
 
     headers = credential_headers("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)
-    bodies = _read_chats(file, model)[:requests] if file else generate_bodies(requests, model, max_tokens)
+    bodies = _read_chats(file, model, format)[:requests] if file else generate_bodies(requests, model, max_tokens)
     with progress_bar("auditing") as progress:
         auditor = Auditor(url, headers, flush=flush, histories=history)
         pairs = asyncio.run(auditor.run(bodies, concurrency, progress))
@@ -56,12 +58,13 @@ def audit(
     return Output(document, lambda: _print_audit(pairs, proven, different, history=history), code)
 
 
-def _read_chats(file: Path, model: str) -> "list[JsonObject]":
+def _read_chats(file: Path, model: str, format: str | None) -> "list[JsonObject]":
     from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
     from kvproxy.offline.request_log import read_log
 
-    bodies = [each.body for each in read_log(file, read_text(file), model).requests if each.api.name == "chat"]
+    requests = read_log(file, read_text(file), model, format=format).requests
+    bodies = [each.body for each in requests if each.api.name == "chat"]
     if not bodies:
         raise InvalidRequest(f"{file} contains no chat completion")
     return bodies

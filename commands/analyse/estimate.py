@@ -6,12 +6,14 @@ from typer import Option
 
 from kvproxy.commands.analyse.options import (
     BlockSize,
+    FormatOption,
     Log,
     LogModel,
     Tokenizer,
     format_pool_size,
+    log_document,
     parse_sizes,
-    print_reading_notes,
+    read_requests,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
 from kvproxy.commands.formatting import money, percent
@@ -42,6 +44,7 @@ def estimate(
     plot: Plot = None,
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     sessions: SessionsOption = False,
+    format: FormatOption = None,
     data: Data = None,
 ) -> Output:
     """Estimate from a log what caching would save.
@@ -58,18 +61,17 @@ def estimate(
     """
     import asyncio
 
-    from kvproxy.commands.files import read_text, save_charts
+    from kvproxy.commands.files import save_charts
     from kvproxy.offline.estimate import estimate as run
     from kvproxy.offline.estimate import estimate_charts
-    from kvproxy.offline.request_log import read_log
-    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+    from kvproxy.offline.log_tokenizer import load_log_tokenizer
 
-    report = read_session_report(log, sessions, model, data)
+    report = read_session_report(log, sessions, model, data, format)
     if report is not None:
         return Output(asdict(report), lambda: print_costs(report))
     settings = load_settings(data=data, journal=_price_settings(price))
-    loaded, sizes = LocalTokenizer(tokenizer or "demo"), parse_sizes(blocks, 2)
-    content = read_log(log, read_text(log), model)
+    loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
+    content = read_requests(log, model, format, tokenizer)
     with progress_bar("estimating") as progress:
         found = asyncio.run(run(content.requests, settings, loaded, block_size, sizes, progress, draws))
     charts = estimate_charts(found)
@@ -78,9 +80,8 @@ def estimate(
 
     def show() -> None:
         _print_estimate(found, prefill_and_decode_rate, currency)
-        print_reading_notes(content, tokenizer)
 
-    more = {"skipped_lines": content.skipped, "failures": len(content.errors), "currency": currency}
+    more = {"log": log_document(content, tokenizer), "currency": currency}
     return Output(_json_document(found, prefill_and_decode_rate) | more, show, charts=charts)
 
 

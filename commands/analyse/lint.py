@@ -6,11 +6,13 @@ from typer import Option
 
 from kvproxy.commands.analyse.options import (
     BlockSize,
+    FormatOption,
     Log,
     LogModel,
     Tokenizer,
     format_pool_size,
-    print_reading_notes,
+    log_document,
+    read_requests,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.formatting import one_line, percent
@@ -31,6 +33,7 @@ def lint(
     top: Annotated[int, Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
     edits: Annotated[Path | None, Option(help="Write the suggested edits into this file as settings.")] = None,
     sessions: SessionsOption = False,
+    format: FormatOption = None,
     model: LogModel = "model",
     data: Data = None,
 ) -> Output:
@@ -49,17 +52,16 @@ def lint(
     """
     import asyncio
 
-    from kvproxy.commands.files import check_writable, explain_write_errors, read_text
+    from kvproxy.commands.files import check_writable, explain_write_errors
     from kvproxy.offline.lint import lint as run
-    from kvproxy.offline.request_log import read_log
-    from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+    from kvproxy.offline.log_tokenizer import load_log_tokenizer
 
-    report = read_session_report(log, sessions, model, data)
+    report = read_session_report(log, sessions, model, data, format)
     if report is not None:
         return Output(asdict(report), lambda: print_losses(report, top))
     check_writable(edits)
-    settings, loaded = load_settings(data=data), LocalTokenizer(tokenizer or "demo")
-    content = read_log(log, read_text(log), model)
+    settings, loaded = load_settings(data=data), load_log_tokenizer(tokenizer)
+    content = read_requests(log, model, format, tokenizer)
     with progress_bar("reading prompts") as progress:
         found = asyncio.run(run(content.requests, settings, loaded, block_size, progress))
     if edits is not None:
@@ -72,9 +74,8 @@ def lint(
             print_text(f"wrote the edits to {edits}; the action 'move' keeps the text, which 'strip' removes")
         elif any(report.savings for report in found.families):
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
-        print_reading_notes(content, tokenizer)
 
-    return Output(_json_document(found), show)
+    return Output(_json_document(found) | {"log": log_document(content, tokenizer)}, show)
 
 
 def _print_report(found: "LintReport", top: int) -> None:

@@ -1,5 +1,6 @@
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -7,27 +8,66 @@ from typer import Argument, Option
 from kvproxy.commands.output import print_note
 from kvproxy.units import plural
 
+_LISTED_ERRORS = 5
+
 if TYPE_CHECKING:
     from kvproxy.offline.request_log import RequestLog
 
-Log = Annotated[
-    Path, Argument(help="JSON lines, OpenAI batch file, access log, one prompt per line, or transcripts; - is stdin.")
-]
+Log = Annotated[Path, Argument(help="Requests, a batch, a log, an export of another tool, or transcripts; - is stdin.")]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
 BlockSize = Annotated[int, Option(help="Tokens per block of the engine's prefix cache.", min=1)]
+FormatOption = Annotated[
+    str | None, Option("--format", help="Format of the file, such as litellm; prompts: one prompt per line.")
+]
 LogModel = Annotated[str, Option("--model", help="Model of requests without a model.")]
 
 
-def print_reading_notes(log: "RequestLog", tokenizer: str | None) -> None:
-    for error in log.errors[:5]:
-        print_note(f"line {error.line}: {error.message}")
-    if log.plain_lines:
-        first = ", ".join(map(str, log.plain_lines[:5])) + (", ..." if len(log.plain_lines) > 5 else "")
-        print_note(f"skipped {plural(len(log.plain_lines), 'line')} without a JSON object: {first}")
-    if skipped := log.skipped - len(log.plain_lines):
-        print_note(f"skipped {plural(skipped, 'line')} without a successful request to a cached API")
-    if tokenizer is None:
-        print_note("tokens are counted with the demo model's tokenizer: give --tokenizer for your model")
+def read_requests(file: Path, model: str, format: str | None, tokenizer: str | None = None) -> "RequestLog":
+    """Read a log, and report on stderr what was read. Raises KvproxyError."""
+    from kvproxy.commands.files import read_text
+    from kvproxy.offline.request_log import read_log
+
+    log = read_log(file, read_text(file), model, format=format)
+    for line in describe_log(log, tokenizer):
+        print_note(line)
+    return log
+
+
+def describe_log(log: "RequestLog", tokenizer: str | None) -> list[str]:
+    """Return sentences about the format of a log, its requests, and what is not read or not counted."""
+    counts = [
+        plural(log.rows, "row"),
+        plural(len(log.requests), "request"),
+        plural(log.num_conversations, "conversation"),
+        f"{log.num_responses:,} with a response",
+    ]
+    lines = [f"read as {log.format}: {', '.join(counts)}"]
+    if log.skipped:
+        lines.append(f"skipped {plural(log.num_skipped, 'row')} without a request: {log.describe_skipped()}")
+    if log.ignored_fields:
+        lines.append(f"no fields of a request, not read: {', '.join(sorted(log.ignored_fields))}")
+    lines += [f"line {error.line}: {error.message}" for error in log.errors[:_LISTED_ERRORS]]
+    if len(log.errors) > _LISTED_ERRORS:
+        lines.append(f"{len(log.errors) - _LISTED_ERRORS:,} more rows are malformed")
+    name = tokenizer or "the demo model's tokenizer: give --tokenizer for your model"
+    tools = "; tools and the arguments of their calls count" if log.has_tools else ""
+    lines.append(f"tokens are counted with {name}{tools}")
+    return lines
+
+
+def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
+    return {
+        "format": log.format,
+        "rows": log.rows,
+        "requests": len(log.requests),
+        "conversations": log.num_conversations,
+        "responses": log.num_responses,
+        "skipped": {cause: len(rows) for cause, rows in log.skipped.items()},
+        "malformed": [asdict(error) for error in log.errors],
+        "ignored_fields": sorted(log.ignored_fields),
+        "tokenizer": tokenizer or "demo",
+        "tools_count": log.has_tools,
+    }
 
 
 def format_pool_size(blocks: int, block_size: int) -> str:

@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from kvproxy.commands.files import read_text
+from kvproxy.commands.analyse.options import read_requests
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.journal.savings import ledger_rows
 from kvproxy.commands.options import load_settings
@@ -21,10 +21,11 @@ SessionsOption = Annotated[
 _SHOWN_CHANGES = 5
 
 
-def read_session_report(log: Path, sessions: bool, model: str, data: Path | None) -> "SessionReport | None":
+def read_session_report(
+    log: Path, sessions: bool, model: str, data: Path | None, format: str | None = None
+) -> "SessionReport | None":
     """Report the sessions in transcripts of agents; for a log of requests return None unless `sessions`. Raises KvproxyError."""
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.request_log import read_log
     from kvproxy.offline.session_report import report_sessions
     from kvproxy.offline.transcripts import read_transcripts, transcript_files
 
@@ -33,7 +34,7 @@ def read_session_report(log: Path, sessions: bool, model: str, data: Path | None
         return None
     settings = load_settings(data=data).journal
     if files is None:
-        report = report_sessions(read_log(log, read_text(log), model).requests, [], settings)
+        report = report_sessions(read_requests(log, model, format).requests, [], settings)
     else:
         with progress_bar("reading sessions") as progress:
             report = report_sessions(*read_transcripts(files), settings, progress)

@@ -8,7 +8,9 @@ from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.charts import Chart, ChartLine
 from kvproxy.errors import KvproxyError
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.offline.log_replay import ReplayedRequest, has_responses, replay, response_text
+from kvproxy.offline.log_tokenizer import PromptEncoder
 from kvproxy.offline.prefix_estimate import (
     PrefixEstimate,
     TokenizedRequest,
@@ -17,10 +19,9 @@ from kvproxy.offline.prefix_estimate import (
     reused_blocks,
     tokenize_request,
 )
-from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import MILLION, PriceSettings, hit_price, price_of
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
+from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Estimate:
 async def estimate(
     requests: Sequence[LoggedRequest],
     settings: Settings,
-    tokenizer: LocalTokenizer,
+    tokenizer: PromptEncoder,
     block_size: int,
     sizes: Sequence[int] | None,
     progress: Callable[[float], None] = lambda share: None,

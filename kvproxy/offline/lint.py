@@ -17,14 +17,15 @@ from kvproxy.offline.changed_spans import (
     strip_edits,
     without_digits,
 )
+from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.offline.log_replay import response_text, to_api_request
+from kvproxy.offline.log_tokenizer import PromptEncoder
 from kvproxy.offline.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.offline.prompt_families import Family, group_families, prompt_regions, shingles
-from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.rules import EditSettings
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer, prompt_input
+from kvproxy.upstreams.prompt_tokenizer import prompt_input
 
 _MAX_SPANS = 3
 _COMPARED_PROMPTS = 12
@@ -102,7 +103,7 @@ class LintReport:
 async def lint(
     requests: Sequence[LoggedRequest],
     settings: Settings,
-    tokenizer: LocalTokenizer,
+    tokenizer: PromptEncoder,
     block_size: int,
     progress: Callable[[float], None],
 ) -> LintReport:
@@ -122,7 +123,7 @@ async def lint(
 
 
 class _TokenizedPrompts:
-    def __init__(self, tokenizer: LocalTokenizer, block_size: int) -> None:
+    def __init__(self, tokenizer: PromptEncoder, block_size: int) -> None:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
         self.untokenized = 0

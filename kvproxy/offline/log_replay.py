@@ -20,7 +20,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.compare_responses import ResponseComparer, answer_text
 from kvproxy.generation import Delta, Usage
-from kvproxy.offline.request_log import LoggedRequest
+from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.rules import Rules
 from kvproxy.settings import Settings

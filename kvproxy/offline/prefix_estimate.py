@@ -6,9 +6,9 @@ from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.divergence import reusable_tokens
+from kvproxy.offline.log_tokenizer import PromptEncoder
 from kvproxy.offline.simulate.pool_simulation import ChainRequest, cached_prefix_length, lru_hits
 from kvproxy.offline.simulate.pool_size_sweep import default_sizes
-from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 
 _DEFAULT_SIZES = 8
 
@@ -51,7 +51,7 @@ class PrefixEstimate:
 
 
 async def tokenize_request(
-    tokenizer: LocalTokenizer, request: ApiRequest, prompt: PromptInput, response: str | None = None
+    tokenizer: PromptEncoder, request: ApiRequest, prompt: PromptInput, response: str | None = None
 ) -> TokenizedRequest:
     prompt_tokens = await tokenizer.encode(prompt)
     response_tokens = await tokenizer.encode_output(response) if response else ()

@@ -26,8 +26,8 @@ from kvproxy.journal.sessions.session_reader import (
     ledger_of,
     summarize_session,
 )
+from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.offline.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
-from kvproxy.offline.request_log import LoggedRequest
 from kvproxy.offline.simulate.trace_reader import TraceSession
 from kvproxy.provider_cache_policy import PauseTimes
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of

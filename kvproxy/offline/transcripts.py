@@ -9,7 +9,7 @@ from pathlib import Path
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
 from kvproxy.errors import NotFound
-from kvproxy.offline.request_log import LoggedRequest, logged_time
+from kvproxy.offline.log_formats.log_format import LoggedRequest, logged_time
 from kvproxy.offline.simulate.trace_reader import TraceSession, read_text, weka_sessions
 
 _SUFFIXES = (".jsonl", ".json", ".json.gz")

@@ -25,7 +25,6 @@ from kvproxy.proxy_client.journal import open_direct_journal
 from kvproxy.units import plural
 
 _ATTEMPTS = 5
-_LISTED_LINES = 5
 _PREFIX = re.compile(r'detail="prefix (\d+)/(\d+)')
 UNCACHEABLE = "a temperature above 0 (cache.sampled_requests), state, or a rule excludes hits; --prefix-only sends them"
 
@@ -55,6 +54,7 @@ class WarmSource:
         duplicates: number of lines of a file that equal an earlier line.
         omitted: number of requests beyond the maximum.
         notes: sentences for the user about what was skipped.
+        format: name of the format of a file; None for another source.
     """
 
     requests: list[WarmRequest] = dataclass_field(default_factory=list)
@@ -63,6 +63,7 @@ class WarmSource:
     omitted: int = 0
     errors: list[LineError] = dataclass_field(default_factory=list)
     notes: list[str] = dataclass_field(default_factory=list)
+    format: str | None = None
 
     def skip(self, count: int, what: str, suffix: str = "") -> None:
         if count:
@@ -70,31 +71,29 @@ class WarmSource:
             self.notes.append(f"skipped {plural(count, what)}{suffix}")
 
 
-def read_file_requests(file: Path, text: str, model: str, system: str | None) -> WarmSource:
+def read_file_requests(
+    file: Path, text: str, model: str, system: str | None, *, format: str | None = None
+) -> WarmSource:
     """Read the distinct requests in `text`, the content of `file`. Raises InvalidRequest if it has no request.
 
     Requests without a model get `model`, and plain prompts get the system prompt `system`.
     """
-    log = read_log(file, text, model, system)
+    log = read_log(file, text, model, system, format=format)
     distinct: dict[str, WarmRequest] = {}
     for each in log.requests:
         key = json.dumps([each.api.path, each.body], sort_keys=True)
         distinct.setdefault(key, WarmRequest(each.line, each.api.path, each.body, count=0)).count += 1
     requests = sorted(distinct.values(), key=lambda request: (-request.count, request.line))
     source = WarmSource(requests, duplicates=len(log.requests) - len(requests), errors=log.errors)
-    source.skip(log.skipped, "line", " without a request")
-    if log.plain_lines:
+    source.format = log.format
+    source.skipped += log.num_skipped
+    if log.skipped:
+        source.notes.append(f"skipped {plural(log.num_skipped, 'row')} without a request: {log.describe_skipped()}")
+    if log.ignored_fields:
         source.notes.append(
-            f"read as JSON lines, because line {log.first_record} is JSON; skipped lines without a JSON object:"
-            f" {format_line_numbers(log.plain_lines)}: put prompts into another file"
+            f"not sent, because they are no fields of a request: {', '.join(sorted(log.ignored_fields))}"
         )
     return source
-
-
-def format_line_numbers(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - _LISTED_LINES:,} more" if len(numbers) > _LISTED_LINES else ""
-    shown = ", ".join(map(str, sorted(numbers)[:_LISTED_LINES]))
-    return f"{'line' if len(numbers) == 1 else 'lines'} {shown}{more}"
 
 
 def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None, *, same_proxy: bool) -> WarmSource:

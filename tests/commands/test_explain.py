@@ -10,7 +10,7 @@ import pytest
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.offline.request_log import detect_api
+from kvproxy.offline.log_formats.log_format import detect_api
 from kvproxy.proxy_client.client import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said

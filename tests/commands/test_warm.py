@@ -50,7 +50,7 @@ def test_plain_http_loads_no_certificates(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ssl, "create_default_context", fail)
     with proxied(tmp_path) as url:
-        assert kvproxy("warm", "-", url=url, stdin=b"a question").returncode == 0
+        assert kvproxy("warm", "-", "--format", "prompts", url=url, stdin=b"a question").returncode == 0
         assert kvproxy("doctor", "--data", tmp_path, url=url).returncode in (0, 1)
 
 
@@ -146,7 +146,7 @@ def test_warming_is_no_hit_of_a_client_and_is_not_sent_again(tmp_path: Path) -> 
     with proxied(tmp_path) as url, httpx.Client(base_url=url) as client:
         client.post("/v1/chat/completions", json=said("mine")).raise_for_status()
         for _ in range(2):
-            assert result("warm", file, "--concurrency", 1, url=url)["failed"] == 0
+            assert result("warm", file, "--format", "prompts", "--concurrency", 1, url=url)["failed"] == 0
         until(lambda: kvproxy("log", "--json", url=url).stdout.count("\n") == 5)
         log = [json.loads(line) for line in kvproxy("log", "--json", url=url).stdout.splitlines()]
         assert [row["layer"] for row in log] == ["prefix", *["warming"] * 4]
@@ -164,13 +164,18 @@ def test_unreadable_lines_are_reported_and_the_rest_is_sent() -> None:
     with upstream.run() as url:
         done = kvproxy("warm", "-", "--concurrency", 1, "--json", url=url, stdin=log.encode())
         assert upstream.questions() == ["a", "b"]
-        assert kvproxy("warm", "-", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n").returncode == 0
+        assert (
+            kvproxy(
+                "warm", "-", "--format", "prompts", "--concurrency", 1, url=url, stdin=b"one\n# two\nthree\n"
+            ).returncode
+            == 0
+        )
         assert upstream.questions() == ["one", "three"]
         same = kvproxy("warm", "-", url=url, stdin=log.encode() + b'\n{"messages": [' * 6)
     assert (same.returncode, same.stderr) == (
         1,
-        "skipped 2 lines without a request\n"
-        "read as JSON lines, because line 2 is JSON; skipped lines without a JSON object: line 4: put prompts into another file\n"
+        "read as requests\n"
+        "skipped 2 rows without a request: 1 comment, 1 not JSON (line 4)\n"
         "lines 3, 6, 7, 8, 9 and 2 more: this is not a JSON object\n",
     )
     counts = json.loads(done.stdout)
@@ -215,9 +220,9 @@ def test_each_line_is_in_one_count_and_a_failed_request_determines_no_field(tmp_
 )
 def test_warm_fails_if_the_cache_stores_nothing(status: str, code: int) -> None:
     with Upstream(headers={"cache-status": status} if status else None).run() as url:
-        done = kvproxy("warm", "-", url=url, stdin=b"one\ntwo")
+        done = kvproxy("warm", "-", "--format", "prompts", url=url, stdin=b"one\ntwo")
         assert (done.returncode, "nothing was stored" in done.stderr) == (code, bool(code))
-        assert kvproxy("warm", "-", "--prefix-only", url=url, stdin=b"one\ntwo").returncode == 0
+        assert kvproxy("warm", "-", "--format", "prompts", "--prefix-only", url=url, stdin=b"one\ntwo").returncode == 0
 
 
 def test_responses_that_are_not_stored_and_failures_are_named() -> None:
@@ -229,8 +234,8 @@ def test_responses_that_are_not_stored_and_failures_are_named() -> None:
         return JSONResponse({}, headers={"cache-status": f"kvproxy; fwd=uri-miss{stored}"})
 
     with run_upstream(answer) as url:
-        done = kvproxy("warm", "-", "--model", "m", url=url, stdin=b"one\ntwo")
-        failed = kvproxy("warm", "-", "--model", "m", url=url, stdin=b"one\ntwo\nthree")
+        done = kvproxy("warm", "-", "--format", "prompts", "--model", "m", url=url, stdin=b"one\ntwo")
+        failed = kvproxy("warm", "-", "--format", "prompts", "--model", "m", url=url, stdin=b"one\ntwo\nthree")
     told = "not stored: line 2: truncated, private, no-store, or excluded by a rule\n"
     assert (done.returncode, done.stderr) == (0, told)
     assert (failed.returncode, failed.stderr) == (1, f"{told}line 3: HTTP 422: no such user\n")
@@ -240,7 +245,7 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"question {number}" for number in range(500)))
     upstream = Upstream(seconds=0.02)
-    arguments = command("warm", prompts, "--json", "--concurrency", 1)
+    arguments = command("warm", prompts, "--format", "prompts", "--json", "--concurrency", 1)
     with upstream.run() as url:
         process = subprocess.Popen(
             arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=variables(url, {})
@@ -252,7 +257,7 @@ def test_an_interrupted_run_and_a_lost_server_print_the_counts(tmp_path: Path) -
     report = json.loads(out)
     assert 2 <= report["computed_not_stored"] < 500
     assert report["remaining"] == 500 - report["computed_not_stored"]
-    done = kvproxy("warm", prompts, "--json", "--model", "m", url=url)
+    done = kvproxy("warm", prompts, "--format", "prompts", "--json", "--model", "m", url=url)
     assert (done.returncode, json.loads(done.stdout)["remaining"]) == (4, 500)
     assert "stopped answering" in done.stderr
 
@@ -262,7 +267,7 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
     file.write_text("What is a block?\nWhat is LRU?\nWhat is a block?\n")
     with proxied(tmp_path / "data") as url:
         options = ["--temperature", 0, "--max-tokens", 50, "--body", "seed=7", "--header", "OpenAI-Project: alpha"]
-        done = kvproxy("warm", file, "--model", "m", *options, url=url)
+        done = kvproxy("warm", file, "--format", "prompts", "--model", "m", *options, url=url)
         assert done.returncode == 0, done.stderr
         facts = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[:-1])
         assert (facts["Total"], facts["Duplicates"]) == ("3", "1")
@@ -276,10 +281,10 @@ def test_a_client_with_the_same_fields_and_tenant_hits_warmed_responses(tmp_path
         assert f"stored for tenant {tenant}," in done.stdout
         fields = {"temperature": 0, "max_tokens": 50, "seed": 7}
         assert "temperature" not in done.stderr
-        sampled = kvproxy("warm", file, "--model", "m", "--temperature", 0.7, url=url)
+        sampled = kvproxy("warm", file, "--format", "prompts", "--model", "m", "--temperature", 0.7, url=url)
         assert sampled.stderr.startswith("2 requests with a temperature above 0 and no seed: the stored responses")
-        required = result("warm", file, "--model", "m", *options, url=url)["required"]
+        required = result("warm", file, "--format", "prompts", "--model", "m", *options, url=url)["required"]
         assert required == {"tenants": [tenant], "fields": fields, "varying": []}
     for wrong in (["--body", "seed"], ["--body", "seed=x y"], ["--header", "novalue"]):
-        done = kvproxy("warm", file, "--model", "m", *wrong)
+        done = kvproxy("warm", file, "--format", "prompts", "--model", "m", *wrong)
         assert (done.returncode, "such as" in done.stderr) == (2, True)

@@ -34,7 +34,7 @@ def test_audits_of_the_embedded_engine(repairs: bool, tmp_path: Path) -> None:
 def test_requests_of_a_file_are_sent(demo: Demo, tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("".join(f"{number} What is a block, and how is it named by its hash?\n" for number in range(2)))
-    done = kvproxy("audit", demo[0], "--file", file, "--max-tokens", 4)
+    done = kvproxy("audit", demo[0], "--file", file, "--format", "prompts", "--max-tokens", 4)
     assert (done.returncode, done.stdout.split(" warm")[0]) == (0, "0 of 2")
     file.write_text('{"prompt": "What is a block?"}')
     assert "contains no chat completion" in kvproxy("audit", demo[0], "--file", file).stderr

@@ -13,8 +13,9 @@ from kvproxy.blocks.divergence import reusable_tokens
 from kvproxy.errors import InvalidRequest, SettingsError
 from kvproxy.journal.sessions.ledger import BLOCK
 from kvproxy.offline.estimate import Estimate, estimate
+from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.offline.log_replay import replay
-from kvproxy.offline.request_log import LoggedRequest, read_log
+from kvproxy.offline.request_log import read_log
 from kvproxy.settings import load_settings
 from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
 from tests.commands.run import NOWHERE, kvproxy
@@ -220,8 +221,7 @@ def test_lines_without_a_json_object_are_named(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "a"}\n[1, 2]\n# a comment\n')
     notes = kvproxy("estimate", log, "--data", tmp_path).stderr
-    assert "skipped 1 line without a JSON object: 2\n" in notes
-    assert "skipped 1 line without a successful request to a cached API\n" in notes
+    assert "skipped 2 rows without a request: 1 not JSON (line 2), 1 comment\n" in notes
 
 
 def test_records_of_the_journal_are_no_requests() -> None:

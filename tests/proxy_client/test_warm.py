@@ -16,10 +16,10 @@ from kvproxy.proxy_client.warm import WarmSource, read_file_requests, select_pre
 from tests.commands.test_warm import lines, said
 
 
-def read(folder: Path, *texts: str, system: str | None = None) -> WarmSource:
+def read(folder: Path, *texts: str, system: str | None = None, format: str | None = None) -> WarmSource:
     file = folder / "file"
     file.write_bytes("\n".join(texts).encode())
-    return read_file_requests(file, read_text(file), "m", system)
+    return read_file_requests(file, read_text(file), "m", system, format=format)
 
 
 def questions(source: WarmSource) -> list[str]:
@@ -68,11 +68,13 @@ def test_comments_and_lines_of_other_programs_are_skipped(tmp_path: Path) -> Non
     foreign = ["[1]", "Starting server on :8000", '"text"', "# a comment", "  # another", "", "   "]
     reading = read(tmp_path, *foreign, json.dumps(said("a")), "INFO done", system="s")
     assert (questions(reading), reading.skipped, reading.errors) == (["a"], 8, [])
-    plain = read(tmp_path, "# questions", "", "first", "#second", '{"like": "JSON"}', "[third]", system="s")
+    plain = read(
+        tmp_path, "# questions", "", "first", "#second", '{"like": "JSON"}', "[third]", system="s", format="prompts"
+    )
     assert (questions(plain), plain.skipped) == (["first", '{"like": "JSON"}', "[third]"], 3)
     assert plain.requests[0].body["messages"][0] == {"role": "system", "content": "s"}
     common = '10.0.0.1 - - [01/Jan/2026:00:00:00 +0000] "POST /v1/chat/completions HTTP/1.1" 200 512'
-    with pytest.raises(InvalidRequest, match="contains no prompts"):
+    with pytest.raises(InvalidRequest, match="is not JSON: add --format prompts"):
         read(tmp_path, common, common)
 
 
@@ -83,7 +85,9 @@ def test_only_line_feeds_separate_prompts(tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.getbasetemp()
     if not prompts:
         return
-    assert questions(read(folder, *prompts)) == list(dict.fromkeys(sorted(prompts, key=lambda p: -prompts.count(p))))
+    assert questions(read(folder, *prompts, format="prompts")) == list(
+        dict.fromkeys(sorted(prompts, key=lambda p: -prompts.count(p)))
+    )
     records = [json.dumps(said(prompt), ensure_ascii=False) for prompt in dict.fromkeys(prompts)]
     assert questions(read(folder, *records)) == list(dict.fromkeys(prompts))
 
@@ -91,7 +95,7 @@ def test_only_line_feeds_separate_prompts(tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("content", [b"", b"\n# only\n", b"\xff\xfe"])
 def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(InvalidRequest, match=r"contains no prompts|not UTF-8"):
+    with pytest.raises(InvalidRequest, match=r"contains no requests|not UTF-8"):
         read_file_requests(tmp_path / "file", read_text(tmp_path / "file"), "m", None)
 
 

@@ -55,8 +55,8 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
     settings tiers upstreams
 offline.simulate: blocks charts errors limited_fetch upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-offline: apis backends.protocol blocks charts errors exchange flow generation index journal mirror offline.simulate rules
-    provider_cache_policy open_response_cache settings upstreams
+offline: apis backends.protocol blocks charts demo errors exchange flow generation index journal mirror offline.simulate rules
+    provider_cache_policy open_response_cache settings units upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
     hugging_face_hub index journal optional_packages quotas pattern_redaction

@@ -1,0 +1,258 @@
+"""A format of request logs: its signature, and how to read a row."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from datetime import UTC, datetime
+from math import isfinite
+
+from kvproxy.apis import APIS
+from kvproxy.apis.api import Api, ApiName
+from kvproxy.apis.json import Json, JsonMap, JsonObject, as_list, as_object, field, loads, objects
+from kvproxy.errors import InvalidRequest
+
+PROMPT_FIELDS = ("messages", "prompt", "input")
+# Fields of compatible servers that change the prompt or the response: vLLM, SGLang, llama.cpp, OpenRouter, Mistral, Perplexity.
+_EXTENSIONS = frozenset(
+    "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template chat_template_kwargs"
+    " continue_final_message documents dynatemp_range enable_thinking extra_body frequency_penalty grammar guided_choice"
+    " guided_decoding_backend guided_grammar guided_json guided_regex ignore_eos include_reasoning json_schema"
+    " length_penalty logits_processors lora_path max_completion_tokens min_p min_tokens mirostat n_predict plugins priority"
+    " prompt_logprobs provider random_seed reasoning regex repetition_penalty response_format return_token_ids route"
+    " safe_prompt search_domain_filter search_recency_filter skip_special_tokens spaces_between_special_tokens"
+    " stop_sequences stop_token_ids structured_outputs thinking top_a top_k transforms truncate_prompt_tokens typical_p"
+    " use_beam_search web_search_options xtc_probability models anthropic_version anthropic_beta".split()
+)
+_MESSAGES_FIELDS = {"system", "stop_sequences", "thinking", "anthropic_version", "anthropic_beta"}
+_MESSAGES_BLOCKS = {"tool_use", "tool_result", "image", "document", "thinking"}
+_RESPONSES_FIELDS = set("instructions max_output_tokens previous_response_id reasoning store text tools".split())
+_TIMES = (
+    "time timestamp @timestamp ts created created_at startTime start_time started_at startedDateTime request_created_at"
+).split()
+# Larger timestamps are in milliseconds, microseconds, or nanoseconds: in seconds they would be after the year 5138.
+_MAX_SECONDS = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """A request of a log.
+
+    Attributes:
+        line: number of its line, or of its item in a JSON array, from 1.
+        body: request body, in which `model` is set and `stream` is false.
+        headers: lower-case names.
+        time: arrival in seconds since the epoch; None if not logged.
+        response: response body, or only its text; None if not logged.
+        seconds: duration until the response ended; 0 if unknown.
+    """
+
+    line: int
+    api: Api
+    body: JsonObject
+    headers: Mapping[str, str] = dataclass_field(default_factory=dict)
+    time: float | None = None
+    response: JsonObject | str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A JSON object of a log, such as a line, and the model of requests that name none."""
+
+    number: int
+    value: JsonObject
+    model: str
+
+
+class SkipRow(Exception):
+    """The row has no successful request to a cached API. The text is the cause, such as `failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFormat:
+    """A format of request logs.
+
+    Attributes:
+        name: value of `--format`.
+        title: name for people.
+        signature: paths of the fields that a row of this format has; `a|b` names alternatives.
+        read: yields the requests of a row. Raises SkipRow, or InvalidRequest for a malformed row.
+        has_requests: False for a known format without prompts; `read` then raises the error that names the fix.
+    """
+
+    name: str
+    title: str
+    signature: tuple[str, ...]
+    read: Callable[[Row], Iterable[LoggedRequest]]
+    has_requests: bool = True
+
+    def missing(self, value: JsonObject) -> list[str]:
+        """Return the fields of the signature that a row lacks."""
+        return [paths for paths in self.signature if not any(has_path(value, path) for path in paths.split("|"))]
+
+    def matches(self, value: JsonObject) -> bool:
+        return not self.missing(value)
+
+
+def has_path(value: Json, path: str) -> bool:
+    for name in path.split("."):
+        if not isinstance(value, dict) or value.get(name) is None:
+            return False
+        value = value[name]
+    return True
+
+
+def request_of(row: Row, body: JsonObject, *, api: Api | None = None, **facts: object) -> LoggedRequest:
+    """Return the request with a body. Raises InvalidRequest if its API is ambiguous or its prompt is missing."""
+    if not any(body.get(name) for name in PROMPT_FIELDS):
+        raise InvalidRequest(f"the request has no {', '.join(PROMPT_FIELDS[:-1])}, or {PROMPT_FIELDS[-1]}")
+    if any(isinstance(body.get(name), int | float) for name in PROMPT_FIELDS):
+        raise InvalidRequest("the prompt is a number: kvproxy log prints no whole prompts, but cache export does")
+    name = detect_api(body)
+    api = api or (None if name is None else APIS[name])
+    if api is None:
+        paths = ", ".join(api.path for api in APIS.values())
+        raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
+    named = body if body.get("model") else body | {"model": row.model}
+    return LoggedRequest(row.number, api, named | {"stream": False}, **facts)  # type: ignore[arg-type]
+
+
+def known_fields(fields: JsonMap, api: Api | None = None) -> JsonObject:
+    """Return the fields that are fields of a request, without those of the log around it."""
+    name = detect_api(fields)
+    api = api or (None if name is None else APIS[name])
+    apis = list(APIS.values()) if api is None else [api]
+    known = _EXTENSIONS.union(*(each.fields.key | each.fields.ignored | each.fields.never_cached for each in apis))
+    return {name: value for name, value in fields.items() if name in known}
+
+
+def detect_api(body: JsonMap) -> ApiName | None:
+    """Return the API of a request body; None if the body fits several APIs, for example if it only has `input`."""
+    if "messages" in body:
+        return "messages" if _is_for_messages(body) else "chat"
+    if "prompt" in body:
+        return "completions"
+    if "input" not in body:
+        return None
+    if {"dimensions", "encoding_format"} & set(body):
+        return "embeddings"
+    return "responses" if objects(body["input"]) or _RESPONSES_FIELDS & set(body) else None
+
+
+def _is_for_messages(body: JsonMap) -> bool:
+    contents = [turn["content"] for turn in objects(body["messages"]) if isinstance(turn.get("content"), list)]
+    return (
+        bool(_MESSAGES_FIELDS & set(body))
+        or any("input_schema" in tool for tool in objects(body.get("tools")))
+        or any(field(block, "type") in _MESSAGES_BLOCKS for content in contents for block in as_list(content))
+    )
+
+
+def api_of_route(route: str) -> Api | None:
+    path = "/" + route.partition("://")[2].partition("/")[2] if "://" in route else route
+    path = path.partition("?")[0]
+    return next((api for api in APIS.values() if route == api.name or path.endswith(api.path)), None)
+
+
+def parse_time(time: Json) -> float | None:
+    """Return seconds since the epoch; None for an invalid time. Times without a zone are in UTC."""
+    if isinstance(time, str):
+        try:
+            parsed = datetime.fromisoformat(time)
+        except ValueError:
+            try:
+                time = float(time)
+            except ValueError:
+                return None
+        else:
+            return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    if not isinstance(time, int | float) or isinstance(time, bool) or not isfinite(time):
+        return None
+    while time > _MAX_SECONDS:
+        time /= 1000
+    return float(time)
+
+
+def logged_time(value: JsonMap) -> float | None:
+    """Return the time of a row in seconds since the epoch; None if it has no valid time."""
+    return parse_time(next((value[name] for name in _TIMES if value.get(name) is not None), None))
+
+
+def decoded(value: Json) -> Json:
+    """Return the JSON value that a string contains, or else the value itself."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return loads(value.encode())
+        except ValueError:
+            return value
+    return value
+
+
+def decoded_object(value: Json) -> JsonObject | None:
+    found = decoded(value)
+    return found if isinstance(found, dict) else None
+
+
+def decoded_response(value: Json) -> JsonObject | str | None:
+    """Return a response body, or its text; None without a response."""
+    found = decoded(value)
+    if isinstance(found, dict):
+        inner = decoded(found.get("body"))
+        return (inner if isinstance(inner, dict) else found) or None
+    return found if isinstance(found, str) and found else None
+
+
+def chat_response(message: Json) -> JsonObject | str | None:
+    """Return a response from an answer: a response body, a message, a list of messages, or a text."""
+    found = decoded(message)
+    if isinstance(found, list):
+        found = next((item for item in reversed(found) if isinstance(item, dict)), None)
+    if isinstance(found, dict) and "content" in found and "choices" not in found and found.get("type") != "message":
+        return {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": found}]}
+    return decoded_response(found)
+
+
+def first_of(value: JsonMap, *paths: str) -> Json:
+    """Return the first present field of several, by paths such as `response.body`."""
+    for path in paths:
+        found: Json = dict(value)
+        for name in path.split("."):
+            found = field(found, name)
+        if found is not None:
+            return found
+    return None
+
+
+def is_failed(status: Json) -> bool:
+    """Whether a status, a number or a word, is one of a failed request."""
+    if isinstance(status, str) and status.isdigit():
+        status = int(status)
+    if isinstance(status, int) and not isinstance(status, bool):
+        return not 200 <= status < 300
+    return isinstance(status, str) and status.lower() in (
+        "failure",
+        "failed",
+        "error",
+        "errored",
+        "timeout",
+        "cancelled",
+    )
+
+
+def conversation_requests(
+    row: Row, turns: Iterable[tuple[str, Json]], fields: JsonObject | None = None
+) -> Iterable[LoggedRequest]:
+    """Yield a chat request for each answer of a recorded conversation. `turns` are roles and contents."""
+    messages: list[Json] = []
+    for role, content in turns:
+        if role == "assistant" and messages:
+            body: JsonObject = {**(fields or {}), "messages": list(messages)}
+            yield request_of(row, body, api=APIS["chat"], response=chat_response({"role": role, "content": content}))
+        messages.append({"role": role, "content": content})
+
+
+def require_object(value: Json, name: str) -> JsonObject:
+    try:
+        return as_object(value)
+    except ValueError:
+        raise InvalidRequest(f"{name} is not a JSON object") from None

@@ -17,7 +17,7 @@ from kvproxy.commands.analyse.options import (
 from kvproxy.commands.analyse.session_report import SessionsOption, print_losses, read_session_report
 from kvproxy.commands.formatting import one_line, percent
 from kvproxy.commands.options import Data, load_settings
-from kvproxy.commands.output import Output, print_text, progress_bar
+from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ def lint(
     block_size: BlockSize = 16,
     top: Annotated[int, Option(help="Maximum number of families or sessions; 0 shows all.", min=0)] = 10,
     edits: Annotated[Path | None, Option(help="Write the suggested edits into this file as settings.")] = None,
+    min_reuse: Annotated[
+        float | None,
+        Option(help="Exit with 1 if a smaller share of the prompt tokens is reused, such as 0.8.", min=0, max=1),
+    ] = None,
     sessions: SessionsOption = False,
     format: FormatOption = None,
     model: LogModel = "model",
@@ -47,6 +51,8 @@ def lint(
     cached tokens.
 
     Example: kvproxy lint requests.jsonl --tokenizer ./model --edits edits.toml
+
+    Example: kvproxy lint requests.jsonl --min-reuse 0.8
 
     Example: kvproxy lint ~/.claude/projects
     """
@@ -75,7 +81,13 @@ def lint(
         elif any(report.savings for report in found.families):
             print_text("write these edits as settings with --edits FILE; kvproxy serve applies them to requests")
 
-    return Output(_json_document(found) | {"log": log_document(content, tokenizer)}, show)
+    document = _json_document(found) | {"log": log_document(content, tokenizer), "reuse": found.reuse}
+    is_too_low = min_reuse is not None and found.reuse < min_reuse
+    if is_too_low:
+        print_note(
+            f"{percent(found.reuse)} of the prompt tokens are reused, less than --min-reuse {percent(min_reuse or 0)}"
+        )
+    return Output(document, show, int(is_too_low))
 
 
 def _print_report(found: "LintReport", top: int) -> None:
@@ -106,12 +118,15 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
 
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
-    span, place, first = saving.span, "the order of the tools", ""
-    if span.kind != "order of tools":
+    span, first = saving.span, ""
+    place = "the order of the tools" if span.kind == "order of tools" else "the order of JSON properties in the tools"
+    if span.kind not in ("order of tools", "order of properties"):
         place = f"{span.kind} at character {span.at} of the {span.region}"
         first = f"; first, {_shorten(span.old)!r} became {_shorten(span.new)!r}"
     requests = plural(saving.changed, "request")
-    print_text(f"  {one_line(place)} differs from the most similar earlier prompt in {requests}{one_line(first)}")
+    print_text(
+        f"  {one_line(place)} differs from the most similar earlier prompt in {requests}{one_line(first) if first else ''}"
+    )
     computed = f"    {report.reuse.computed_tokens:,} computed tokens;"
     stripped, moved = (
         f"{reuse.computed_tokens:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
+from kvproxy.apis.json import Json, JsonObject, as_object, dumps, field, loads, objects
 from kvproxy.settings.rules import EditSettings
 
 _TURNS = ("messages", "input")
@@ -39,8 +39,9 @@ def matched_spans(request: ApiRequest, edit: EditSettings) -> list[str]:
 def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
     if edit.action == "sort-tools":
         tools = objects(body.get("tools"))
-        ordered: list[Json] = [*sorted(tools, key=_tool_sort_key)]
-        return {**body, "tools": ordered} if ordered != tools else None
+        ordered = [as_object(loads(dumps(tool, sort_keys=True))) for tool in sorted(tools, key=_tool_sort_key)]
+        # Equal objects may have another order of properties, which the model reads.
+        return {**body, "tools": list[Json](ordered)} if dumps(ordered) != dumps(tools) else None
     changed, spans = _without_spans(body, edit)
     if not spans:
         return None
@@ -101,4 +102,4 @@ def _append_text(content: Json, span: str) -> Json:
 
 def _tool_sort_key(tool: JsonObject) -> str:
     name = field(tool.get("function"), "name") or tool.get("name")
-    return f"{name} {dumps(tool).decode()}"
+    return f"{name} {dumps(tool, sort_keys=True).decode()}"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvproxy.apis.codecs.codec import Conversation, PromptInput
+from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.offline.prompt_families import TOOLS, Region, prompt_regions, tool_line
 from kvproxy.settings.rules import EditSettings
 
-Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "text"]
+Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "order of properties", "text"]
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
 _WORDS_THAT_END_A_SPAN = 16
@@ -66,15 +67,26 @@ def without_digits(text: str) -> str:
 def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
     """Return the first changed span; None if the prompts are unrelated, or if one prompt continues the other."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
-        lines = [sorted(map(tool_line, form.tools)) for form in (old, new)]
-        if lines[0] == lines[1] and [*map(tool_line, old.tools)] != [*map(tool_line, new.tools)]:
+        kind = _changed_tool_order(old.tools, new.tools)
+        if kind is not None:
             lost = sum(len(_PIECE.findall(each.text)) for each in prompt_regions(new))
-            return ChangedSpan(TOOLS, None, 0, "", "", "", "", "order of tools", lost)
+            return ChangedSpan(TOOLS, None, 0, "", "", "", "", kind, lost)
     old_regions, new_regions = prompt_regions(old), prompt_regions(new)
     same = common_prefix_length(old_regions, new_regions)
     if same == min(len(old_regions), len(new_regions)) or old_regions[same].name != new_regions[same].name:
         return None
     return _span_within_region(old_regions[same:], new_regions[same:])
+
+
+def _changed_tool_order(old: Sequence[JsonObject], new: Sequence[JsonObject]) -> Kind | None:
+    """Return what the order of equal tools differs in; None if the tools differ, or if nothing does."""
+    lines = [list(map(tool_line, tools)) for tools in (old, new)]
+    if lines[0] == lines[1]:
+        return None
+    if sorted(lines[0]) == sorted(lines[1]):
+        return "order of tools"
+    canonical = [sorted(dumps(tool, sort_keys=True) for tool in tools) for tools in (old, new)]
+    return "order of properties" if canonical[0] == canonical[1] else None
 
 
 def _span_within_region(old: Sequence[Region], new: Sequence[Region]) -> ChangedSpan | None:
@@ -162,7 +174,7 @@ def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSetti
     Args:
         with_lead: also remove a single word before the span if it begins the prompt.
     """
-    if span.kind == "order of tools":
+    if span.kind in ("order of tools", "order of properties"):
         return [EditSettings(name="tools", action="sort-tools")]
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
     name = span.kind.replace(" ", "-")

@@ -87,6 +87,13 @@ class LintReport:
     block_size: int
     untokenized: int
 
+    @property
+    def reuse(self) -> float:
+        """Share of all prompt tokens that an unlimited prefix cache reuses, without the suggested edits."""
+        tokens = sum(report.reuse.prompt_tokens for report in self.families)
+        computed = sum(report.reuse.computed_tokens for report in self.families)
+        return 1 - computed / tokens if tokens else 0.0
+
     def edits_as_toml(self) -> str:
         lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
         savings = [(report.family.model, saving) for report in self.families for saving in report.savings]

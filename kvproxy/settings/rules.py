@@ -87,7 +87,7 @@ class EditSettings(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name in headers and records.")
     model: str = Field("*", description="Pattern of models; * matches any text.")
     action: Literal["strip", "move", "sort-tools"] = Field(
-        description="Remove a span, move it to the end, or sort tools by name."
+        description="Remove a span, move it to the end, or sort tools by name and their properties."
     )
     role: Literal["system", "user", "assistant", "prompt"] = Field(
         "system", description="Role of messages; prompt means plain prompts."

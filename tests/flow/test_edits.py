@@ -67,6 +67,10 @@ def test_developers_texts_plain_prompts_and_tools() -> None:
     tools = [{"function": {"name": name}} for name in "ba"]
     ordered = apply_edits(asked({"messages": [], "tools": tools}), [EditSettings(name="t", action="sort-tools")])
     assert ordered.body["tools"] == tools[::-1]
+    properties = {"b": {"type": "string"}, "a": {"type": "string"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    sorted_tool = apply_edits(asked({"messages": [], "tools": [tool]}), [EditSettings(name="t", action="sort-tools")])
+    assert json.dumps(sorted_tool.body["tools"]) == json.dumps([tool], sort_keys=True)
 
 
 def test_what_cannot_be_moved_is_left_where_it_is() -> None:

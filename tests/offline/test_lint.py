@@ -94,6 +94,21 @@ def test_tools_in_another_order_are_sorted() -> None:
     assert edited(body, strip_edits(span))["tools"] == list(one.tools)
 
 
+def test_properties_in_another_order_are_sorted() -> None:
+    def tool(*names: str) -> Any:
+        properties = {name: {"type": "string", "description": TAIL} for name in names}
+        return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+    message = {"role": "user", "content": "Go."}
+    one, other = (Conversation((message,), (tool(*names),)) for names in ("ab", "ba"))
+    span = find_changed_span(one, other)
+    assert span is not None
+    assert span.kind == "order of properties"
+    bodies = [{"model": "m", "messages": [message], "tools": list(form.tools)} for form in (one, other)]
+    sorted_tools = [json.dumps(edited(body, strip_edits(span))["tools"]) for body in bodies]
+    assert sorted_tools[0] == sorted_tools[1]
+
+
 def found(file: Path, *more: object) -> dict[str, Any]:
     result = kvproxy("lint", file, "--data", file.parent, "--json", *more)
     document: dict[str, Any] = json.loads(result.stdout)

@@ -129,3 +129,37 @@ def test_a_journal_states_its_measured_reuse_and_why_hit_rates_differ(tmp_path: 
     assert "different messages count as new" in trace.notes[0]
     assert "reused 60.0% of the prompt tokens" in trace.notes[1]
     assert lru_hits(trace.chains, [None]) == [0]
+
+
+# The published columns of AzureLLMInferenceTrace_code.csv (2023) and of the traces of 2024.
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("2023-11-16 18:15:46.6805900", "2023-11-16 18:15:50.9951690"),
+        ("2024-05-10 00:00:00.000000+00:00", "2024-05-10 00:00:04.314579+00:00"),
+    ],
+)
+def test_azures_tables_have_lengths(tmp_path: Path, first: str, second: str) -> None:
+    (file := tmp_path / "azure.csv").write_text(
+        f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first},4808,10\n{second},3180,8\n"
+    )
+    trace = read_workload(file)
+    assert [(each.tokens, each.output) for each in trace.arrivals] == [(4808, 10), (3180, 8)]
+    assert trace.arrivals[1].seconds == pytest.approx(4.314579, abs=1e-5)
+    file.write_text("time,tokens\n1,2\n")
+    with pytest.raises(TraceError, match="unknown columns time, tokens: known tables have BurstGPT: Timestamp"):
+        read_workload(file)
+
+
+def test_rows_of_a_session_have_its_new_blocks(tmp_path: Path) -> None:
+    """AIPerf's and Dynamo's sessions: 2,048 + 2,560 + 2,048 tokens, of which 2,048 and 1,536 are reused."""
+    (file := tmp_path / "sessions.jsonl").write_text(
+        lines(
+            {"session_id": "a", "timestamp": 500, "input_length": 2048, "output_length": 9, "hash_ids": [1, 2, 3, 4]},
+            {"session_id": "a", "delay": 1000, "input_length": 512, "output_length": 9, "hash_ids": [5]},
+            {"session_id": "b", "delay": 9000, "input_length": 2048, "output_length": 9, "hash_ids": [1, 2, 3, 6]},
+        )
+    )
+    trace = read_workload(file, 512)
+    assert [(each.seconds, each.tokens) for each in trace.arrivals] == [(0.5, 2048), (1.5, 2560), (9.0, 2048)]
+    assert lru_hits(trace.chains, [None]) == [7]

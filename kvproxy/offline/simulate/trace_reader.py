@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,11 @@ DEFAULT_BLOCK_SIZE = 16
 # Blocks have 512 tokens in Mooncake's traces, and 16 in Qwen-Bailian's.
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
-_FIRST_LENGTH_COLUMN = "Timestamp"
+# Columns of tables with lengths: time, prompt tokens, response tokens, and requests that failed have no response tokens.
+_TABLES = {
+    "BurstGPT": ("Timestamp", "Request tokens", "Response tokens"),
+    "Azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+}
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
 
@@ -113,7 +118,7 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     if kind is None:
         raise TraceError(
             f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of"
-            " BurstGPT, or an agent trace of WEKA"
+            " BurstGPT or Azure, or an agent trace of WEKA"
         )
     size = _block_size(path, lines, block_size) if kind == "hash_ids" else block_size or DEFAULT_BLOCK_SIZE
     parse = _make_parser(kind, size, ids or BlockNumbers())
@@ -145,24 +150,73 @@ def _read_lines(path: Path) -> list[_TraceLine]:
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise TraceError(f"{path}, line 1: the file is empty")
-    columns = next(csv.reader([numbered[0][1]]))
-    columns[0] = columns[0].lstrip("\ufeff")
-    if columns[0] == _FIRST_LENGTH_COLUMN:
-        return _csv_lines(path, columns, numbered[1:])
-    return [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
+    head = numbered[0][1].lstrip("\ufeff")
+    if not head.lstrip().startswith("{") and "," in head:
+        return _csv_lines(path, next(csv.reader([head])), numbered[1:])
+    lines = [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
+    return _join_sessions(path, lines) if any("session_id" in line.fields for line in lines) else lines
+
+
+def _join_sessions(path: Path, lines: list[_TraceLine]) -> list[_TraceLine]:
+    """Give each row of a session (AIPerf, Dynamo) its whole prompt and a time.
+
+    A row has only the blocks after those of the session's previous rows, unless it repeats them. `delay` is in
+    milliseconds after the previous row. Answers in the history have no blocks, so they are left out.
+    """
+    sessions: dict[object, list[_TraceLine]] = {}
+    for line in lines:
+        sessions.setdefault(line.fields.get("session_id", line.position), []).append(line)
+    repeats = any(
+        line.fields.get("hash_ids") and line.fields["hash_ids"][:1] == rows[0].fields.get("hash_ids", [])[:1]
+        for rows in sessions.values()
+        for line in rows[1:]
+    )
+    joined = []
+    try:
+        for rows in sessions.values():
+            ids: list[Any] = []
+            length, time = 0, 0.0
+            for line in rows:
+                fields = line.fields
+                time = float(fields.get("timestamp", time + float(fields.get("delay") or 0.0)))
+                if repeats:
+                    ids, length = fields.get("hash_ids", []), fields["input_length"]
+                else:
+                    ids, length = [*ids, *fields.get("hash_ids", [])], length + fields["input_length"]
+                whole = {"timestamp": time, "input_length": length} | (
+                    {"hash_ids": ids} if "hash_ids" in fields else {}
+                )
+                joined.append(_TraceLine(line.position, fields | whole))
+    except _FIELD_ERRORS as error:
+        raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
+    return joined
 
 
 def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
+    names = next((names for names in _TABLES.values() if set(names) <= set(columns)), None)
+    if names is None:
+        known = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in _TABLES.items())
+        raise TraceError(f"{path}, line 1: unknown columns {', '.join(columns)}: known tables have {known}")
     lines = []
     for number, line in numbered:
         row = dict(zip(columns, next(csv.reader([line])), strict=False))
         try:
-            lengths = {"input_length": int(row["Request tokens"]), "output_length": int(row["Response tokens"])}
-            found = {"timestamp": 1000 * float(row[_FIRST_LENGTH_COLUMN]), **lengths}
+            time, prompt, response = (row[name] for name in names)
+            lengths = {"input_length": int(prompt), "output_length": int(response)}
+            lines.append(_TraceLine(f"line {number}", {"timestamp": 1000 * _table_seconds(time), **lengths}))
         except (KeyError, ValueError) as error:
             raise TraceError(f"{path}, line {number}: bad request ({error!r})") from None
-        lines.append(_TraceLine(f"line {number}", found))
-    return lines
+    start = min((line.fields["timestamp"] for line in lines), default=0.0)
+    return [_TraceLine(line.position, line.fields | {"timestamp": line.fields["timestamp"] - start}) for line in lines]
+
+
+def _table_seconds(time: str) -> float:
+    """Return seconds from a number, or from a date and time with up to nine digits of a fraction."""
+    try:
+        return float(time)
+    except ValueError:
+        moment = datetime.fromisoformat(time)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _parse_line(path: Path, line_number: int, text: str) -> dict[str, Any]:

@@ -91,8 +91,10 @@ def _check_model_is_listed(client: ProxyClient, model: str, headers: dict[str, s
 _SENTENCES = {
     "exact": "The response cache would answer: an identical request is stored.",
     "semantic": "The response cache would answer with the response to a similar question.",
+    "shared": "An identical request is in flight, and both would receive its response.",
+    "refused": "The request would be refused: it accepts only a stored response, and none answers it.",
     "prefix": "The engine would answer, and reuse a part of the prompt.",
-    "none": "Nothing is cached for this request: the engine would compute all of it.",
+    "none": "No cache would answer this request: the engine would compute all of it.",
 }
 
 

@@ -1,9 +1,9 @@
-"""One request: the HTTP layer creates an `Exchange`, the flow fills it in, and `flow/finish.py` reports it once."""
+"""One request: the HTTP layer creates an `Exchange`, the path fills it in, and the observers receive it once."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from time import perf_counter, time
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
@@ -81,12 +81,17 @@ class Answer:
     Attributes:
         headers: lower-case names, possibly repeated.
         close: called once, after the last chunk or when the client disconnects.
+        is_broken: the body will break off, because the backend already failed.
     """
 
     status: int
     headers: list[tuple[str, str]]
     body: bytes | AsyncIterator[bytes]
     close: Callable[[], None] = field(default=lambda: None)
+    is_broken: bool = False
+
+
+Watch: TypeAlias = Callable[[Coroutine[Any, Any, Answer]], Awaitable[Answer]]
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +142,7 @@ class ResponseFacts:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """All facts about a request and its response.
+    """All facts about a request and its response. Comments name the code that sets the fields below them.
 
     Times of steps are values of `time.perf_counter`; 0.0 for a step that did not happen.
 
@@ -148,7 +153,7 @@ class Exchange:
         account: charges tokens to the client's quota; None if the proxy has no clients.
         cacheable: an equal request may get the same response.
         bypass_reason: reason token (see `journal/reasons.py`) if the lookups were skipped.
-        stale_entry: the expired response to an equal request, which may still be served (see `Stale`).
+        stored_entry: the stored response to an equal request, which may have expired. `finish` removes it.
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
         lookup_failed: the store or the embedder failed.
         requested_ttl: seconds to store the response; None uses the settings.
@@ -157,40 +162,52 @@ class Exchange:
         facts: the backend's response; empty facts without one.
         failure: reason token (see `journal/reasons.py`) of the error that ended the request.
         exact_done, semantic_done: end of each lookup.
+        watch: awaits all steps after the exact lookup, and cancels them when the client disconnects; None never cancels them.
         first_byte, ended: start and end of the response to the client.
     """
 
+    # http/exchange_middleware.py
     api: str | None
     request_id: str
-    tenant: str = PUBLIC_TENANT
+    tenant: str = PUBLIC_TENANT  # Also http/routes.py.
     arrived: float = field(default_factory=time)
     method: str = ""
     path: str = ""
+    traceparent: str | None = None
+    started: float = field(default_factory=perf_counter)
+    # http/client_authentication.py
     client: ClientSettings | None = None
     account: Account | None = None
-    traceparent: str | None = None
-    trace: Trace | None = None
+    # http/routes.py; the steps of flow/prepare/steps.py replace the request.
     request: ApiRequest | None = None
+    watch: Watch | None = None
+    # AddTraceHeader
+    trace: Trace | None = None
+    # Answerer.classify
     key: CacheKey | None = None
     cacheable: bool = False
     bypass_reason: str | None = None
-    stale_entry: Entry | None = None
+    # ExactHits
+    stored_entry: Entry | None = None
     is_entry_refused: bool = False
+    exact_done: float = 0.0
+    # SemanticHits, and StaleIfError
     lookup: Lookup | None = None
+    semantic_done: float = 0.0
+    # All layers of flow/layers/cached.py
     lookup_failed: bool = False
     hit: CacheHit | None = None
+    # JoinOrForward
+    was_collapsed: bool = False
     forward_reason: ForwardReason | None = None
     requested_ttl: float | None = None
-    was_collapsed: bool = False
     stored: bool = False
     facts: ResponseFacts = field(default_factory=ResponseFacts)
+    client_disconnected: bool = False
+    # The layer that answers, or record_failure
     layer: Layer = "refused"
     status: int = 0
     failure: str | None = None
-    client_disconnected: bool = False
-    started: float = field(default_factory=perf_counter)
-    exact_done: float = 0.0
-    semantic_done: float = 0.0
     first_byte: float = 0.0
     ended: float = 0.0
 

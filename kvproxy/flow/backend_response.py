@@ -26,6 +26,7 @@ from kvproxy.backends.protocol import (
 from kvproxy.exchange import ResponseFacts
 from kvproxy.generation import Delta
 from kvproxy.index.entry import Entry
+from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.settings.rules import RuleSettings
 
 JSON = ("content-type", "application/json")
@@ -61,6 +62,7 @@ class BackendResponse:
         chunks: the body; the iterator raises a KvproxyError if the backend fails before the end.
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
+        write: stores the response; None if it is not stored, or not complete yet.
         entry: the stored response, if another proxy with the same store computed it.
     """
 
@@ -71,6 +73,7 @@ class BackendResponse:
     close: Callable[[], Awaitable[None]] = field(default=no_op)
     single_chunk: bool = False
     streams: bool = False
+    write: PendingWrite | None = None
     entry: Entry | None = None
 
     @property

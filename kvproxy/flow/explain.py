@@ -12,6 +12,7 @@ from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, Freshness
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.policy import describe_verdict
@@ -54,28 +55,27 @@ def _key_parts(entry: Entry) -> JsonObject | None:
     return cache_key(request, entry.backend).parts
 
 
-async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:
+async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequest) -> dict[str, object]:
     """Return the layer that would answer a request, and the decision of each layer, as JSON.
 
-    `layer` is `exact`, `semantic`, `prefix`, or `none`. `prefix` is a miss for which the engine would reuse a part of the
-    prompt. Values that were not computed are None. Raises KvproxyError and CacheStoreError.
+    `layer` is `exact`, `semantic`, `shared`, `refused`, `prefix`, or `none`. `shared` is an identical request in flight. `prefix`
+    is a miss for which the engine would reuse a part of the prompt. Values that were not computed are None. Raises KvproxyError
+    and CacheStoreError.
     """
+    answerer = path.parts
     exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
-    await answerer.classify(exchange)
-    key = exchange.cache_key
-    kept = await answerer.cache.find(key.exact) if exchange.cacheable else None
-    freshness: Freshness = "expired" if kept is None else kept.freshness(answerer.clock())
-    is_exact = kept is not None and answerer.lookups.may_serve(kept, exchange)
-    same_prompts = [] if kept is not None else await _find_same_prompts(answerer, request, key)
-    semantic = await _explain_semantic(answerer, exchange)
+    prediction = next(iter(predictions := await path.predict(exchange)), None)
+    request, key, stored = exchange.api_request, exchange.cache_key, exchange.stored_entry
+    similar = next((each for each in predictions if each.layer == "semantic"), None)
+    same_prompts = [] if stored is not None else await _find_same_prompts(answerer, request, key)
+    semantic = await _explain_semantic(answerer, exchange, None if similar is None else similar.match)
     prefix = await prefix_cache.explain(request)
-    layer = "none"
-    if is_exact:
-        layer = "exact"
-    elif any(neighbour["served"] for neighbour in semantic["neighbours"]):
-        layer = "semantic"
-    elif prefix is not None and prefix.reusable_tokens:
-        layer = "prefix"
+    if prediction is not None:
+        layer: str = prediction.layer
+    else:
+        layer = "prefix" if prefix is not None and prefix.reusable_tokens else "none"
+    is_exact = prediction is not None and prediction.layer == "exact"
+    freshness: Freshness = "expired" if stored is None else stored.freshness(answerer.clock())
     return {
         "layer": layer,
         "api": request.api.name,
@@ -84,7 +84,7 @@ async def explain(answerer: Answerer, prefix_cache: PrefixCache, request: ApiReq
         "closest": await asyncio.to_thread(_closest_entry, request, key, same_prompts),
         "key": key.exact,
         "namespace": key.namespace,
-        "exact": {"hit": is_exact, "id": None if kept is None else kept.id, "freshness": freshness},
+        "exact": {"hit": is_exact, "id": None if stored is None else stored.id, "freshness": freshness},
         "semantic": semantic,
         "prefix": prefix,
         "rule": request.control.rule.name or None,
@@ -121,7 +121,7 @@ async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, s
     return False
 
 
-async def _explain_semantic(answerer: Answerer, exchange: Exchange) -> dict[str, Any]:
+async def _explain_semantic(answerer: Answerer, exchange: Exchange, served: Candidate | None) -> dict[str, Any]:
     cache, settings = answerer.semantic, answerer.settings
     control, key = exchange.api_request.control, exchange.cache_key
     report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
@@ -155,12 +155,12 @@ async def _explain_semantic(answerer: Answerer, exchange: Exchange) -> dict[str,
     elif not cache.can_read(text):
         why = "the embedder does not read all of this text (letters, length)"
     else:
-        lookup = await cache.lookup(key.namespace, text, explore=False, limits=limits, policy=rule_policy)
-        entry = None if settings.shadow else lookup.entry
-        served = lookup.chosen if entry is not None and answerer.lookups.may_serve(entry, exchange) else None
-        shown = enumerate(lookup.candidates)
+        served_id = None if served is None else served.id
+        shown = enumerate(() if exchange.lookup is None else exchange.lookup.candidates)
         candidates = [each for place, each in shown if place < _NEAREST or each.verdict != "not compared"]
-        return report | {"neighbours": [_neighbour_report(each, text, served=each is served) for each in candidates]}
+        return report | {
+            "neighbours": [_neighbour_report(each, text, served=each.id == served_id) for each in candidates]
+        }
     return report | {"reason": why}
 
 

@@ -1,4 +1,4 @@
-"""Serves fresh and stale responses from the cache, after exact and semantic lookups."""
+"""Decides which stored responses a request accepts, and replays them."""
 
 import logging
 import time
@@ -13,6 +13,7 @@ from kvproxy.apis.json import as_object, loads
 from kvproxy.exchange import Answer, CacheHit, Exchange, Stale
 from kvproxy.flow.backend_response import EVENTS, JSON
 from kvproxy.flow.echoed_fields import response_for
+from kvproxy.flow.layers.layer import Prediction
 from kvproxy.index.entry import Entry
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
@@ -20,11 +21,12 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Candidate
 from kvproxy.settings import CacheSettings
 
-_FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
 _log = logging.getLogger("kvproxy")
 
 
 class CacheLookup:
+    """Semantic lookups, and the rules by which a request accepts a stored response."""
+
     def __init__(self, cache: ResponseCache, settings: CacheSettings, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._store = cache.store
@@ -33,51 +35,6 @@ class CacheLookup:
         self._clock = clock
         self.lookup_counts: Counter[str] = Counter()
         self.stale_counts: Counter[str] = Counter()
-
-    async def find_exact(self, exchange: Exchange) -> Answer | None:
-        """Serve the response to an equal request if it is fresh; if it has expired, set the exchange's `stale_entry`."""
-        with _logging_failures(exchange):
-            entry = await self._cache.find(exchange.cache_key.exact)
-            exchange.exact_done = time.perf_counter()
-            if entry is None:
-                return None
-            if entry.expires <= self._clock():
-                exchange.stale_entry = entry
-            elif self.request_accepts(entry, exchange):
-                return await self.replay(exchange, entry)
-            else:
-                exchange.is_entry_refused = True
-        return None
-
-    async def serve_stale(self, exchange: Exchange) -> Answer | None:
-        """Serve the exchange's `stale_entry` if it is in its stale-while-revalidate period, and the request accepts it."""
-        entry = exchange.stale_entry
-        if entry is None or self.stale_reason(entry, exchange) != "stale-while-revalidate":
-            return None
-        return await self._stale_hit(exchange, entry, "stale-while-revalidate")
-
-    def fallback_timeout(self, exchange: Exchange) -> float | None:
-        """Return the seconds to wait for the backend before `stale_entry` is served; None for no limit."""
-        timeout, entry = exchange.api_request.control.timeout, exchange.stale_entry
-        if timeout is None or entry is None or exchange.bypass_reason is not None:
-            return None
-        if self.stale_reason(entry, exchange, failed=True) is None:
-            return None
-        return max(0.0, _FALLBACK_FRACTION * timeout - (time.perf_counter() - exchange.started))
-
-    async def fall_back(self, exchange: Exchange) -> Answer | None:
-        """After a failure of the backend, serve `stale_entry`, or else the response to a similar question."""
-        if exchange.bypass_reason is not None:
-            return None
-        entry = exchange.stale_entry
-        if entry is not None and self.stale_reason(entry, exchange, failed=True) is not None:
-            return await self._stale_hit(exchange, entry, "stale-if-error")
-        return await self.find_semantic(exchange, failed=True)
-
-    async def _stale_hit(self, exchange: Exchange, entry: Entry, stale: Stale) -> Answer | None:
-        with _logging_failures(exchange):
-            return await self.replay(exchange, entry, stale=stale)
-        return None
 
     def stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
         control, now = exchange.api_request.control, self._clock()
@@ -92,48 +49,54 @@ class CacheLookup:
             return "stale-if-error" if control.max_age is None else None
         return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
 
-    async def find_semantic(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
+    async def serve_similar(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
         """Serve the response to a similar question; if the backend has `failed`, also in its stale-if-error period."""
+        is_first = exchange.lookup is None
+        with logging_failures(exchange):
+            hit, lookup = await self._find_similar(exchange, failed=failed, explore=not failed), exchange.lookup
+            if lookup is not None and is_first and not exchange.is_warming:
+                is_refused = lookup.entry is not None and hit is None
+                self.lookup_counts["accepted but not served" if is_refused else lookup.outcome] += 1
+            if lookup is None or hit is None or hit.entry is None or self._settings.shadow:
+                return None
+            if self._semantic is not None and self._semantic.learning is not None and not exchange.is_warming:
+                self._semantic.learning.record_served(lookup)
+            return await self.replay(exchange, hit.entry, hit.match, hit.stale)
+        return None
+
+    async def predict_similar(self, exchange: Exchange, *, failed: bool = False) -> Prediction | None:
+        hit = await self._find_similar(exchange, failed=failed, explore=False)
+        return None if self._settings.shadow else hit
+
+    async def _find_similar(self, exchange: Exchange, *, failed: bool, explore: bool) -> Prediction | None:
         request, key = exchange.api_request, exchange.cache_key
         if exchange.lookup_failed or request.control.rule.semantic is False:
             return None
-        with _logging_failures(exchange):
-            if self._semantic is None or key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
-                return None
-            seconds = None if failed or request.control.only_if_cached else self._settings.lookup_timeout
-            lookup = await self._semantic.lookup(
-                key.namespace,
-                key.text,
-                limits=request.control.limits,
-                seconds=seconds,
-                explore=not failed,
-                allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
-                policy=request.control.rule.policy,
-            )
-            is_first = exchange.lookup is None
-            exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
-            entry = lookup.entry
-            stale = None if entry is None else self.stale_reason(entry, exchange, failed=failed)
-            is_servable = entry is not None and (
-                stale is not None or (entry.expires > self._clock() and self.request_accepts(entry, exchange))
-            )
-            if is_first and not exchange.is_warming:
-                outcome = lookup.outcome if entry is None or is_servable else "accepted but not served"
-                self.lookup_counts[outcome] += 1
-            if entry is None or not is_servable or self._settings.shadow:
-                return None
-            if self._semantic.learning is not None and not exchange.is_warming:
-                self._semantic.learning.record_served(lookup)
-            return await self.replay(exchange, entry, lookup.chosen, stale)
-        return None
-
-    def may_serve(self, entry: Entry, exchange: Exchange) -> bool:
-        """Whether the request accepts a stored response while the backend works: a fresh one, or one to revalidate."""
+        if self._semantic is None or key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
+            return None
+        is_limited = explore and not failed and not request.control.only_if_cached
+        lookup = await self._semantic.lookup(
+            key.namespace,
+            key.text,
+            limits=request.control.limits,
+            seconds=self._settings.lookup_timeout if is_limited else None,
+            explore=explore,
+            allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
+            policy=request.control.rule.policy,
+        )
+        exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
+        entry = lookup.entry
+        if entry is None:
+            return None
         if entry.expires > self._clock():
-            return self.request_accepts(entry, exchange)
-        return self.stale_reason(entry, exchange) is not None
+            accepted, stale = self.accepts_age(entry, exchange), None
+        else:
+            stale = self.stale_reason(entry, exchange, failed=failed)
+            accepted = stale is not None
+        return Prediction("semantic", entry, lookup.chosen, stale) if accepted else None
 
-    def request_accepts(self, entry: Entry, exchange: Exchange) -> bool:
+    def accepts_age(self, entry: Entry, exchange: Exchange) -> bool:
+        """Whether the request's directives accept a fresh response of this age."""
         control = exchange.api_request.control
         if control.no_cache:
             return False
@@ -176,7 +139,7 @@ def _body_for(request: ApiRequest, entry: Entry) -> bytes:
 
 
 @contextmanager
-def _logging_failures(exchange: Exchange) -> Iterator[None]:
+def logging_failures(exchange: Exchange) -> Iterator[None]:
     try:
         yield
     except Exception as error:

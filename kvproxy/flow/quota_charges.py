@@ -1,14 +1,14 @@
 """Charges a request to its client's quota: estimated tokens before the response, and the reported usage after it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, as_object, loads
 from kvproxy.apis.reported_usage import UsageLog, tokens_used
 from kvproxy.apis.sse import EventReader
-from kvproxy.backends.protocol import Backend, Body, RelayedResponse
+from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.backend_response import BackendResponse, open_response
+from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.quotas import Account
 
 _IMAGE_TOKENS = 1000
@@ -19,13 +19,13 @@ _NOT_FOR_THE_MODEL = ("metadata", "user", "safety_identifier", "prompt_cache_key
 
 
 async def send_charged(
-    request: ApiRequest, account: Account, backend: Backend, max_response_bytes: int
+    request: ApiRequest, account: Account, send: Callable[[], Awaitable[BackendResponse]], max_response_bytes: int
 ) -> BackendResponse:
-    """Send a request to the backend, and charge its tokens to the account. A request that fails costs nothing."""
+    """Send a request, and charge its tokens to the account. A request that fails costs nothing."""
     estimated = await in_thread_if_large(len(request.raw), lambda: estimate_prompt_tokens(request.body))
     await account.reserve(estimated)
     try:
-        response = open_response(request, await backend.send(request), max_response_bytes)
+        response = await send()
     except BaseException:
         account.settle(0)
         raise

@@ -79,6 +79,10 @@ class Revalidator:
         self.counts: Counter[str] = Counter()
         """Number of revalidations by result: `revalidated`, `failed`, or `skipped` if too many were in flight."""
 
+    @property
+    def in_flight(self) -> tuple[asyncio.Task[None], ...]:
+        return tuple(self._in_flight.values())
+
     def begin(self, exchange: Exchange) -> None:
         """Start to revalidate the response of a stale-while-revalidate hit, unless the request forbids it."""
         entry, control = _stale_entry(exchange), exchange.api_request.control
@@ -141,5 +145,5 @@ def _stale_entry(exchange: Exchange) -> Entry | None:
     if hit is None or hit.stale != "stale-while-revalidate":
         return None
     if hit.match is None:
-        return exchange.stale_entry
+        return exchange.stored_entry
     return None if lookup is None else lookup.entry

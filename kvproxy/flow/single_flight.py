@@ -12,25 +12,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterab
 from dataclasses import replace
 
 from kvproxy.apis.json import dumps
-from kvproxy.backends.protocol import Backend, Headers
 from kvproxy.exchange import Exchange
-from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
-from kvproxy.flow.quota_charges import send_charged
-from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter, read_response_directives
-from kvproxy.index.errors import CacheStoreError
-from kvproxy.index.pending_writes import PendingWrite
+from kvproxy.flow.backend_response import BackendResponse
+from kvproxy.flow.layers.layer import Send
+from kvproxy.flow.store_response import ResponseWriter
 from kvproxy.journal.reasons import reason_of_failure
-from kvproxy.shared_state import SharedState
 
 MAX_UNSENT_BYTES = 256 * 1024  # Read from the backend, but not received by a client yet.
-PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 events, or half a millisecond.
-_END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
 
 
 class SharedRequest:
-    def __init__(self, open: Callable[[], Awaitable[BackendResponse]], recorder: ResponseRecorder) -> None:
+    """A call of the backend whose response all its clients receive.
+
+    Args:
+        open: sends the request, and returns when the response begins.
+        max_bytes: see "Backpressure" above: the size of a response that is small enough to store.
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[BackendResponse]], max_bytes: int) -> None:
         self._open = open
-        self._recorder = recorder
+        self._max_bytes = max_bytes
         self._chunks: list[bytes] = []
         self._dropped = 0
         self._size = 0
@@ -40,9 +41,7 @@ class SharedRequest:
         self.error: BaseException | None = None
         self.response: BackendResponse | None = None
         self.ended = False
-        self._pending_write: PendingWrite | None = None
         self.num_clients = 0
-        self._started = time.perf_counter()
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -51,7 +50,8 @@ class SharedRequest:
 
     async def wait_until_stored(self) -> bool:
         """Wait until the store has committed the response; return False if it is not stored."""
-        return self._pending_write is not None and await self._pending_write.wait_until_stored()
+        write = None if self.response is None else self.response.write
+        return write is not None and await write.wait_until_stored()
 
     async def _run(self) -> None:
         response: BackendResponse | None = None
@@ -68,47 +68,17 @@ class SharedRequest:
             self.error = error.with_traceback(None)
         finally:
             self.ended = True
-            if response is not None:
-                response.facts.seconds = time.perf_counter() - self._started
             self._notify_clients()
             if response is not None:
                 await response.close()
 
     async def _relay(self, response: BackendResponse) -> None:
-        recorded = False
-        chunks = aiter(response.chunks)
-        following: asyncio.Future[bytes | None] | None = None
-        try:
-            while (chunk := await (following or anext(chunks, None))) is not None:
-                following = None
-                if response.streams and response.facts.first_chunk_seconds is None:
-                    response.facts.first_chunk_seconds = time.perf_counter() - self._started
-                if not recorded and await self._record_chunk(response, chunk):
-                    # A response that continues after its end is not stored.
-                    following = asyncio.ensure_future(anext(chunks, None))
-                    await asyncio.wait({following}, timeout=_END_SECONDS)
-                    if not following.done() or following.exception() is not None or following.result() is None:
-                        recorded = True
-                        self._pending_write = await self._recorder.finish(response)
-                self._chunks.append(chunk)
-                self._size += len(chunk)
-                self._notify_clients()
-                if not response.single_chunk:
-                    await self._wait_for_clients()
-        finally:
-            if following is not None:
-                following.cancel()
-        if not recorded:
-            self._pending_write = await self._recorder.finish(response)
-
-    async def _record_chunk(self, response: BackendResponse, chunk: bytes) -> bool:
-        if not response.streams or len(chunk) <= PARSE_STEP_BYTES:
-            return self._recorder.push(response, chunk)
-        complete = False
-        for start in range(0, len(chunk), PARSE_STEP_BYTES):
-            complete = self._recorder.push(response, chunk[start : start + PARSE_STEP_BYTES])
-            await asyncio.sleep(0)
-        return complete
+        async for chunk in response.chunks:
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+            self._notify_clients()
+            if not response.single_chunk:
+                await self._wait_for_clients()
 
     def _notify_clients(self) -> None:
         self._changed.set()
@@ -116,7 +86,7 @@ class SharedRequest:
 
     async def _wait_for_clients(self) -> None:
         while self._size > MAX_UNSENT_BYTES:
-            is_large = self._size > self._recorder.limit
+            is_large = self._size > self._max_bytes
             if is_large:
                 self._drop_read_chunks()
             if self._size - self._bytes_read_by(min if is_large else max) <= MAX_UNSENT_BYTES:
@@ -236,6 +206,10 @@ class SharedRequests:
         shared.num_clients += 1
         return shared, joined
 
+    def is_joinable(self, key: Hashable) -> bool:
+        shared = self._joinable.get(key)
+        return shared is not None and shared.is_joinable
+
     def _on_ended(self, key: Hashable, shared: SharedRequest, task: "asyncio.Task[None]") -> None:
         self._in_flight.discard(shared)
         if self._joinable.get(key) is shared:
@@ -249,93 +223,40 @@ class SharedRequests:
 
 
 class SingleFlight:
-    """Sends identical requests in flight to the backend only once, also in other proxies with the same PostgreSQL store."""
+    """Sends identical requests in flight to the backend only once.
 
-    def __init__(self, backend: Backend, writer: ResponseWriter, shared: SharedState | None = None) -> None:
+    Attributes:
+        send: sends a request through the `SENDING` layers of `path.py`.
+    """
+
+    def __init__(self, writer: ResponseWriter) -> None:
+        self.send: Send | None = None
         self.requests = SharedRequests()
-        self._backend = backend
         self._writer = writer
-        self._shared = shared
-        self._releases: set[asyncio.Task[None]] = set()
-
-    def requires_own_response(self, exchange: Exchange) -> bool:
-        return exchange.api_request.control.no_cache or not self._allows_storing(exchange)
-
-    def _allows_storing(self, exchange: Exchange) -> bool:
-        request = exchange.api_request
-        return exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
-
-    def requested_ttl(self, exchange: Exchange, response_headers: Headers) -> float | None:
-        """Return the response's TTL in seconds if the request sets a TTL; None without a TTL, or if it forbids storing."""
-        request = exchange.api_request
-        is_set = request.control.ttl is not None and self._allows_storing(exchange)
-        return self._writer.lifetime(request, read_response_directives(response_headers)) if is_set else None
 
     def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
         """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
-        request, may_store = exchange.api_request, self._allows_storing(exchange)
+        return self.requests.join(
+            self._key(exchange), lambda: SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
+        )
+
+    def is_in_flight(self, exchange: Exchange) -> bool:
+        """Whether `join` would join a request in flight."""
+        return self.requests.is_joinable(self._key(exchange))
+
+    def _key(self, exchange: Exchange) -> Hashable:
+        request = exchange.api_request
         echoed = request.api.fields.echo(request.body)
         # The cache key does not contain the language, and a response may depend on it.
         language = request.headers.get("accept-language")
         form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True), language)
-        unique = object() if self.requires_own_response(exchange) else None
+        unique = object() if self._writer.requires_own_response(exchange) else None
         # Tenants must not share errors and cookies.
-        return self.requests.join(
-            (exchange.cache_key.exact, request.tenant, form, unique),
-            lambda: SharedRequest(
-                lambda: self._send_once(exchange), ResponseRecorder(self._writer, exchange, may_store=may_store)
-            ),
-        )
-
-    async def _send_once(self, exchange: Exchange) -> BackendResponse:
-        shared = self._shared
-        if shared is None or self.requires_own_response(exchange):
-            return await self._send(exchange)
-        try:
-            await shared.acquire_lease(exchange.cache_key.exact)
-        except CacheStoreError:
-            return await self._send(exchange)
-        try:
-            response = await self._find_stored(exchange) or await self._send(exchange)
-        except BaseException:
-            self._release_lease_later(shared, exchange)
-            raise
-        close = response.close
-
-        async def close_and_release() -> None:
-            await close()
-            self._release_lease_later(shared, exchange)
-
-        response.close = close_and_release
-        return response
-
-    async def _find_stored(self, exchange: Exchange) -> BackendResponse | None:
-        try:
-            entry = await self._writer.find_fresh(exchange)
-        except CacheStoreError:
-            return None
-        return None if entry is None else stored_response(exchange.api_request.api, entry)
-
-    def _release_lease_later(self, shared: SharedState, exchange: Exchange) -> None:
-        task = asyncio.create_task(self._release_lease(shared, exchange.cache_key.exact))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-
-    async def _release_lease(self, shared: SharedState, key: str) -> None:
-        await self._writer.wait_until_stored(key)
-        with contextlib.suppress(CacheStoreError):
-            await shared.release_lease(key)
+        return exchange.cache_key.exact, request.tenant, form, unique
 
     async def _send(self, exchange: Exchange) -> BackendResponse:
-        request, limit = exchange.api_request, self._writer.settings.max_response_bytes
-        if exchange.account is not None:
-            response = await send_charged(request, exchange.account, self._backend, limit)
-        else:
-            response = open_response(request, await self._backend.send(request), limit)
-        if response.status == 200:
-            keyed = exchange.cache_key.headers
-            response.facts.not_stored = why_headers_forbid_storing(response.headers, request.control.rule, keyed)
-        return response
+        assert self.send is not None
+        return await self.send(exchange)
 
 
 async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:

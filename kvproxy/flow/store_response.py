@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -24,7 +25,7 @@ from kvproxy.backends.protocol import Headers
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
 from kvproxy.flow.compare_responses import ResponseComparer
-from kvproxy.flow.history_repair import HistoryRepair
+from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.flow.provider_ids import provider_id_tags
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import CacheStoreError
@@ -33,6 +34,8 @@ from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 
+PARSE_STEP_BYTES = 4 * 1024  # Parsed before other tasks may run: about 25 events, or half a millisecond.
+_END_SECONDS = 0.25  # Maximum time from a stream's final event until its end.
 _MAX_TTL = 30 * 86_400.0
 _SURROGATE_KEY = "surrogate-key"
 _NEVER_STALE = ("must-revalidate", "proxy-revalidate")
@@ -107,6 +110,25 @@ class ResponseWriter:
         if rule_ttl is not None:
             return rule_ttl
         return min(first_not_none((max_age,), self.settings.ttl), first_not_none((longest,), math.inf))
+
+    @property
+    def max_bytes(self) -> int:
+        """Size of the largest response that is stored."""
+        return self.settings.max_response_bytes
+
+    def allows_storing(self, exchange: Exchange) -> bool:
+        request = exchange.api_request
+        return exchange.cacheable and not request.control.no_store and self.lifetime(request) > 0
+
+    def requires_own_response(self, exchange: Exchange) -> bool:
+        """Whether the request must not share the response to an identical request in flight."""
+        return exchange.api_request.control.no_cache or not self.allows_storing(exchange)
+
+    def requested_ttl(self, exchange: Exchange, response_headers: Headers) -> float | None:
+        """Return the response's TTL in seconds if the request sets a TTL; None without a TTL, or if it forbids storing."""
+        request = exchange.api_request
+        is_set = request.control.ttl is not None and self.allows_storing(exchange)
+        return self.lifetime(request, read_response_directives(response_headers)) if is_set else None
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
         """Return the fresh stored response, if it is not older than the request's `max-age`. Raises a CacheStoreError."""
@@ -199,16 +221,61 @@ class ResponseWriter:
 class ResponseRecorder:
     """Reads the response of one backend request, and starts to store it at its end."""
 
-    def __init__(self, writer: ResponseWriter, exchange: Exchange, *, may_store: bool) -> None:
-        self.limit = writer.settings.max_response_bytes
+    def __init__(self, writer: ResponseWriter, exchange: Exchange) -> None:
         self._writer = writer
         self._exchange = exchange
-        self._may_store = may_store
+        self._started = time.perf_counter()
 
-    def push(self, response: BackendResponse, chunk: bytes) -> bool:
-        return response.status == 200 and response.reader.push(chunk)
+    def record(self, response: BackendResponse) -> None:
+        """Read the response's chunks while they pass."""
+        chunks, close = self._recorded_chunks(response, response.chunks), response.close
 
-    async def finish(self, response: BackendResponse) -> PendingWrite | None:
+        async def close_all() -> None:
+            # The closure refers to the response: the cycle would keep it in memory.
+            response.close = close
+            await chunks.aclose()
+            await close()
+
+        response.chunks, response.close = chunks, close_all
+
+    async def _recorded_chunks(
+        self, response: BackendResponse, sent: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks. The write starts before the chunk that completes the response is yielded."""
+        is_recorded, chunks, facts = False, aiter(sent), response.facts
+        following: asyncio.Future[bytes | None] | None = None
+        try:
+            while (chunk := await (following or anext(chunks, None))) is not None:
+                following = None
+                if response.streams and facts.first_chunk_seconds is None:
+                    facts.first_chunk_seconds = time.perf_counter() - self._started
+                if not is_recorded and await self._push(response, chunk):
+                    # A response that continues after its end is not stored.
+                    following = asyncio.ensure_future(anext(chunks, None))
+                    await asyncio.wait({following}, timeout=_END_SECONDS)
+                    if not following.done() or following.exception() is not None or following.result() is None:
+                        is_recorded = True
+                        response.write = await self._finish(response)
+                yield chunk
+            if not is_recorded:
+                response.write = await self._finish(response)
+        finally:
+            facts.seconds = time.perf_counter() - self._started
+            if following is not None:
+                following.cancel()
+
+    async def _push(self, response: BackendResponse, chunk: bytes) -> bool:
+        if response.status != 200:
+            return False
+        if not response.streams or len(chunk) <= PARSE_STEP_BYTES:
+            return response.reader.push(chunk)
+        complete = False
+        for start in range(0, len(chunk), PARSE_STEP_BYTES):
+            complete = response.reader.push(chunk[start : start + PARSE_STEP_BYTES])
+            await asyncio.sleep(0)
+        return complete
+
+    async def _finish(self, response: BackendResponse) -> PendingWrite | None:
         facts = response.facts
         try:
             return await self._read_and_store(response)
@@ -232,7 +299,7 @@ class ResponseRecorder:
                 await asyncio.to_thread(self._writer.history.remember, request, body)
         finally:
             self._complete_facts(facts, body)
-        if not self._may_store:
+        if not self._writer.allows_storing(self._exchange):
             forbidden = NotStored(Cause.REQUEST_NO_STORE if request.control.no_store else Cause.LIFETIME)
             facts.not_stored = forbidden if self._exchange.cacheable else None
             return None

@@ -41,7 +41,7 @@ def create_app(services: Services) -> Starlette:
         middleware=[
             Middleware(
                 ExchangeMiddleware,
-                finish=services.finish,
+                finish=services.path.finish,
                 tenant_headers=services.settings.access.tenant_headers,
                 clock=services.answerer.clock,
             ),

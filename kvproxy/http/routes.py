@@ -73,10 +73,12 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
     try:
         parsed = await read_api_request(request, api, raw, app.settings, check_fields=forwarder is None)
         exchange.tenant = parsed.tenant
-        exchange.request = app.with_trace(exchange, await app.prepare(parsed))
-        check_number_of_choices(exchange.request.body, limits.choices)
-        deadline.shorten(exchange.request.control.timeout)
-        answer = await app.answerer.answer(exchange, lambda work: deadline.cancel_when_over(request.receive, work))
+        exchange.request = parsed
+        await app.path.prepare(exchange)
+        check_number_of_choices(exchange.api_request.body, limits.choices)
+        deadline.shorten(exchange.api_request.control.timeout)
+        exchange.watch = partial(deadline.cancel_when_over, request.receive)
+        answer = await app.path.answer(exchange)
     except InvalidRequest as error:
         # The upstream judges unparsable requests and those without a key, but not our own headers.
         if forwarder is None or error.param is not None or isinstance(error, RequestExceedsQuota):
@@ -112,7 +114,7 @@ async def count_tokens(request: Request) -> Response:
         raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
         counted = await read_api_request(request, MESSAGES, raw, app.settings, check_fields=False)
         MESSAGES.check_prompt(counted.body)
-        report = await app.prefix.explain(app.apply_rules(counted))
+        report = await app.prefix.explain(await app.path.edit(counted))
     return JSONResponse({"input_tokens": report and report.prompt_tokens})
 
 

@@ -3,23 +3,19 @@ import logging
 import socket
 import time
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.reported_usage import UsageLog
 from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.breakpoints import with_breakpoints
 from kvproxy.flow.compare_responses import ResponseComparer
-from kvproxy.flow.finish import finish
+from kvproxy.flow.path import RequestPath
+from kvproxy.flow.prepare.rules import Rules
 from kvproxy.http.access_rules import AccessRules
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.deadlines_and_disconnects import Deadlines
@@ -34,12 +30,9 @@ from kvproxy.open_response_cache import open_response_cache
 from kvproxy.optional_packages import install_command
 from kvproxy.pattern_redaction import load_redactor
 from kvproxy.quotas import Quotas
-from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.shared_state import SharedState
-from kvproxy.telemetry.process_log import log_access
-from kvproxy.trace_context import TRACE_HEADER, Trace
 
 if TYPE_CHECKING:
     from kvproxy.telemetry.otlp_export import Exporter
@@ -63,18 +56,18 @@ class Services:
     ) -> None:
         self.settings = settings
         self.answerer = answerer
+        self.path = RequestPath(answerer)
         self.metrics = metrics
         self.built = built
         self.prefix: PrefixCache = built.prefix
         self.clients = clients
         self.telemetry = telemetry
         self.shared = shared
-        reports = metrics.count_exchange, answerer.finish, answerer.keep_warm.on_finish, log_access
-        self.finish = partial(finish, reports)
         self.usage_log = UsageLog()
         self.quotas = Quotas(metrics.count_client_tokens, shared)
         self.bodies = BodyBudget(settings.limits)
-        self.rules = Rules(settings)
+        assert answerer.rules is not None
+        self.rules = answerer.rules
         self.access = AccessRules(settings)
         self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,30 +93,6 @@ class Services:
             forecast_hit_rates(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)
             for engine, curve in curves.items()
         ]
-
-    async def prepare(self, request: ApiRequest) -> ApiRequest:
-        """Apply the rule that matches the request: its limits, edits, `repair_history`, and `breakpoints`."""
-        request = self.rules.apply(request)
-        rule = request.control.rule
-        size = len(request.raw) if rule.repair_history or rule.breakpoints is not None else 0
-        edited = await in_thread_if_large(size, lambda: self._edit_and_repair(request))
-        until = await self.answerer.keep_warm.on_request(edited)
-        return await in_thread_if_large(size, lambda: with_breakpoints(edited, until))
-
-    def apply_rules(self, request: ApiRequest) -> ApiRequest:
-        """Apply the matching rule like `prepare`, without `breakpoints`, which do not affect cache keys."""
-        return self._edit_and_repair(self.rules.apply(request))
-
-    def _edit_and_repair(self, request: ApiRequest) -> ApiRequest:
-        request = self.rules.apply_edits(request)
-        return self.answerer.history.repair(request) if request.control.rule.repair_history else request
-
-    def with_trace(self, exchange: Exchange, request: ApiRequest) -> ApiRequest:
-        """Begin or continue the request's OpenTelemetry trace; return the request with the trace header for the upstream."""
-        if self.telemetry is None:
-            return request
-        exchange.trace = trace = Trace.begin(exchange.traceparent, self.settings.telemetry.sample_rate)
-        return replace(request, headers={**request.headers, TRACE_HEADER: trace.header})
 
     async def start(self) -> None:
         await self.answerer.backend.start()
@@ -210,7 +179,6 @@ def build_services(settings: Settings) -> Services:
         proxy=f"{socket.gethostname()}:{settings.port}",
     )
     telemetry = _create_exporter(settings.telemetry)
-    report = partial(finish, [journal.add, *([telemetry.add] if telemetry is not None else [])])
     prices = settings.journal.prices
     shared = SharedState(cache.store.database) if cache.store.remote else None
     if shared is not None:
@@ -221,7 +189,10 @@ def build_services(settings: Settings) -> Services:
         settings.cache,
         comparer=comparer,
         journal=journal,
-        finish=report,
+        rules=Rules(settings),
+        count_request=metrics.count_exchange,
+        export_spans=(lambda exchange: None) if telemetry is None else telemetry.add,
+        trace_sample_rate=None if telemetry is None else settings.telemetry.sample_rate,
         prices=prices,
         shared=shared,
         pin=None if built.worker is None else built.prefix.pin,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
 from kvproxy.errors import KvproxyError
-from kvproxy.flow.prompt_edits import apply_edits, matched_spans
+from kvproxy.flow.prepare.prompt_edits import apply_edits, matched_spans
+from kvproxy.flow.prepare.rules import Rules
 from kvproxy.offline.changed_spans import (
     ChangedSpan,
     find_changed_span,
@@ -22,7 +23,6 @@ from kvproxy.offline.log_replay import response_text, to_api_request
 from kvproxy.offline.log_tokenizer import PromptEncoder
 from kvproxy.offline.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
 from kvproxy.offline.prompt_families import Family, group_families, prompt_regions, shingles
-from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 from kvproxy.settings.rules import EditSettings
 from kvproxy.upstreams.prompt_tokenizer import prompt_input

@@ -19,10 +19,11 @@ from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.compare_responses import ResponseComparer, answer_text
+from kvproxy.flow.path import RequestPath
+from kvproxy.flow.prepare.rules import Rules
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.open_response_cache import open_response_cache
-from kvproxy.rules import Rules
 from kvproxy.settings import Settings
 
 T = TypeVar("T")
@@ -95,11 +96,12 @@ async def replay(
         if has_responses(requests) and cache.semantic is not None and caching.judge != "none":
             comparer = ResponseComparer(cache.semantic, backend, caching)
         answerer, rules = Answerer(backend, cache, caching, lambda: backend.now, comparer), Rules(settings)
+        path = RequestPath(answerer)
         try:
             for number, logged in enumerate(requests, 1):
                 request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
                 backend.set_request(logged)
-                found.append(await _replay_request(logged, request, answerer))
+                found.append(await _replay_request(logged, request, answerer, path))
                 progress(number / len(requests))
         finally:
             await answerer.close()
@@ -109,10 +111,12 @@ async def replay(
     return found
 
 
-async def _replay_request(logged: LoggedRequest, request: ApiRequest, answerer: Answerer) -> ReplayedRequest:
+async def _replay_request(
+    logged: LoggedRequest, request: ApiRequest, answerer: Answerer, path: RequestPath
+) -> ReplayedRequest:
     exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
     try:
-        answer = await answerer.answer(exchange)
+        answer = await path.answer(exchange)
     except KvproxyError:
         return ReplayedRequest(logged, request, None)
     content = answer.body

@@ -26,7 +26,7 @@ def test_what_was_stored_before_the_clock_was_set_back_is_computed_anew(
             monkeypatch.setattr(store, "_clock", lambda: now[0])
             monkeypatch.setattr(services.answerer, "clock", lambda: now[0])
             monkeypatch.setattr(services.answerer.lookups, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer._single_flight._writer, "_clock", lambda: now[0])
+            monkeypatch.setattr(services.answerer.writer, "_clock", lambda: now[0])
             assert stored(ask(url, "one"))
             assert hit(ask(url, "one"))
             for jump in (-3600.0, 7200.0, -3600.0, 400 * _DAY, -400 * _DAY):

@@ -17,6 +17,7 @@ from kvproxy.apis.json import JsonObject
 from kvproxy.backends.build import build_backend
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
+from kvproxy.flow.prepare.rules import Rules
 from kvproxy.http.app import create_app
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.metrics import Metrics
@@ -95,16 +96,18 @@ def proxy(
         # Above every chance: nothing is explored.
         semantic = SemanticCache(store, HashEmbedder(), decides, store.observations, random_number=lambda: 0.999)
         semantic.rebuild()
-        built = build_backend(settings)
+        built, metrics = build_backend(settings), Metrics()
         answerer = Answerer(
             built.backend,
             ResponseCache(store, semantic, clock=clock),
             settings.cache,
             clock,
             comparer=ResponseComparer(semantic, built.backend, settings.cache),
+            rules=Rules(settings),
+            count_request=metrics.count_exchange,
             journal=open_journal(str(path / "journal.db"), settings.journal, store, clock),
         )
-        services = Services(settings, answerer, Metrics(), built, Clients(settings))
+        services = Services(settings, answerer, metrics, built, Clients(settings))
         with run_app(create_app(services)) as url:
             yield url, services, model
 
@@ -118,7 +121,7 @@ def ask(url: str, question: str, control: str = "", **fields: Any) -> httpx.Resp
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": control}, timeout=30)
 
 
-def explain(url: str, question: str) -> dict[str, Any]:
+def explain(url: str, question: str, control: str = "") -> dict[str, Any]:
     body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-    found: dict[str, Any] = httpx.post(f"{url}/admin/explain", json=body).json()
+    found: dict[str, Any] = httpx.post(f"{url}/admin/explain", json=body, headers={"cache-control": control}).json()
     return found

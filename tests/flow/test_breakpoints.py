@@ -10,7 +10,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.apis.request_directives import RequestDirectives
-from kvproxy.flow.breakpoints import with_breakpoints
+from kvproxy.flow.prepare.breakpoints import with_breakpoints
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import _blocks, _broken_rule
 

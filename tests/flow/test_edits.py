@@ -15,7 +15,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.errors import SettingsError
-from kvproxy.flow.prompt_edits import apply_edits
+from kvproxy.flow.prepare.prompt_edits import apply_edits
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import EditSettings
 from tests.plain_upstream import run_plain_upstream

@@ -12,7 +12,7 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
-from kvproxy.flow.history_repair import HistoryRepair
+from kvproxy.flow.prepare.history_repair import HistoryRepair
 from kvproxy.settings import load_settings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.servers import run_proxy, run_upstream

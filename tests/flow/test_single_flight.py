@@ -4,37 +4,18 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import pytest
 
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.exchange import ResponseFacts
+from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.flow.backend_response import BackendResponse
-from kvproxy.flow.single_flight import MAX_UNSENT_BYTES, PARSE_STEP_BYTES, SharedRequest, SharedRequests
-from kvproxy.index.entry import Entry
-from kvproxy.index.pending_writes import PendingWrite
-from tests.index.entries import make_entry
+from kvproxy.flow.single_flight import MAX_UNSENT_BYTES, SharedRequest, SharedRequests
+from kvproxy.flow.store_response import PARSE_STEP_BYTES, ResponseRecorder, ResponseWriter
+from tests.requests import api_request
 
 PARTS = [b"a", b"b", b"c"]
-
-
-class Recorder:
-    """Records the response of a source."""
-
-    limit = 1_000_000
-
-    def __init__(self, source: "Source") -> None:
-        self._source = source
-
-    def push(self, source: BackendResponse, chunk: bytes) -> bool:
-        return source.reader.push(chunk)
-
-    async def finish(self, source: BackendResponse) -> PendingWrite | None:
-        assert self._source.kept == PARTS
-        self._source.finished += 1
-        known: asyncio.Future[Entry | None] = asyncio.get_running_loop().create_future()
-        known.set_result(make_entry(id="an entry"))
-        return PendingWrite("key", None, known, asyncio.create_task(self._source.stored.wait()))
 
 
 class Source:
@@ -46,10 +27,9 @@ class Source:
         self.error_at = error_at
         self.kept: list[bytes] = []
         self.gate = asyncio.Semaphore(0)
-        self.stored = asyncio.Event()
 
     def shared(self) -> SharedRequest:
-        return SharedRequest(self._open, Recorder(self))
+        return SharedRequest(self._open, 1_000_000)
 
     def release(self, parts: int) -> None:
         for _ in range(parts):
@@ -57,7 +37,15 @@ class Source:
 
     async def _open(self) -> BackendResponse:
         self.begun += 1
-        return BackendResponse(200, [], self._parts(), self, self._close)
+        return self.response(self._parts())
+
+    def response(self, parts: AsyncIterator[bytes], *, streams: bool = False) -> BackendResponse:
+        """Return a recorded response."""
+        response = BackendResponse(200, [], parts, self, self._close, streams=streams)
+        exchange = Exchange("chat", "id", request=api_request({"model": "m"}))
+        # No writer: nothing is stored.
+        ResponseRecorder(cast("ResponseWriter", None), exchange).record(response)
+        return response
 
     async def _parts(self) -> AsyncIterator[bytes]:
         for number, part in enumerate(PARTS):
@@ -69,6 +57,10 @@ class Source:
     def push(self, chunk: bytes) -> bool:
         self.kept.append(chunk)
         return chunk == PARTS[-1]
+
+    async def result(self) -> None:
+        assert self.kept == PARTS
+        self.finished += 1
 
     async def _close(self) -> None:
         self.closed += 1
@@ -170,7 +162,7 @@ async def test_all_clients_receive_an_error_and_nothing_is_stored() -> None:
     async def refuse() -> BackendResponse:
         raise UpstreamUnreachable("refused")
 
-    shared, _ = requests.join("k", lambda: SharedRequest(refuse, Recorder(source)))
+    shared, _ = requests.join("k", lambda: SharedRequest(refuse, 1_000_000))
     with pytest.raises(UpstreamUnreachable, match="refused"):
         await shared.wait_for_head()
     await until_ended(requests)
@@ -190,13 +182,12 @@ async def test_a_large_chunk_is_parsed_in_steps() -> None:
     large, turns = b"x" * 50 * PARSE_STEP_BYTES, [0]
     read: list[tuple[int, int]] = []
 
-    class Reading(Recorder):
-        def push(self, source: BackendResponse, chunk: bytes) -> bool:
+    class Reading(Source):
+        def push(self, chunk: bytes) -> bool:
             read.append((turns[0], len(chunk)))
             return False
 
-        async def finish(self, source: BackendResponse) -> str | None:
-            return None
+        async def result(self) -> None: ...
 
     async def parts() -> AsyncIterator[bytes]:
         yield large
@@ -206,13 +197,11 @@ async def test_a_large_chunk_is_parsed_in_steps() -> None:
             turns[0] += 1
             await asyncio.sleep(0)
 
-    source = Source()
-
     async def opened() -> BackendResponse:
-        return BackendResponse(200, [], parts(), source, source._close, streams=True)
+        return Reading().response(parts(), streams=True)
 
     beside = asyncio.create_task(others())
-    shared, _ = SharedRequests().join("k", lambda: SharedRequest(opened, Reading(source)))
+    shared, _ = SharedRequests().join("k", lambda: SharedRequest(opened, 1_000_000))
     assert await shared.body() == large
     beside.cancel()
     assert sum(size for _, size in read) == len(large)
@@ -228,10 +217,9 @@ class Endless:
     """A backend that sends its parts without a pause."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
         self.given = 0
         self.facts = ResponseFacts()
-        self.shared = SharedRequest(self._open, self)  # type: ignore[arg-type]
+        self.shared = SharedRequest(self._open, limit)
 
     async def _open(self) -> BackendResponse:
         return BackendResponse(200, [], self._parts(), self, self._close)  # type: ignore[arg-type]
@@ -242,12 +230,6 @@ class Endless:
             yield bytes([number]) * PART
 
     async def _close(self) -> None: ...
-
-    def push(self, source: BackendResponse, chunk: bytes) -> bool:
-        return False
-
-    async def finish(self, source: BackendResponse) -> str | None:
-        return None
 
     @property
     def bytes_in_memory(self) -> int:

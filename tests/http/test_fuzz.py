@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
-from kvproxy.flow import answer
+from kvproxy.flow.layers import forwarded
 from kvproxy.http.app import create_app
 from kvproxy.http.services import Services, build_services
 from kvproxy.settings import load_settings
@@ -76,7 +76,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     data: Path = tmp_path_factory.mktemp("fuzz")
     wild, loops = Wild(), []
     with wild.serve() as direct, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer, "HOLD_SECONDS", 0.1)
+        patch.setattr(forwarded, "HOLD_SECONDS", 0.1)
         services = build_services(load_settings(data=data, upstream=direct, cache={"semantic": False}))
         inner = create_app(services)
 

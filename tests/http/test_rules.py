@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from kvproxy.errors import SettingsError
+from kvproxy.flow.prepare.rules import Rules, rule_matches
 from kvproxy.http.services import Services
 from kvproxy.index.entry import Entry
-from kvproxy.rules import Rules, rule_matches
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from tests.commands.run import kvproxy, result

@@ -23,6 +23,7 @@ from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import region_loader
+from kvproxy.flow.path import RequestPath
 from kvproxy.index.policies.guards import GUARDS
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.response_cache import ResponseCache
@@ -91,6 +92,7 @@ class World:
         self.journal = journal
         patient = CacheSettings(lookup_timeout=60)
         self.answerer = Answerer(Model(), self.cache, patient, clock, journal=journal)
+        self.path = RequestPath(self.answerer)
         self.asked = 0
 
     async def ask(
@@ -102,7 +104,7 @@ class World:
         id = f"request-{self.asked}-"
         object.__setattr__(request, "request_id", id)
         exchange = Exchange(api, id, tenant, self.now, request=request)
-        answer = await self.answerer.answer(exchange)
+        answer = await self.path.answer(exchange)
         if not isinstance(answer.body, bytes):
             # On a busy machine an answer is handed on before it is whole.
             async for _ in answer.body:

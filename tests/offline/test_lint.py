@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvproxy.apis import APIS
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Conversation
-from kvproxy.flow.prompt_edits import apply_edits
+from kvproxy.flow.prepare.prompt_edits import apply_edits
 from kvproxy.offline.changed_spans import find_changed_span, move_edit, strip_edits
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import EditSettings

@@ -29,7 +29,6 @@ optional_packages: errors
 exchange: apis backends.protocol index quotas settings trace_context
 quotas: errors index settings shared_state
 shared_state: errors index
-rules: apis errors flow index settings
 encryption: errors optional_packages settings
 pattern_redaction: errors index settings
 settings: errors units
@@ -47,7 +46,7 @@ journal: apis blocks errors exchange index optional_packages settings units
 telemetry: apis errors exchange index journal settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal provider_cache_policy quotas
     open_response_cache
-    settings shared_state
+    settings shared_state telemetry trace_context
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
     generation index mirror optional_packages settings tiers upstreams.routing
@@ -55,12 +54,12 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
     settings tiers upstreams
 offline.simulate: blocks charts errors limited_fetch upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
-offline: apis backends.protocol blocks charts demo errors exchange flow generation index journal mirror offline.simulate rules
+offline: apis backends.protocol blocks charts demo errors exchange flow generation index journal mirror offline.simulate
     provider_cache_policy open_response_cache settings units upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
     hugging_face_hub index journal optional_packages quotas pattern_redaction
-    open_response_cache rules settings shared_state telemetry tiers trace_context
+    open_response_cache settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
 proxy_client: apis checks data_folder errors flow index journal limited_fetch offline pattern_redaction settings

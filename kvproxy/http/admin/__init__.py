@@ -17,7 +17,7 @@ from kvproxy.http.services import services
 async def explain_request(request: Request) -> Response:
     """Predict which layer would answer the request in the body, and why earlier layers would not."""
     app = services(request)
-    return reply(await explain(app.answerer, app.prefix, app.apply_rules(await read_request(request))))
+    return reply(await explain(app.path, app.prefix, await app.path.edit(await read_request(request))))
 
 
 async def reload(request: Request) -> Response:

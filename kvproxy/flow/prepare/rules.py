@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.request_directives import RequestDirectives
 from kvproxy.errors import SettingsError
-from kvproxy.flow.prompt_edits import apply_edits
+from kvproxy.flow.prepare.prompt_edits import apply_edits
 from kvproxy.index.policies.policy import Limits
 from kvproxy.settings import Settings, load_settings
 from kvproxy.settings.access import CLIENT_PREFIX
@@ -28,6 +28,10 @@ class Rules:
 
     def __len__(self) -> int:
         return len(self._held[0])
+
+    @property
+    def has_edits(self) -> bool:
+        return bool(self._held[1])
 
     def apply_edits(self, request: ApiRequest) -> ApiRequest:
         """Apply the prompt edits that the request's rule selects, or all edits if no rule selects any. Call `apply` first."""

@@ -1,0 +1,19 @@
+"""Timeouts of steps of a request, which its header `X-KVProxy-Timeout` sets."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from kvproxy.errors import DeadlineExceeded
+
+T = TypeVar("T")
+
+
+async def with_timeout(seconds: float | None, work: Awaitable[T], problem: str) -> T:
+    """Return the result of `work`. Raises DeadlineExceeded after `seconds`; None sets no limit."""
+    if seconds is None:
+        return await work
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise DeadlineExceeded(f"{problem} within x-kvproxy-timeout") from None

@@ -1,0 +1,78 @@
+"""The steps that prepare a request for its layers."""
+
+from dataclasses import replace
+from typing import Protocol
+
+from kvproxy.apis.api_request import in_thread_if_large
+from kvproxy.exchange import Exchange
+from kvproxy.flow.answer import Answerer
+from kvproxy.flow.prepare.breakpoints import with_breakpoints
+from kvproxy.trace_context import TRACE_HEADER, Trace
+
+
+class Step(Protocol):
+    async def prepare(self, exchange: Exchange) -> None:
+        """Replace the exchange's request. Raises a KvproxyError."""
+
+
+class ApplyRule:
+    """Adds the limits, tags, and switches of the operator's first rule that matches."""
+
+    def __init__(self, parts: Answerer) -> None:
+        self._rules = parts.rules
+
+    async def prepare(self, exchange: Exchange) -> None:
+        if self._rules is not None:
+            exchange.request = self._rules.apply(exchange.api_request)
+
+
+class EditPrompt:
+    """Removes or moves variable parts of the prompt, so that prompts have a longer common prefix."""
+
+    def __init__(self, parts: Answerer) -> None:
+        self._rules = parts.rules
+
+    async def prepare(self, exchange: Exchange) -> None:
+        rules, request = self._rules, exchange.api_request
+        if rules is not None and rules.has_edits:
+            exchange.request = await in_thread_if_large(len(request.raw), lambda: rules.apply_edits(request))
+
+
+class RepairHistory:
+    """Restores earlier answers to the form that the backend sent, if the rule says so."""
+
+    def __init__(self, parts: Answerer) -> None:
+        self._history = parts.history
+
+    async def prepare(self, exchange: Exchange) -> None:
+        request = exchange.api_request
+        if request.control.rule.repair_history:
+            exchange.request = await in_thread_if_large(len(request.raw), lambda: self._history.repair(request))
+
+
+class SetBreakpoints:
+    """Ends the pause of the request's session, and sets breakpoints for the provider's cache, if the rule says so."""
+
+    def __init__(self, parts: Answerer) -> None:
+        self._keep_warm = parts.keep_warm
+
+    async def prepare(self, exchange: Exchange) -> None:
+        request = exchange.api_request
+        last_one_hour_message = await self._keep_warm.on_request(request)
+        if request.control.rule.breakpoints is not None:
+            exchange.request = await in_thread_if_large(
+                len(request.raw), lambda: with_breakpoints(request, last_one_hour_message)
+            )
+
+
+class AddTraceHeader:
+    """Begins or continues the request's OpenTelemetry trace, and sends its header to the upstream."""
+
+    def __init__(self, parts: Answerer) -> None:
+        self._sample_rate = parts.trace_sample_rate
+
+    async def prepare(self, exchange: Exchange) -> None:
+        if self._sample_rate is not None:
+            request = exchange.api_request
+            exchange.trace = trace = Trace.begin(exchange.traceparent, self._sample_rate)
+            exchange.request = replace(request, headers={**request.headers, TRACE_HEADER: trace.header})

@@ -199,6 +199,11 @@ def usage(
     return table_output(rows, shown, empty="no stored response has a tag" if by == "tag" else _EMPTY)
 
 
+def _tokens(entry: dict[str, Any]) -> int | None:
+    counts = (entry["prompt_tokens"], entry["completion_tokens"])
+    return None if None in counts else sum(counts)
+
+
 @app.subcommand
 def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Output:
     """List the responses that are evicted next.
@@ -217,7 +222,7 @@ def queue(*, limit: Limit = 20, layout: Layout, responses: StoreOptions) -> Outp
             "Age#?": format_age(entry["created"]),
             "Expires in#": format_seconds(entry["expires"] - time.time()),
             "Hits#": entry["hits"],
-            "Tokens#?": entry["prompt_tokens"] + entry["completion_tokens"],
+            "Tokens#?": _tokens(entry),
             "Size#": format_bytes(entry["bytes"]),
             "Model?": entry["model"],
             text_column("Prompt"): entry["prompt"],

@@ -22,6 +22,7 @@ class Entry:
         prompt: text of the last user turn, or of all user turns if `cache.conversations` is set.
         semantic: the entry may have semantic hits.
         request, response: JSON bodies; the response is one object, not chunks of a stream.
+        prompt_tokens, completion_tokens: None if the response does not report them.
         created, expires, last_hit: seconds since the epoch.
         stale_while_revalidate, stale_if_error: seconds after `expires` (RFC 5861).
     """
@@ -40,8 +41,8 @@ class Entry:
     expires: float
     hits: int = 0
     last_hit: float | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     tags: tuple[str, ...] = ()
     backend: str = ""
     request_id: str = ""
@@ -57,6 +58,8 @@ class Entry:
 
     def row(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _NAMES}
+        for name in _TOKENS:
+            values[name] = _UNKNOWN if values[name] is None else values[name]
         return values | {"semantic": int(self.semantic), "tags": json.dumps(list(self.tags), ensure_ascii=False)}
 
     def summary(self) -> dict[str, Any]:
@@ -79,6 +82,8 @@ class Entry:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Entry":
         values = {name: row[name] for name in _NAMES}
+        for name in _TOKENS:
+            values[name] = None if values[name] < 0 else values[name]
         values["semantic"], tags = bool(values["semantic"]), values["tags"]
         values["tags"] = () if tags == "[]" else tuple(json.loads(tags))
         return cls(**values)
@@ -101,18 +106,20 @@ class Entry:
             values[name] = json.dumps(document[name], allow_nan=False).encode()
         for name, value in values.items():
             _check_field(name, value)
-            if name in _COUNTS:
+            if name in _COUNTS and value is not None:
                 values[name] = max(0, min(value, _MAX_NUMBER))
             elif name in _NUMBERS and value is not None:
                 values[name] = max(-_MAX_NUMBER, min(value, _MAX_NUMBER))
         return cls(**values)
 
 
+_TOKENS = ("prompt_tokens", "completion_tokens")
+_UNKNOWN = -1  # Stores a number of tokens that is not reported, in a column without null.
 _NAMES = tuple(column.name for column in fields(Entry))
 _SUMMARY = tuple(name for name in _NAMES if name not in ("key", "request", "response"))
 _TEXTS = tuple(column.name for column in fields(Entry) if column.type is str)
-_COUNTS = tuple(column.name for column in fields(Entry) if column.type is int)
-_NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, float)), "last_hit")
+_COUNTS = (*(column.name for column in fields(Entry) if column.type is int), *_TOKENS)
+_NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, float)), *_TOKENS, "last_hit")
 _MAX_NUMBER = 2**40
 
 
@@ -123,7 +130,7 @@ def _check_field(name: str, value: Any) -> None:
         is_valid = isinstance(value, str) and (value != "" or not is_required) and _is_unicode(value)
     elif name in _NUMBERS:
         is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-        is_valid = is_number or (name == "last_hit" and value is None)
+        is_valid = is_number or (name in ("last_hit", *_TOKENS) and value is None)
     elif name == "tags":
         is_valid = all(map(_is_unicode, value))
     if not is_valid:

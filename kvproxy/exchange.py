@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Any, Literal, TypeAlias
 
+from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
@@ -68,8 +69,8 @@ class CacheHit:
     key: str
     age: float
     ttl: float
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     stale: Stale | None = None
     match: Candidate | None = None
 
@@ -120,7 +121,7 @@ class ResponseFacts:
     prefill_seconds: float | None = None
     first_chunk_seconds: float | None = None
     seconds: float | None = None
-    usage: tuple[int, int] | None = None
+    usage: TokenCounts = (None, None)
     answer_digests: tuple[tuple[str, bytes], ...] | None = None
     entry_id: str | None = None
     not_stored: NotStored | None = None
@@ -133,11 +134,11 @@ class ResponseFacts:
     @property
     def prompt_tokens(self) -> int | None:
         reported = None if self.prefix is None else self.prefix.prompt_tokens
-        return reported or (reported if self.usage is None else self.usage[0])
+        return self.usage[0] if reported is None else reported
 
     @property
     def completion_tokens(self) -> int | None:
-        return None if self.usage is None else self.usage[1]
+        return self.usage[1]
 
 
 @dataclass(slots=True, eq=False)

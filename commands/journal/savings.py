@@ -101,8 +101,8 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
             text_column(by.capitalize()): tenant_name(row.name) if by == "tenant" else row.name,
             "Requests#": row.requests,
             "Hits#": row.answered,
-            "Prompt tokens#?": row.prompt_tokens,
-            "Response tokens#?": row.completion_tokens,
+            "Prompt tokens#?": row.prompt_tokens if _has_tokens(row) else None,
+            "Response tokens#?": row.completion_tokens if _has_tokens(row) else None,
             "Reused tokens#": row.reused_tokens,
             "Seconds#": _seconds_text(row),
             **({f"{report.currency}#": _money_text(row)} if has_price else {}),
@@ -118,7 +118,14 @@ def _print_savings(report: "SavingsReport", by: str, since: float | None, layout
 
 
 def _money_text(row: "Saving") -> str | None:
-    return money(row.money, is_bound=bool(row.uncertain_tokens), leaves_out_models=_has_unpriced(row))
+    # Without the tokens of all hits, the money is no bound.
+    return money(
+        row.money, is_bound=bool(row.uncertain_tokens) and not row.unreported_hits, leaves_out_models=_has_unpriced(row)
+    )
+
+
+def _has_tokens(row: "Saving") -> bool:
+    return not row.answered or row.unreported_hits < row.answered
 
 
 def _has_seconds(row: "Saving") -> bool:
@@ -152,7 +159,12 @@ def _print_notes(report: "SavingsReport", *, has_price: bool) -> None:
             f"Money: {percent(cached / priced)} of the prompt tokens of hits{whose} are priced as cached. Without kvproxy, the"
             " backend's prefix cache would have reused them, because earlier prompts began with them."
         )
-    if any(row.uncertain_tokens for row in report.rows):
+    if unreported := sum(row.unreported_hits for row in report.rows):
+        print_text(
+            f"{plural(unreported, 'hit')} without reported tokens: tokens and money do not include"
+            f" {'it' if unreported == 1 else 'them'}, because the upstream did not report the usage."
+        )
+    if any(row.uncertain_tokens and not row.unreported_hits for row in report.rows):
         print_text("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.")
     if not has_price:
         print_text(_NO_PRICE)

@@ -21,7 +21,9 @@ PINNED = 1e300
 # After `:count` new hits. The product may exceed 64 bits.
 _PRIORITY = (
     "(select age from totals) + 1.0 * (hits + :count + 1)"
-    " * (case when prompt_tokens + completion_tokens > 0 then prompt_tokens + completion_tokens else 1 end)"
+    " * (case when prompt_tokens > 0 or completion_tokens > 0"
+    " then case when prompt_tokens > 0 then prompt_tokens else 0 end"
+    " + case when completion_tokens > 0 then completion_tokens else 0 end else 1 end)"
     " / bytes"
 )
 PRIORITY_AFTER_HITS = f"case when priority >= :pinned then priority else {_PRIORITY} end"
@@ -63,7 +65,7 @@ def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntr
 def tokens_per_byte(new: NewEntry) -> float:
     """Return the part of an entry's priority that does not depend on `age`."""
     entry = new.entry
-    return max(1, entry.prompt_tokens + entry.completion_tokens) * (entry.hits + 1) / new.size
+    return max(1, (entry.prompt_tokens or 0) + (entry.completion_tokens or 0)) * (entry.hits + 1) / new.size
 
 
 def expired_ids(run: Transaction, now: float) -> list[str]:

@@ -178,8 +178,8 @@ class Store(StoreWriter):
             "select count(*) as entries, count(distinct namespace) as namespaces, count(distinct model) as models,"
             f" coalesce({_sum('hits')}, 0) as hits, coalesce(sum(case when expires <= :now then 1 else 0 end), 0) as expired,"
             f" coalesce(sum(case when expires <= :now and {SERVABLE_UNTIL} > :now then 1 else 0 end), 0) as stale,"
-            f" coalesce({_sum('hits', 'completion_tokens')}, 0) as completion_tokens_saved,"
-            f" coalesce({_sum('hits', 'prompt_tokens')}, 0) as prompt_tokens_saved,"
+            f" coalesce({_sum('hits', _known('completion_tokens'))}, 0) as completion_tokens_saved,"
+            f" coalesce({_sum('hits', _known('prompt_tokens'))}, 0) as prompt_tokens_saved,"
             " coalesce(sum(bytes), 0) as entry_bytes from responses",
             {"now": self._clock()},
         )[0]
@@ -237,6 +237,11 @@ class Store(StoreWriter):
         """Return the number of entries by the name of their encryption key; `""` is the name for unencrypted entries."""
         sql = "select sealed, count(*) as entries from responses group by sealed"
         return {row["sealed"]: int(row["entries"]) for row in self.database.query(sql)}
+
+
+def _known(column: str) -> str:
+    """Return an SQL expression for a number of tokens, in which unknown tokens count as 0."""
+    return f"case when {column} > 0 then {column} else 0 end"
 
 
 def _sum(*columns: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from kvproxy.apis.json import (
     JsonMap,
@@ -22,6 +22,8 @@ from kvproxy.apis.sse import Event
 from kvproxy.errors import KvproxyError
 
 ApiName = Literal["chat", "completions", "embeddings", "messages", "responses"]
+TokenCounts: TypeAlias = tuple[int | None, int | None]
+"""Numbers of prompt and completion tokens; None if they are unknown."""
 STREAM_FIELD = "kvproxy_stream"
 """Field of a stored response with what only its stream had, such as the place of a field. Clients do not receive it."""
 
@@ -78,6 +80,8 @@ class Api:
     path: str
     fields: KeyFields
     assembler: type[Assembler]
+    has_stream_options = False
+    """Whether streams report their usage only if the request has `stream_options.include_usage`."""
 
     def check(self, body: JsonMap) -> None:
         raise NotImplementedError
@@ -110,8 +114,8 @@ class Api:
         """Return the text of a response; None if it contains other output, such as a tool call."""
         return None
 
-    def prompt_and_completion_tokens(self, response: JsonMap) -> tuple[int, int]:
-        """Return the numbers of prompt and completion tokens; 0 if they are not reported."""
+    def prompt_and_completion_tokens(self, response: JsonMap) -> TokenCounts:
+        """Return the numbers of prompt and completion tokens; None if they are not reported."""
         return token_counts(response, "prompt_tokens", "completion_tokens")
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:
@@ -160,9 +164,9 @@ def last_item_text(body: JsonMap, name: str) -> str:
     return to_text(last.get("content", last) if isinstance(last, dict) else last)
 
 
-def token_counts(response: JsonMap, prompt_field: str, completion_field: str) -> tuple[int, int]:
+def token_counts(response: JsonMap, prompt_field: str, completion_field: str) -> TokenCounts:
     usage = response.get("usage")
-    return as_token_count(field(usage, prompt_field)) or 0, as_token_count(field(usage, completion_field)) or 0
+    return as_token_count(field(usage, prompt_field)), as_token_count(field(usage, completion_field))
 
 
 def openai_error(error: KvproxyError) -> JsonObject:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from kvproxy.apis.api import STREAM_FIELD, Api, ApiName, Question, content_text, last_turn_question
+from kvproxy.apis.api import STREAM_FIELD, Api, ApiName, Question, TokenCounts, content_text, last_turn_question
 from kvproxy.apis.choice_streams import OUTSIDE_CHOICE, REPEATED_FIELDS, ChoiceAssembler, FieldPlaces
 from kvproxy.apis.field_checks import (
     allows_semantic,
@@ -40,6 +40,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 
 class ChoicesApi(Api):
     assembler = ChoiceAssembler
+    has_stream_options = True
     chunk_fields: ClassVar[JsonObject] = {}
     """Fields whose values in a chunk differ from their values in a complete response, such as `object`."""
 
@@ -214,6 +215,10 @@ class Embeddings(Api):
 
     def display_text(self, body: JsonMap) -> str:
         return to_text(body.get("input"))
+
+    def prompt_and_completion_tokens(self, response: JsonMap) -> TokenCounts:
+        prompt, _ = super().prompt_and_completion_tokens(response)
+        return prompt, None if prompt is None else 0
 
     def why_not_stored(self, response: JsonObject, body: JsonMap) -> NotStored | None:
         data = response.get("data")

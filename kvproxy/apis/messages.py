@@ -6,6 +6,7 @@ from kvproxy.apis.api import (
     ApiName,
     Assembler,
     Question,
+    TokenCounts,
     content_text,
     last_turn_question,
     token_counts,
@@ -174,7 +175,7 @@ class Messages(Api):
         content = objects(response.get("content"))
         return text_of([block for block in content if block.get("type") not in REASONING_BLOCKS])
 
-    def prompt_and_completion_tokens(self, response: JsonMap) -> tuple[int, int]:
+    def prompt_and_completion_tokens(self, response: JsonMap) -> TokenCounts:
         prompt, completion = token_counts(response, "input_tokens", "output_tokens")
         reuse = reported_reuse(response)
         return prompt if reuse is None else reuse.prompt_tokens, completion

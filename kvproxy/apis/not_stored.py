@@ -66,6 +66,12 @@ class NotStored:
         return f"{self.cause}{kind} {_UNPRINTABLE.sub('?', self.detail)[:_MAX_DETAIL]}"
 
 
+def meaning_of_cause(text: str) -> str:
+    """Return the meaning of a cause, given the text of a `NotStored`; empty for an unknown cause."""
+    token = text.partition(" ")[0]
+    return next((cause.meaning for cause in Cause if cause == token), "")
+
+
 class UnstorableResponse(ValueError):
     """The response must not be stored."""
 

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from kvproxy.apis.api import Api, ApiName, Question, last_item_text, last_turn_question, token_counts
+from kvproxy.apis.api import Api, ApiName, Question, TokenCounts, last_item_text, last_turn_question, token_counts
 from kvproxy.apis.field_checks import allows_semantic, check_common_fields, check_object, check_objects
 from kvproxy.apis.json import JsonMap, JsonObject, as_list, as_object, as_text, field, objects, text_of
 from kvproxy.apis.key_fields import RESPONSES
@@ -82,7 +82,7 @@ class Responses(Api):
         output = [item for item in objects(response.get("output")) if item.get("type") != "reasoning"]
         return text_of(output[0].get("content"), "output_text") if len(output) == 1 else None
 
-    def prompt_and_completion_tokens(self, response: JsonMap) -> tuple[int, int]:
+    def prompt_and_completion_tokens(self, response: JsonMap) -> TokenCounts:
         return token_counts(response, "input_tokens", "output_tokens")
 
     def replay(self, response: JsonObject, body: JsonMap) -> Iterator[bytes]:

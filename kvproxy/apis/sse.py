@@ -26,35 +26,54 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-class EventReader:
+class EventSplitter:
+    """Splits a stream of bytes into events, without changing a byte."""
+
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def __len__(self) -> int:
         return len(self._rest)
 
-    def push(self, chunk: bytes) -> list[Event]:
-        """Return the events that a chunk completes; events without data are omitted."""
+    def push(self, chunk: bytes) -> list[bytes]:
+        """Return the events that a chunk completes, with their line ends."""
         # A boundary may span two chunks.
         start, taken = max(0, len(self._rest) - 3), 0
         self._rest += chunk
         found = []
         for boundary in _BOUNDARY.finditer(self._rest, start):
-            read = _parse_event(bytes(self._rest[taken : boundary.start()]))
+            found.append(bytes(self._rest[taken : boundary.end()]))
             taken = boundary.end()
-            if read.data:
-                found.append(read)
         del self._rest[:taken]
         return found
 
+    def take_rest(self) -> bytes:
+        """Remove and return the bytes after the last event."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        return rest
+
+
+class EventReader:
+    """Parses a stream of bytes into events with data."""
+
+    def __init__(self) -> None:
+        self._events = EventSplitter()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def push(self, chunk: bytes) -> list[Event]:
+        """Return the events that a chunk completes; events without data are omitted."""
+        return [event for block in self._events.push(chunk) if (event := parse_event(block)).data]
+
     def end(self) -> list[Event]:
         """Return the last event if the stream ended without a blank line."""
-        read = _parse_event(bytes(self._rest))
-        self._rest.clear()
-        return [read] if read.data else []
+        event = parse_event(self._events.take_rest())
+        return [event] if event.data else []
 
 
-def _parse_event(block: bytes) -> Event:
+def parse_event(block: bytes) -> Event:
     data, name = [], b""
     for line in block.removeprefix(_BYTE_ORDER_MARK).splitlines():
         if line.startswith(b"data:"):

@@ -72,6 +72,7 @@ class RelayedResponse:
         on_first_chunk: callbacks for the first chunk.
         on_end: callbacks for the end or a failure of the body, or for `close`.
         served_by: the upstream; None if it served a request of an uncached API.
+        has_unrequested_usage: the proxy asked for a last chunk with the usage, which the client did not request.
     """
 
     status: int
@@ -81,6 +82,7 @@ class RelayedResponse:
     on_first_chunk: ExitStack = field(default_factory=ExitStack)
     on_end: ExitStack = field(default_factory=ExitStack)
     served_by: ServingUpstream | None = None
+    has_unrequested_usage: bool = False
 
     @property
     def is_streamed(self) -> bool:

@@ -15,6 +15,7 @@ from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
 from kvproxy.apis.request_directives import parse_cache_control
 from kvproxy.apis.sse import Event, EventReader
+from kvproxy.apis.stream_usage import UsageFilter
 from kvproxy.backends.protocol import (
     Backend,
     GeneratedResponse,
@@ -63,6 +64,7 @@ class BackendResponse:
         reader: reads the same chunks for the cache.
         single_chunk: the whole body arrives as one chunk.
         write: stores the response; None if it is not stored, or not complete yet.
+        usage_filter: removes the chunk with the usage for clients; None if they requested it. The reader reads it.
         entry: the stored response, if another proxy with the same store computed it.
     """
 
@@ -74,6 +76,7 @@ class BackendResponse:
     single_chunk: bool = False
     streams: bool = False
     write: PendingWrite | None = None
+    usage_filter: UsageFilter | None = None
     entry: Entry | None = None
 
     @property
@@ -96,7 +99,14 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
                 UpstreamReader(request.api, reply.is_streamed, max_stored_bytes, facts),
                 reply.close,
                 streams=reply.is_streamed,
+                usage_filter=UsageFilter() if reply.has_unrequested_usage and _has_plain_events(reply) else None,
             )
+
+
+def _has_plain_events(reply: RelayedResponse) -> bool:
+    return (
+        reply.status == 200 and reply.is_streamed and not any(name == "content-encoding" for name, _ in reply.headers)
+    )
 
 
 def stored_response(api: Api, entry: Entry) -> BackendResponse:

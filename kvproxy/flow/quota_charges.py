@@ -66,8 +66,8 @@ def _tokens_to_charge(response: BackendResponse, estimated: int, generated: int)
     if response.status >= 400:
         return 0
     usage, prefix = response.facts.usage, response.facts.prefix
-    if usage is not None and any(usage):
-        return sum(usage)
+    if any(usage):
+        return sum(count or 0 for count in usage)
     return (estimated if prefix is None else prefix.prompt_tokens) + generated
 
 

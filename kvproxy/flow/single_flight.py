@@ -73,12 +73,20 @@ class SharedRequest:
                 await response.close()
 
     async def _relay(self, response: BackendResponse) -> None:
-        async for chunk in response.chunks:
+        try:
+            async for chunk in response.chunks:
+                self._add_chunk(chunk if response.usage_filter is None else response.usage_filter.push(chunk))
+                if not response.single_chunk:
+                    await self._wait_for_clients()
+        finally:
+            if response.usage_filter is not None:
+                self._add_chunk(response.usage_filter.end())
+
+    def _add_chunk(self, chunk: bytes) -> None:
+        if chunk:
             self._chunks.append(chunk)
             self._size += len(chunk)
             self._notify_clients()
-            if not response.single_chunk:
-                await self._wait_for_clients()
 
     def _notify_clients(self) -> None:
         self._changed.set()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
+from kvproxy.apis.api import TokenCounts
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
@@ -202,7 +203,7 @@ class ResponseWriter:
             prompt=key.text or key.prompt,
             semantic=key.text is not None and self._cache.semantic is not None and rule.semantic is not False,
             request=request.raw,
-            response=dumps(body),
+            response=_serialize(body),
             created=now,
             expires=now + lifetime,
             prompt_tokens=prompt_tokens,
@@ -216,6 +217,13 @@ class ResponseWriter:
         if not self._cache.store.fits(entry):
             raise UnstorableResponse(Cause.TOO_LARGE)
         return entry
+
+
+def _serialize(body: JsonObject) -> bytes:
+    try:
+        return dumps(body)
+    except ValueError as error:
+        raise UnstorableResponse(Cause.INVALID, str(error)) from None
 
 
 class ResponseRecorder:
@@ -308,10 +316,10 @@ class ResponseRecorder:
         directives = read_response_directives(response.headers)
         return await self._writer.start_write(self._exchange, facts, body, directives)
 
-    def _reported_usage(self, facts: ResponseFacts, body: JsonObject) -> tuple[int, int] | None:
+    def _reported_usage(self, facts: ResponseFacts, body: JsonObject) -> TokenCounts:
         url = facts.served_by.url if facts.served_by is not None else "the backend"
         is_possible = self._writer.usage_log.check(body, url)
-        return self._exchange.api_request.api.prompt_and_completion_tokens(body) if is_possible else None
+        return self._exchange.api_request.api.prompt_and_completion_tokens(body) if is_possible else (None, None)
 
     def _complete_facts(self, facts: ResponseFacts, body: JsonObject | None) -> None:
         if body is not None:

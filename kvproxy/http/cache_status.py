@@ -53,6 +53,7 @@ def _format_forward(exchange: Exchange) -> str:
         parts.append(f"ttl={_integer(exchange.requested_ttl)}")
     details = [_format_prefix(facts.prefix)] if facts.prefix is not None else []
     details += ["skipped"] if exchange.lookup is not None and exchange.lookup.skip_reason is not None else []
+    details += [f"not stored: {facts.not_stored}"] if facts.not_stored is not None and exchange.status == 200 else []
     if details:
         parts.append(f'detail="{" ".join(details)}"')
     if facts.entry_id is not None:

@@ -78,6 +78,9 @@ class Metrics:
             "layer",
             "status",
         )
+        self._not_stored = self._counter(
+            "not_stored", "Successful responses that were not stored, by cause (see docs/http.md).", "cause"
+        )
         self._first_byte = self._histogram("first_byte", "Time to first byte.", "layer")
         self._blocks = self._group("blocks", "Blocks of the pool by state.", "state")
         self._prefix_cache = self._group(
@@ -233,6 +236,12 @@ class Metrics:
         if exchange.api is None or exchange.layer == "revalidated" or exchange.is_warming:
             return
         self._requests.labels(exchange.api, exchange.layer, str(exchange.status)).inc()
+        if (
+            (not_stored := exchange.facts.not_stored) is not None
+            and exchange.status == 200
+            and not exchange.was_collapsed
+        ):
+            self._not_stored.labels(not_stored.cause.value).inc()
         self._first_byte.labels(exchange.layer).observe((exchange.first_byte or exchange.ended) - exchange.started)
 
     def count_client_tokens(self, name: str, tokens: int) -> None:

@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvproxy.apis.json import Json, dumps, field
+from kvproxy.apis.not_stored import meaning_of_cause
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.reasons import meaning_of_reason
@@ -184,6 +185,8 @@ def explain_in_sentences(explanation: MissExplanation, format_time: Callable[[fl
         sentences += [f"- {_difference_sentence(each, explanation)}" for each in explanation.differences[:8]]
         if len(explanation.differences) > 8:
             sentences.append(f"- and {len(explanation.differences) - 8} more")
+    if record.not_stored is not None:
+        sentences.append(f"The response was not stored ({record.not_stored}): {meaning_of_cause(record.not_stored)}")
     if record.prompt_tokens and record.reused_tokens is not None:
         computed = record.prompt_tokens - record.reused_tokens
         sentences.append(

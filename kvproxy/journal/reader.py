@@ -127,7 +127,7 @@ class TimeSeries:
 class TotalRow:
     """Sums over the requests of a group with the same layer, model, and tenant.
 
-    `saved_seconds` is the duration of the original responses, minus the duration of the hits that replayed them.
+    `saved_seconds` is the duration of original responses minus that of their hits; `unreported` requests have unknown tokens.
     """
 
     name: str
@@ -139,6 +139,7 @@ class TotalRow:
     completion_tokens: int
     reused_tokens: int
     saved_seconds: float
+    unreported: int
 
 
 class JournalReader:

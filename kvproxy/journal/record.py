@@ -55,6 +55,7 @@ class Record:
     prompt: int | None
     against: int | None
     text: str | None
+    not_stored: str | None = None
     proxy: str | None = None
 
 
@@ -107,6 +108,7 @@ def record_of(exchange: Exchange) -> Record:
         prompt=None,
         against=None,
         text=None,
+        not_stored=None if facts.not_stored is None else str(facts.not_stored),
     )
 
 

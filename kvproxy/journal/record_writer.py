@@ -23,7 +23,7 @@ _MAX_WITHOUT_ENTRY = 4_096
 _MAX_NUMBER = 2**62
 _MAX_BEGINNING = 200
 _DAY = 86_400
-_SUMS = ("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds")
+_SUMS = ("requests", "prompt_tokens", "completion_tokens", "reused_tokens", "saved_seconds", "unreported")
 
 
 class RecordWriter:
@@ -211,7 +211,8 @@ class RecordWriter:
         # The ledger counts the same requests.
         reused = record.reused_tokens if record.status == 200 else None
         tokens = (record.prompt_tokens or 0, record.completion_tokens or 0, reused or 0)
-        values = (1, *tokens, self._saved_seconds(exchange, record))
+        is_unreported = record.status == 200 and None in (record.prompt_tokens, record.completion_tokens)
+        values = (1, *tokens, self._saved_seconds(exchange, record), int(is_unreported))
         for tag in ("", *(exchange.request.control.tags if exchange.request is not None else ())):
             self._totals.add(record.time, (record.tenant, record.model, record.layer, tag), values)
 

@@ -47,6 +47,7 @@ class Saving:
         priced_tokens: prompt tokens of hits on models with a price of cached tokens.
         cached_tokens: part of `priced_tokens` that the provider's cache would have reused; counted at the price of reuse.
         uncertain_tokens: prompt tokens of hits for which `cached_tokens` is uncertain; `money` assumes the lowest number.
+        unreported_hits: hits whose tokens are unknown; tokens and `money` exclude them.
         unpriced_hits, unpriced_reused_tokens: hits and reused tokens of models without a price; `money` excludes them.
     """
 
@@ -65,6 +66,7 @@ class Saving:
     priced_tokens: int = 0
     cached_tokens: int = 0
     uncertain_tokens: int = 0
+    unreported_hits: int = 0
     unpriced_hits: int = 0
     unpriced_reused_tokens: int = 0
 
@@ -156,8 +158,12 @@ def savings(
         saving.unmeasured_tokens += 0 if row.model in costs else reused
         if is_hit:
             saving.answered += row.requests
+            saving.unreported_hits += row.unreported
             saving.prompt_tokens += row.prompt_tokens
             saving.completion_tokens += row.completion_tokens
+        if is_hit and row.unreported == row.requests:
+            # Nothing is known about their money.
+            continue
         if price is None:
             saving.unpriced_hits += row.requests if is_hit else 0
             saving.unpriced_reused_tokens += reused

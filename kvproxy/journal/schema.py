@@ -29,12 +29,12 @@ TABLES = (
     " total_us integer, first_us integer, semantic_us integer, backend_us integer, prefill_us integer, upstream integer,"
     " changed integer,"
     " removed_at float, against integer, near blob, similarity float, score float, error float, guard integer,"
-    " predicted_tokens integer, reused_tokens integer, tags integer)",
+    " predicted_tokens integer, reused_tokens integer, tags integer, not_stored integer)",
     "create table tombstones (key blob primary key, reason text not null, time float not null) without rowid",
     "create index tombstones_time on tombstones (time)",
     "create table totals (day text not null, tenant text not null, model text not null, layer text not null,"
     " tag text not null, requests integer not null, prompt_tokens integer not null, completion_tokens integer not null,"
-    " reused_tokens integer not null, saved_seconds float not null,"
+    " reused_tokens integer not null, saved_seconds float not null, unreported integer not null default 0,"
     " primary key (day, tenant, model, layer, tag)) without rowid",
     "create table turns (number integer primary key, session integer not null, turn integer not null,"
     " parent integer, name integer, pause float, written_5m integer, written_1h integer, region integer, place integer,"
@@ -44,7 +44,22 @@ TABLES = (
     "create table prompt_tokens (day text not null, tenant text not null, model text not null,"
     " result text not null, tokens integer not null, primary key (day, tenant, model, result)) without rowid",
 )
-STRINGS = ("tenant", "client", "api", "model", "upstream", "layer", "reason", "changed", "guard", "tags", "proxy")
+ADDED_COLUMNS = (("records", "not_stored integer"), ("totals", "unreported integer not null default 0"))
+"""Columns of `TABLES` that a journal of an older version lacks; it is opened for writing with them."""
+STRINGS = (
+    "tenant",
+    "client",
+    "api",
+    "model",
+    "upstream",
+    "layer",
+    "reason",
+    "changed",
+    "guard",
+    "tags",
+    "not_stored",
+    "proxy",
+)
 _DIGESTS = ("entry", "near", "key")
 OF_PROMPT = ("key", "text")
 _KEY_BYTES = 16

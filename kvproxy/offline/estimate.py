@@ -197,7 +197,8 @@ def _savings_of_hit(
     The whole blocks of this share replace the reuse that the logged response reports if a cache replayed it (`is_replay`).
     """
     logged = hit.logged.response
-    prompt, response = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (0, 0)
+    counts = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
+    prompt, response = counts[0] or 0, counts[1] or 0
     if not prompt and tokens is not None:
         prompt, response = len(tokens.prompt), len(tokens.response)
     reuse = reported_reuse(logged) if isinstance(logged, dict) and not is_replay else None

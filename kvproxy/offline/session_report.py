@@ -137,7 +137,9 @@ def _turns_of_requests(
 def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
     response = request.response
     reuse = reported_reuse(response) if isinstance(response, dict) else None
-    prompt, completion = request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (0, 0)
+    prompt, completion = (
+        request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (None, None)
+    )
     if reuse is None and not prompt:
         return None
     tenant = tenant_of(request.headers)

@@ -114,7 +114,10 @@ def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None,
         others = f"; {plural(len(served), 'response')} of other tenants had one: give their key with --api-key"
         hint = others if served else "; --from-log reads the journal instead"
         raise NotFound(f"no stored response of {client.url} had a hit since it was stored or refreshed{hint}")
-    own.sort(key=lambda entry: entry["hits"] * (entry["prompt_tokens"] + entry["completion_tokens"] + 1), reverse=True)
+    own.sort(
+        key=lambda entry: entry["hits"] * ((entry["prompt_tokens"] or 0) + (entry["completion_tokens"] or 0) + 1),
+        reverse=True,
+    )
     requests = []
     for rank, entry in enumerate(own[:limit], 1):
         body = cache.entry(entry["id"])["request"] | {"stream": False}

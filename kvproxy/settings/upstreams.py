@@ -30,6 +30,10 @@ class UpstreamSettings(Section):
     read_timeout: Seconds = Field(600.0, gt=0, description="Timeout between chunks of a response.")
     max_connections: int = Field(512, ge=1, description="Maximum connections to an upstream.")
     retries: int = Field(1, ge=0, description="Retries of requests that could not be sent.")
+    request_usage: bool = Field(
+        True,
+        description="Ask for the usage of streams (stream_options.include_usage); a client that did not ask does not get it.",
+    )
     api_key: PlainKey = Field(None, repr=False, description="API key that replaces the client's key.")
     tokenizer: str = Field(
         "upstream", description="Tokenizer of mirrored pools: upstream (its /tokenize), a folder, or a Hugging Face id."

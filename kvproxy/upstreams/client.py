@@ -1,9 +1,11 @@
 import asyncio
 from collections.abc import Mapping
 
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, loads
 from kvproxy.apis.request_directives import HEADER_PREFIX
+from kvproxy.apis.stream_usage import body_with_usage, lacks_usage
 from kvproxy.backends.admission import Admission
 from kvproxy.backends.protocol import Body, Headers, RelayedResponse
 from kvproxy.errors import InvalidRequest, UpstreamError, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
@@ -16,6 +18,7 @@ _MODELS_SECONDS = 5.0
 _MAX_CALL_BYTES = 8 * 2**20
 # A token of one byte may become a number and a separator.
 _RESPONSE_RATIO = 16
+_INVALID = (400, 422)
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 
 
@@ -28,6 +31,7 @@ class UpstreamClient:
         self._settings = settings
         limit = settings.max_connections + _PROBE_CONNECTIONS
         self._connections = ConnectionPool(server.url, settings.connect_timeout, settings.read_timeout, limit)
+        self._refuse_usage: set[ApiName] = set()
         self.admission = Admission(settings.max_connections, limits.queue_size, limits.queue_seconds)
 
     def open(self) -> None:
@@ -109,7 +113,19 @@ class UpstreamClient:
         # The flow parses the response, so it must not be compressed.
         headers = {**request.headers, "accept-encoding": "identity", "x-request-id": request.request_id}
         headers.pop("cache-control", None)  # It addresses this proxy.
-        return await self.forward("POST", path, headers, request.raw)
+        api = request.api.name
+        if not self._settings.request_usage or api in self._refuse_usage or not lacks_usage(request):
+            return await self.forward("POST", path, headers, request.raw)
+        reply = await self.forward("POST", path, headers, body_with_usage(request))
+        if reply.status not in _INVALID:
+            reply.has_unrequested_usage = True
+            return reply
+        # The request is invalid, or the server does not know the field.
+        await reply.close()
+        reply = await self.forward("POST", path, headers, request.raw)
+        if reply.status not in _INVALID:
+            self._refuse_usage.add(api)
+        return reply
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> RelayedResponse:
         """Queue and send a client's request. Raises InvalidRequest, Overloaded, or UpstreamError."""

@@ -162,12 +162,15 @@ def test_display_text_output_text_and_usage() -> None:
     assert chat.output_text({"choices": [answer, answer]}) is None
     assert chat.output_text({"choices": []}) is chat.output_text({"choices": "x"}) is None
     assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": 3, "completion_tokens": 4}}) == (3, 4)
-    assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": -1, "completion_tokens": 2**25 + 1}}) == (0, 0)
+    assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": -1, "completion_tokens": 2**25 + 1}}) == (
+        None,
+        None,
+    )
     assert chat.prompt_and_completion_tokens({"usage": {"prompt_tokens": "3", "completion_tokens": 2**25}}) == (
-        0,
+        None,
         2**25,
     )
-    assert chat.prompt_and_completion_tokens({}) == (0, 0)
+    assert chat.prompt_and_completion_tokens({}) == (None, None)
     assert APIS["completions"].display_text({"prompt": [1, 2]}) == "[1,2]"
     assert APIS["embeddings"].display_text({"input": ["a"]}) == '["a"]'
     assert APIS["messages"].display_text({"messages": [{"content": "a"}, {"content": [1]}]}) == "[1]"

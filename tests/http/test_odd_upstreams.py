@@ -144,4 +144,4 @@ def test_what_an_upstream_reused_is_told(odd: tuple[httpx.Client, Services, Odd]
     assert first.json()["usage"] == USAGE
     assert 'detail="exact"' in post(odd[0], "reused").headers["cache-status"]
     fresh = post(odd[0], "reused", cache_control="no-store, no-cache")
-    assert fresh.headers["cache-status"] == 'kvproxy; fwd=request; detail="prefix 645/662"'
+    assert fresh.headers["cache-status"] == 'kvproxy; fwd=request; detail="prefix 645/662 not stored: request-no-store"'

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from kvproxy.apis.reported_usage import PrefixReuse
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, KvproxyError
 from kvproxy.exchange import CacheHit, Exchange, ResponseFacts
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.journal.cache_history import ResponseRemoved
+from kvproxy.journal.databases.sqlite import open_file, open_to_read
 from kvproxy.journal.journal import StoredJournal, open_stored_journal
 from kvproxy.journal.reader import RecordQuery
 from kvproxy.journal.savings import savings, savings_report
+from kvproxy.journal.schema import ADDED_COLUMNS, FILE
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.settings.journal import JournalSettings, PriceSettings
 from tests.index.entries import make_entry
@@ -120,6 +122,35 @@ def test_a_hit_saves_at_most_the_whole_price_if_the_reuse_is_unknown(journal: St
     row = rows_of(journal, "tenant", {"m": PriceSettings(input=1000, output=10_000)})["client:ann"]
     assert row.least_money == pytest.approx(4 * 0.001 + 10 * 0.01)
     assert (row.money, row.uncertain_tokens, row.cached_tokens) == (pytest.approx(0.2), 100, 0)
+
+
+def test_hits_without_reported_tokens_are_counted_and_not_priced(journal: StoredJournal) -> None:
+    journal.add(finished("a", "first", prefix=None))
+    hit = finished("a", "hit", hit=True)
+    assert hit.hit is not None
+    hit.hit = replace(hit.hit, prompt_tokens=None, completion_tokens=None)
+    journal.add(hit)
+    row = rows_of(journal, "layer", PRICES)["exact"]
+    assert (row.answered, row.unreported_hits, row.money) == (1, 1, None)
+    journal.add(finished("a", "another hit", hit=True))
+    row = rows_of(journal, "layer", PRICES)["exact"]
+    assert (row.answered, row.unreported_hits, row.prompt_tokens) == (2, 1, 100)
+
+
+def test_a_journal_of_an_older_version_gets_new_columns(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    open_file(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("drop view requests")
+        for table, column in ADDED_COLUMNS:
+            connection.execute(f"alter table {table} drop column {column.partition(' ')[0]}")
+        connection.execute("create view requests as select number from records")
+    with pytest.raises(KvproxyError, match="start kvproxy serve once"):
+        open_to_read(path)
+    open_file(path).close()
+    with closing(open_to_read(path)) as database:
+        assert database.rows("select not_stored from requests") == []
+        assert database.rows("select unreported from totals") == []
 
 
 def test_hits_and_reuse_of_models_without_a_price_are_counted(journal: StoredJournal) -> None:

@@ -30,7 +30,7 @@ class NaiveStore:
     kept: dict[str, Kept] = field(default_factory=dict)
 
     def _worth(self, entry: Entry, size: int, hits: int) -> float:
-        return self.age + (hits + 1) * max(1, entry.prompt_tokens + entry.completion_tokens) / size
+        return self.age + (hits + 1) * max(1, (entry.prompt_tokens or 0) + (entry.completion_tokens or 0)) / size
 
     def put(self, entries: Sequence[Entry], size: Callable[[Entry], int]) -> set[str]:
         """Returns the ids of removed entries."""

@@ -18,6 +18,7 @@ from kvproxy.index.errors import first_line
 from kvproxy.index.store.postgres.database import TCP_OPTIONS, display_name
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import (
+    ADDED_COLUMNS,
     COLUMNS,
     OF_PROMPT,
     STRINGS,
@@ -328,6 +329,22 @@ def _create_or_check_schema(connection: psycopg.Connection[Any], name: str, *, c
                 f"another version of kvproxy created the journal in {name}: rename its schema kvproxy_journal, or set"
                 ' journal.store = "file"'
             )
+        if create:
+            _add_columns(connection)
+
+
+def _add_columns(connection: psycopg.Connection[Any]) -> None:
+    sql = "select 1 from pg_attribute where attrelid = %s::regclass and attname = %s"
+    missing = [
+        (table, column)
+        for table, column in ADDED_COLUMNS
+        if connection.execute(sql, [table, column.partition(" ")[0]]).fetchone() is None
+    ]
+    for table, column in missing:
+        connection.execute(_postgres_ddl(f"alter table {table} add column {column}").encode())
+    if missing:
+        connection.execute("drop view requests")
+        connection.execute(_view_sql().encode())
 
 
 class _NumberLoader(Loader):

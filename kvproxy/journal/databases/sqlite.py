@@ -11,6 +11,7 @@ from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.index.store.sqlite.connection import DatabaseFiles, connect, create_schema, make_files_private
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed
 from kvproxy.journal.schema import (
+    ADDED_COLUMNS,
     COLUMNS,
     TABLES,
     VERSION,
@@ -114,12 +115,31 @@ def open_file(path: Path) -> SqliteJournalDatabase:
     connection.execute("pragma synchronous=normal")
     try:
         create_schema(connection, f"the journal {path}", VERSION, (*TABLES, view_sql()))
+        _add_columns(connection)
         for table in ("records", "prompts", "totals", "turns"):
             connection.execute(f"select * from {table} limit 1").fetchone()
     except BaseException:
         connection.close()
         raise
     return SqliteJournalDatabase(path, connection, writable=True)
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    missing = [(table, column) for table, column in ADDED_COLUMNS if not _has_column(connection, table, column)]
+    if not missing:
+        return
+    with connection:
+        connection.execute("begin immediate")
+        for table, column in missing:
+            if not _has_column(connection, table, column):
+                connection.execute(f"alter table {table} add column {column}")
+        connection.execute("drop view requests")
+        connection.execute(view_sql())
+
+
+def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
+    name = column.partition(" ")[0]
+    return name in {row[1] for row in connection.execute(f"pragma table_info({table})")}
 
 
 def open_or_replace(path: Path, clock: Callable[[], float]) -> SqliteJournalDatabase:
@@ -147,6 +167,10 @@ def open_to_read(path: Path) -> SqliteJournalDatabase:
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0, check_same_thread=False)
         connection.execute("pragma query_only=on")
         connection.execute("select 1 from requests limit 1").fetchone()
+        if not all(_has_column(connection, table, column) for table, column in ADDED_COLUMNS):
+            raise KvproxyError(
+                f"an older version wrote the journal {path}: start kvproxy serve once to add its new columns"
+            )
         # A condition of a user may read this file, and nothing else.
         connection.set_authorizer(_authorize_read)
     except sqlite3.Error as error:

@@ -13,9 +13,14 @@ const COLUMNS = [
 const MOST = 30;
 
 const cells = (row) => [
-  count(row.requests), count(row.answered), count(row.prompt_tokens), count(row.completion_tokens), count(row.reused_tokens),
+  count(row.requests), count(row.answered), count(tokens(row, row.prompt_tokens)), count(tokens(row, row.completion_tokens)), count(row.reused_tokens),
   time(row), price(row), money(row.least_money),
 ];
+
+/** A number of tokens; null if no hit of the row has reported tokens. */
+function tokens(row, number) {
+  return row.answered && row.unreported_hits === row.answered ? null : number;
+}
 
 /** The time with its range, or that it is not known yet. */
 function time(row) {
@@ -27,11 +32,11 @@ function time(row) {
 /** The money; it may be a bound, or leave out models without a price. */
 function price(row) {
   if (row.money === null) return money(null);
-  return (row.uncertain_tokens ? "at most " : "") + money(row.money) + (hasUnpriced(row) ? " (priced)" : "");
+  return (row.uncertain_tokens && !row.unreported_hits ? "at most " : "") + money(row.money) + (hasUnpriced(row) ? " (priced)" : "");
 }
 
 /** What the money of a row is, where the figure alone must be short. */
-export const priceNote = (row) => (row.uncertain_tokens ? "at most, " : "") + "at your prices" + (hasUnpriced(row) ? " (priced)" : "");
+export const priceNote = (row) => (row.uncertain_tokens && !row.unreported_hits ? "at most, " : "") + "at your prices" + (hasUnpriced(row) ? " (priced)" : "");
 
 const hasUnpriced = (row) => row.unpriced_hits || row.unpriced_reused_tokens;
 
@@ -73,7 +78,9 @@ function sentences(found) {
     said.push("The money leaves out hits and reused tokens of models without a price.");
   }
   if (found.refused) said.push(`${count(found.refused)} refused requests are not counted.`);
-  if (found.rows.some((row) => row.uncertain_tokens)) {
+  const unreported = found.rows.reduce((sum, row) => sum + row.unreported_hits, 0);
+  if (unreported) said.push(`${count(unreported)} hits without reported tokens: tokens and money do not include them.`);
+  if (found.rows.some((row) => row.uncertain_tokens && !row.unreported_hits)) {
     said.push("At most: the share of cached tokens is not reported, or the model has no price of cached tokens.");
   }
   if (found.semantic && found.wrong === null) said.push("No semantic hit was compared with a fresh response yet.");

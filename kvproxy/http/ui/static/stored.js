@@ -19,7 +19,7 @@ const COLUMN = {
   age: { title: "age", width: "9ch", kind: "number", cell: (row) => duration(now() - row.created) },
   left: { title: "expires in", width: "10ch", kind: "number", cell: (row) => (row.expires > now() ? duration(row.expires - now()) : "–") },
   hits: { title: "hits", width: "7ch", kind: "number", cell: (row) => count(row.hits) },
-  tokens: { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(row.prompt_tokens + row.completion_tokens) },
+  tokens: { title: "tokens", width: "8ch", kind: "number", cell: (row) => count(row.prompt_tokens === null || row.completion_tokens === null ? null : row.prompt_tokens + row.completion_tokens) },
   size: { title: "size", width: "10ch", kind: "number", cell: (row) => bytes(row.bytes) },
   kept: { title: "kept", width: "8ch", cell: (row) => (row.pinned ? "pinned" : "–") },
   model: { title: "model", spare: true, width: "minmax(6ch, 14ch)", kind: "long", cell: (row) => row.model },

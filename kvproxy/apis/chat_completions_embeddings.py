@@ -103,6 +103,9 @@ class ChoicesApi(Api):
         extra: JsonObject = {name: value for name, value in choice.items() if name not in (*OUTSIDE_CHOICE, "message")}
         index = choice["index"]
         parts: list[JsonObject] = [{"index": index, **part} for part in self.chunk_choices(choice)]
+        if "message" in choice and "text" in choice:
+            # Together sends each content twice.
+            parts[0]["text"] = choice["text"]
         parts[0] |= places.select(extra, "early")
         parts[-1] |= places.select(extra, "late")
         return parts

@@ -6,7 +6,8 @@ from kvproxy.apis.not_stored import Cause, Unmergeable, UnstorableResponse
 from kvproxy.apis.sse import DONE, Event
 from kvproxy.apis.stream_merge import append_lists, merge_delta, merge_whole_values
 
-_OUTSIDE_HEAD = ("choices", "usage", "error", "obfuscation")
+# OpenAI and Mistral pad chunks with a text of random length: `obfuscation` and `p`.
+_OUTSIDE_HEAD = ("choices", "usage", "error", "obfuscation", "p")
 # Fields with the same value in every chunk. Of a value that changes, the first one counts.
 _HEAD_FIELDS = ("id", "object", "created", "model")
 REPEATED_FIELDS = (*_HEAD_FIELDS, "system_fingerprint", "service_tier")

@@ -48,6 +48,8 @@ class ResponseAssembler(Assembler):
         if kind in _LAST:
             self._response = dict(as_object(part["response"]))
             self.done = True
+        elif kind == "response.failed":
+            raise UnstorableResponse(Cause.ERROR, kind)
         elif "output_index" in part:
             self._add_part_of_item(kind, as_index(part["output_index"]), part)
         elif kind not in _WITHOUT_OUTPUT:

@@ -48,12 +48,14 @@ class AnthropicApi:
     """Answers requests by a script, and bills their prompts.
 
     Attributes:
+        pause: seconds after the first event of each stream.
         bodies: bodies of the requests to `/v1/messages`.
         usages: prompt tokens of each answered request.
         errors: messages of the refused requests.
     """
 
     script: Script
+    pause: float = 0.0
     cache: PromptCache = field(default_factory=PromptCache)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     usages: list[PromptUsage] = field(default_factory=list)
@@ -82,7 +84,7 @@ class AnthropicApi:
             envelope = {"type": "error", "error": document, "request_id": headers["request-id"]}
             return JSONResponse(envelope, error.status, headers)
         if body.get("stream"):
-            return event_stream(message_events(message), headers=headers)
+            return event_stream(message_events(message), pause=self.pause, headers=headers)
         return JSONResponse(message, headers=headers)
 
     def _message(self, body: dict[str, Any], request: Request) -> dict[str, Any]:

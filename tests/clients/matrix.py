@@ -21,6 +21,8 @@ from tests.servers import until_stored
 CHECKS = ("direct", "1st run", "2nd run", "hits", "bytes", "streams", "no errors", "rules")
 _WORD = "marzipan"
 _TIMEOUT = 240
+# Longer than a busy machine needs to forward an event.
+_PAUSE = 0.5
 # Clients neither report their use nor update themselves, and write equal commits.
 _ENVIRONMENT = {
     "AIDER_ANALYTICS": "false",
@@ -105,7 +107,7 @@ class Task:
 
 def check(client: Client, clients_folder: Path, data: Path) -> Result:
     """Run a client's task five times, and return the outcome of each check."""
-    task, upstream = Task(client, clients_folder), ScriptedUpstream()
+    task, upstream = Task(client, clients_folder), ScriptedUpstream(pause=_PAUSE)
     failures: dict[str, str | None] = {}
     with upstream.run() as target:
         # The first run installs parts of some clients.

@@ -26,12 +26,14 @@ class OpenAIApi:
     """Answers requests by a script, and bills their prompts.
 
     Attributes:
+        pause: seconds after the first event of each stream.
         bodies: bodies of the requests that create a response.
         usages: prompt tokens of each answered request, without embeddings.
         errors: messages of the refused requests.
     """
 
     script: Script
+    pause: float = 0.0
     cache: PromptCache = field(default_factory=PromptCache)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     usages: list[PromptUsage] = field(default_factory=list)
@@ -104,7 +106,7 @@ class OpenAIApi:
             "system_fingerprint": "fp_1",
         }
         if body.get("stream"):
-            return event_stream(_chat_chunks(whole, _includes_usage(body)), done=True)
+            return event_stream(_chat_chunks(whole, _includes_usage(body)), pause=self.pause, done=True)
         return JSONResponse(whole)
 
     def _completion(self, body: dict[str, Any], request: Request) -> Response:
@@ -123,7 +125,7 @@ class OpenAIApi:
         chunks = [head | choices(piece, None) for piece in pieces(text)] + [head | choices("", "stop")]
         if _includes_usage(body):
             chunks = [chunk | {"usage": None} for chunk in chunks] + [head | {"choices": [], "usage": billed}]
-        return event_stream([(None, chunk) for chunk in chunks], done=True)
+        return event_stream([(None, chunk) for chunk in chunks], pause=self.pause, done=True)
 
     def _response(self, body: dict[str, Any], request: Request) -> Response:
         items = _input_items(body)
@@ -162,7 +164,7 @@ class OpenAIApi:
         if body.get("store", True):
             self._responses[whole["id"]] = whole, [*items, *output]
         if body.get("stream"):
-            return event_stream(_response_events(whole))
+            return event_stream(_response_events(whole), pause=self.pause)
         return JSONResponse(whole)
 
     def _output(self, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

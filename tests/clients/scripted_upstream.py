@@ -72,9 +72,10 @@ class ScriptedUpstream:
         exchanges: all requests and responses.
     """
 
-    def __init__(self, script: Script = look_up_the_word) -> None:
-        self.anthropic = AnthropicApi(script)
-        self.openai = OpenAIApi(script)
+    def __init__(self, script: Script = look_up_the_word, pause: float = 0.0) -> None:
+        """`pause` is the time in seconds after the first event of each stream."""
+        self.anthropic = AnthropicApi(script, pause)
+        self.openai = OpenAIApi(script, pause)
         self.exchanges: list[Exchange] = []
 
     @contextlib.contextmanager

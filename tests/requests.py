@@ -10,7 +10,7 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.request_directives import read_directives
-from kvproxy.flow.cache_keys import tenant_of
+from kvproxy.flow.tenants import tenant_of
 
 
 def chat(question: object = "hi", **fields: Any) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class ApiRequest:
         headers: names in lower case.
         tenant: the client, or one of its users.
         tenant_headers: headers whose values `tenant` contains.
+        path: path for the upstream; empty for the path of the API.
     """
 
     api: Api
@@ -49,6 +50,7 @@ class ApiRequest:
     query: str = ""
     control: RequestDirectives = NO_DIRECTIVES
     tenant_headers: Sequence[str] = ()
+    path: str = ""
 
     @property
     def model(self) -> str:

@@ -206,8 +206,9 @@ def _start_and_end(response: JsonObject) -> tuple[JsonObject, JsonObject]:
     return start, {"delta": delta, **beside, "usage": usage}
 
 
-def anthropic_error(error: KvproxyError) -> JsonObject:
-    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "api_error"), "message": error.message}}
+def anthropic_error(error: KvproxyError, request_id: str | None = None) -> JsonObject:
+    inner: JsonObject = {"type": _ERRORS.get(error.status, "api_error"), "message": error.message}
+    return {"type": "error", "error": inner, **({} if request_id is None else {"request_id": request_id})}
 
 
 def encode_typed_event(data: JsonObject) -> bytes:

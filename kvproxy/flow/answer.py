@@ -18,9 +18,11 @@ from kvproxy.flow.prepare.rules import Rules
 from kvproxy.flow.revalidate import BackgroundRequests, Revalidator
 from kvproxy.flow.single_flight import SingleFlight
 from kvproxy.flow.store_response import ResponseWriter
+from kvproxy.flow.tenants import Tenants
 from kvproxy.index.response_cache import ResponseCache
 from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
+from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.journal import PriceSettings
 from kvproxy.shared_state import SharedState
 
@@ -55,6 +57,7 @@ class Answerer:
         count_request: Callable[[Exchange], None] = lambda exchange: None,
         export_spans: Callable[[Exchange], None] = lambda exchange: None,
         trace_sample_rate: float | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         self.backend = backend
         self.cache = cache
@@ -64,6 +67,7 @@ class Answerer:
         self.journal = journal
         self.settings = settings
         self.rules = rules
+        self.tenants = Tenants(AccessSettings()) if tenants is None else tenants
         self.count_request = count_request
         self.export_spans = export_spans
         self.trace_sample_rate = trace_sample_rate

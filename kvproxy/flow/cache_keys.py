@@ -1,7 +1,7 @@
 """Computes the exact key of a request, and the namespace in which semantic lookups search."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import orjson
 
@@ -14,7 +14,6 @@ from kvproxy.exchange import CacheKey
 from kvproxy.flow.random_ids import may_have_random_ids, without_random_ids
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.conversations import SEPARATOR, join_turns
-from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import NO_RULE
 
 # The embedder reads 256 tokens, and could miss a difference between longer texts.
@@ -25,24 +24,9 @@ _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 _MARKED = ("messages", "system", "tools", "input")
 _CONTENTS = ("content", "output")
 _TEXT_BLOCKS = ("messages", "system")
+# Some servers, such as llama.cpp, have another API at these paths without /v1.
+_OTHER_WITHOUT_V1 = ("completions", "embeddings")
 _EXACT_FLOAT = 2.0**53
-
-
-def tenant_of(
-    headers: Mapping[str, str], user_headers: Sequence[str] = TENANT_HEADERS, client: str | None = None
-) -> str:
-    """Return the tenant of a request: `client`, followed by a digest of the headers that name a user.
-
-    Return `public` if the request has no client and no such header.
-
-    Args:
-        headers: the request's headers, with names in lower case.
-        user_headers: headers that name a user (setting `access.tenant_headers`).
-        client: tenant of the authenticated client; None if the proxy has no clients.
-    """
-    given: JsonObject = {name: headers[name] for name in user_headers if headers.get(name)}
-    user = _digest(given)[:16] if given else None
-    return "/".join(part for part in (client, user) if part is not None) or PUBLIC_TENANT
 
 
 def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conversations: bool = False) -> CacheKey:
@@ -64,6 +48,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
         parts["namespace"] = request.control.namespace
     if request.query:
         parts["query"] = request.query
+    if request.path and api.name in _OTHER_WITHOUT_V1:
+        parts["path"] = request.path
     versions: JsonObject = {name: request.headers[name] for name in _VERSIONS if name in request.headers}
     if request.control.rule is not NO_RULE:
         _add_rule_fields(parts, versions, request)

@@ -39,6 +39,13 @@ class KeepPrefixWarm:
         self.finished = parts.keep_warm.on_finish
 
 
+class RememberToken:
+    """Remembers that the upstream has accepted the client's token."""
+
+    def __init__(self, parts: Answerer) -> None:
+        self.finished = parts.tenants.record_answer
+
+
 class LogAccess:
     """Writes a line to the access log."""
 

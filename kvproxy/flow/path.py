@@ -18,7 +18,15 @@ from kvproxy.flow.layers.around import Renewal, UntilDisconnect
 from kvproxy.flow.layers.cached import ExactHits, OnlyIfCached, SemanticHits, StaleHits, StaleIfError
 from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
 from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send, SendingLayer
-from kvproxy.flow.observers import CountRequest, ExportSpans, KeepPrefixWarm, LogAccess, Observer, WriteRecord
+from kvproxy.flow.observers import (
+    CountRequest,
+    ExportSpans,
+    KeepPrefixWarm,
+    LogAccess,
+    Observer,
+    RememberToken,
+    WriteRecord,
+)
 from kvproxy.flow.prepare.steps import AddTraceHeader, ApplyRule, EditPrompt, RepairHistory, SetBreakpoints, Step
 
 EDITS: tuple[Callable[[Answerer], Step], ...] = (ApplyRule, EditPrompt, RepairHistory)
@@ -40,6 +48,7 @@ OBSERVERS: tuple[Callable[[Answerer], Observer], ...] = (
     WriteRecord,
     ExportSpans,
     KeepPrefixWarm,
+    RememberToken,
     LogAccess,
 )
 _log = logging.getLogger("kvproxy")

@@ -168,7 +168,7 @@ class PageGuard:
         request = Request(scope)
         refused = self._access.check_page(request)
         if refused is not None:
-            response = error_response(refused, scope["path"])
+            response = error_response(refused, scope)
             if requests_worker(request.headers):
                 # Browsers request the script of a registered worker again before they use it for long.
                 response.headers.update(CLEAR_STORAGE)
@@ -205,7 +205,7 @@ class AdminGuard:
         refused = self._access.check_operator(request)
         if refused is None:
             await self._writes.wait_for_all(_WAIT_SECONDS)
-        await (self._app if refused is None else error_response(refused, scope["path"]))(scope, receive, send_logged)
+        await (self._app if refused is None else error_response(refused, scope))(scope, receive, send_logged)
 
 
 def _log_change(request: Request, status: int) -> None:

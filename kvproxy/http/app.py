@@ -16,7 +16,7 @@ from kvproxy.http import admin, routes, ui
 from kvproxy.http.access_rules import AdminGuard, PageGuard
 from kvproxy.http.client_authentication import ClientGuard
 from kvproxy.http.error_responses import error_body, error_response
-from kvproxy.http.exchange_middleware import ExchangeMiddleware
+from kvproxy.http.exchange_middleware import ExchangeMiddleware, request_id_of
 from kvproxy.http.services import Services
 from kvproxy.index.entry_redaction import RedactionFailed
 from kvproxy.index.errors import CacheStoreError, EmbedderError
@@ -42,7 +42,7 @@ def create_app(services: Services) -> Starlette:
             Middleware(
                 ExchangeMiddleware,
                 finish=services.path.finish,
-                tenant_headers=services.settings.access.tenant_headers,
+                tenants=services.tenants,
                 clock=services.answerer.clock,
             ),
             Middleware(PageGuard, access=services.access),
@@ -65,13 +65,14 @@ async def _on_known_error(request: Request, error: Exception) -> Response:
         error = StoreUnavailable(str(error)) if isinstance(error, CacheStoreError) else KvproxyError(str(error))
     services: Services = request.app.state.services
     services.metrics.count_error(error)
-    return error_response(services.access.visible_error(request, error), request.scope["path"])
+    return error_response(services.access.visible_error(request, error), request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = InvalidRequest(f"{request.method} {request.scope['path']}: {error.detail}; see docs/http.md")
-    return JSONResponse(error_body(known, request.scope["path"]), error.status_code, headers=error.headers)
+    body = error_body(known, request.scope["path"], request_id_of(request.scope))
+    return JSONResponse(body, error.status_code, headers=error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -81,7 +82,7 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     _log.error("unexpected error", exc_info=error)
-    response = error_response(KvproxyError("an unexpected error: see the server's log"), request.scope["path"])
+    response = error_response(KvproxyError("an unexpected error: see the server's log"), request.scope)
     # The server closes the connection after an error that it does not know.
     response.headers["connection"] = "close"
     return response

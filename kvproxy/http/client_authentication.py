@@ -123,7 +123,7 @@ class ClientGuard:
             await self._app(scope, receive, send)
             return
         if client is None:
-            await error_response(_authentication_error(headers), scope["path"])(scope, receive, send)
+            await error_response(_authentication_error(headers), scope)(scope, receive, send)
             return
         _authenticate(scope, client)
         quota = self._quotas.get(client)
@@ -142,7 +142,7 @@ class ClientGuard:
         except TooManyRequests as error:
             # Raised by the quota. Errors of the app are responses already.
             self._metrics.count_error(error)
-            await error_response(error, scope["path"])(scope, receive, labelled)
+            await error_response(error, scope)(scope, receive, labelled)
 
 
 def _authenticate(scope: Scope, client: ClientSettings) -> None:

@@ -19,7 +19,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.errors import HeadersTooLarge, InvalidRequest, KvproxyError, Overloaded, RequestTooSlow
 from kvproxy.http import request_heads
 from kvproxy.http.deadlines_and_disconnects import BODILESS
-from kvproxy.http.error_responses import error_body, error_response
+from kvproxy.http.error_responses import error_body, error_headers, error_response
 from kvproxy.settings.limits import LimitSettings
 
 MAX_PIPELINED = 32
@@ -218,7 +218,8 @@ class LimitedProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         body = dumps(error_body(error, self.url.partition(b"?")[0].decode("latin-1")))
-        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        headers += b"".join(f"{name}: {value}\r\n".encode() for name, value in error_headers(error).items()) + b"\r\n"
         self.transport.write(STATUS_LINE[error.status] + headers + body)
         self._lingering.linger = True
         self.transport.close()
@@ -319,6 +320,6 @@ async def _fix_framing(
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     message = "too many connections are open: try again, or raise the setting limits.connections"
-    response = error_response(Overloaded(message, retry_after=1.0), scope["path"])
+    response = error_response(Overloaded(message, retry_after=1.0), scope)
     response.headers["connection"] = "close"
     await response(scope, receive, send)

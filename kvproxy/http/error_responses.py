@@ -1,35 +1,41 @@
 """Responses for errors, in the format of the API to which the path belongs."""
 
 import math
-import posixpath
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from kvproxy.apis import MESSAGES
+from kvproxy.apis import is_messages_path
 from kvproxy.apis.api import openai_error
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.messages import anthropic_error
 from kvproxy.apis.sse import encode_event
 from kvproxy.errors import KvproxyError
+from kvproxy.http.content_encoding import CODINGS
+from kvproxy.http.exchange_middleware import request_id_of
+
+# Headers that RFC 9110 requires with a status.
+_HEADERS = {415: ("accept-encoding", ", ".join(CODINGS)), 426: ("upgrade", "HTTP/1.1")}
 
 
-def error_response(error: KvproxyError, path: str) -> Response:
-    headers = {} if error.retry_after is None else {"retry-after": str(math.ceil(error.retry_after))}
+def error_response(error: KvproxyError, scope: Scope) -> Response:
+    return JSONResponse(error_body(error, scope["path"], request_id_of(scope)), error.status, error_headers(error))
+
+
+def error_headers(error: KvproxyError) -> dict[str, str]:
+    headers = dict([_HEADERS[error.status]] if error.status in _HEADERS else [])
+    if error.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after))
     if not error.is_retryable:
         # The SDKs of OpenAI and Anthropic retry some statuses without this header.
         headers["x-should-retry"] = "false"
-    return JSONResponse(error_body(error, path), error.status, headers=headers)
+    return headers
 
 
-def error_event(error: KvproxyError, path: str) -> bytes:
-    return encode_event(error_body(error, path), "error")
+def error_event(error: KvproxyError, scope: Scope) -> bytes:
+    return encode_event(error_body(error, scope["path"], request_id_of(scope)), "error")
 
 
-def error_body(error: KvproxyError, path: str) -> JsonObject:
+def error_body(error: KvproxyError, path: str, request_id: str | None = None) -> JsonObject:
     """Return an error in Anthropic's format for `/v1/messages` and the routes below it, otherwise in OpenAI's."""
-    return anthropic_error(error) if f"{normalize_path(path)}/".startswith(f"{MESSAGES.path}/") else openai_error(error)
-
-
-def normalize_path(path: str) -> str:
-    """Return the path without repeated slashes and dot segments."""
-    return posixpath.normpath("/" + path.lstrip("/"))
+    return anthropic_error(error, request_id) if is_messages_path(path) else openai_error(error)

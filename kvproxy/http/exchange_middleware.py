@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from email.utils import formatdate
 from time import time
 from uuid import uuid4
@@ -6,20 +6,24 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.apis import APIS
+from kvproxy.apis import PATHS, is_messages_path
 from kvproxy.exchange import Exchange
-from kvproxy.flow.cache_keys import tenant_of
+from kvproxy.flow.tenants import Tenants
 from kvproxy.trace_context import TRACE_HEADER
 
 _EXCHANGE = "exchange"
 _OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")
-_APIS = {api.path: name for name, api in APIS.items()}
 _OWN_ID = b"x-kvproxy-request-id"
 
 
 def exchange_of(scope: Scope) -> Exchange:
     exchange: Exchange = scope["state"][_EXCHANGE]
     return exchange
+
+
+def request_id_of(scope: Scope) -> str | None:
+    exchange: Exchange | None = scope.get("state", {}).get(_EXCHANGE)
+    return None if exchange is None else exchange.request_id
 
 
 def is_proxy_path(path: str) -> bool:
@@ -30,29 +34,31 @@ def is_proxy_path(path: str) -> bool:
 class ExchangeMiddleware:
     """ASGI middleware that creates an `Exchange` per request, and adds `X-Request-Id` and a missing `Date` to responses.
 
-    The request id is the client's, or new. If the upstream sets another `X-Request-Id`, the request id is sent as
-    `X-KVProxy-Request-Id`. `finish` receives each exchange once, after its response.
+    The request id is the client's, or new. Responses of the Messages API have it as `Request-Id`, too. If the upstream sets
+    another `X-Request-Id`, the request id is sent as `X-KVProxy-Request-Id`. `finish` receives each exchange once, after its
+    response.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         finish: Callable[[Exchange], None],
-        tenant_headers: Sequence[str],
+        tenants: Tenants,
         clock: Callable[[], float] = time,
     ) -> None:
         self._app = app
         self._clock = clock
         self._finish = finish
-        self._tenant_headers = tenant_headers
+        self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Request(scope).headers
+        api = PATHS.get(scope["path"])
         exchange = Exchange(
-            _APIS.get(scope["path"]) if scope["method"] == "POST" else None,
+            api.name if api is not None and scope["method"] == "POST" else None,
             headers.get("x-request-id") or uuid4().hex,
             arrived=self._clock(),
             traceparent=headers.get(TRACE_HEADER),
@@ -67,6 +73,9 @@ class ExchangeMiddleware:
                 exchange.status = exchange.status or message["status"]
                 names = dict(message["headers"])
                 missing = {b"x-request-id": request_id, b"date": formatdate(usegmt=True).encode()}
+                if is_messages_path(scope["path"]):
+                    # Anthropic's SDKs read this header.
+                    missing[b"request-id"] = request_id
                 if names.get(b"x-request-id", request_id) != request_id:
                     missing[_OWN_ID] = request_id
                 added = [header for header in missing.items() if header[0] not in names]
@@ -78,5 +87,5 @@ class ExchangeMiddleware:
         finally:
             if exchange.request is None:
                 client = None if exchange.client is None else exchange.client.tenant
-                exchange.tenant = tenant_of(Request(scope).headers, self._tenant_headers, client)
+                exchange.tenant = self._tenants.tenant_of(Request(scope).headers, client)
             self._finish(exchange)

@@ -6,19 +6,22 @@ from contextlib import contextmanager
 
 from starlette.requests import Request
 
+from kvproxy.apis import sent_path
 from kvproxy.apis.api import Api
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, parse_body
 from kvproxy.apis.json import JsonMap, JsonObject, dumps
 from kvproxy.apis.request_directives import CACHE_FIELD, apply_litellm_switches, read_directives
 from kvproxy.errors import InvalidRequest, Overloaded, RequestTooLarge, RequestTooSlow
-from kvproxy.flow.cache_keys import tenant_of
+from kvproxy.flow.tenants import Tenants
+from kvproxy.http.content_encoding import codings_of, decode
 from kvproxy.http.exchange_middleware import exchange_of
-from kvproxy.settings import Settings
 from kvproxy.settings.limits import LimitSettings
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that `BodyBudget` ignores, so that small requests are admitted even if large bodies use the whole budget."""
 _SEPARATORS = (b",", b"{", b"[")
+_ENCODING_HEADERS = ("content-encoding", "content-digest", "repr-digest", "digest", "content-md5")
+"""Headers that describe the encoded body, which is forwarded decoded."""
 
 
 class BodyBudget:
@@ -101,34 +104,60 @@ async def read_body(
             message = f"the body did not arrive within {seconds:g} s: see the setting limits.body_seconds"
             raise RequestTooSlow(message) from None
     if size > max_bytes:
-        raise RequestTooLarge(
-            f"the body has more than {max_bytes:,} bytes: send less, or raise the setting limits.body_bytes"
-        )
-    raw = b"".join(parts)
+        raise _too_large_error(max_bytes)
+    return b"".join(parts)
+
+
+async def decode_body(
+    request: Request, raw: bytes, max_bytes: int, reservation: BodyReservation | None = None
+) -> bytes:
+    """Decode the content codings of a body, of at most `max_bytes` decoded bytes, and count its JSON items.
+
+    Raises RequestTooLarge, UnsupportedEncoding, InvalidRequest, or Overloaded.
+    """
+    codings = codings_of(request.headers.getlist("content-encoding"))
+    if codings:
+        chunks, parts, size = decode([raw], codings), list[bytes](), 0
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large_error(max_bytes)
+            if reservation is not None:
+                reservation.reserve_bytes(len(chunk))
+            parts.append(chunk)
+        raw = b"".join(parts)
     if reservation is not None:
         reservation.reserve_json_items(raw)
     return raw
 
 
+def _too_large_error(max_bytes: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the body has more than {max_bytes:,} bytes: send less, or raise the setting limits.body_bytes"
+    )
+
+
 async def read_api_request(
-    request: Request, api: Api, raw: bytes, settings: Settings, *, check_fields: bool
+    request: Request, api: Api, raw: bytes, tenants: Tenants, *, check_fields: bool
 ) -> ApiRequest:
-    """Parse a request to a cached API. Raises InvalidRequest.
+    """Parse a request to a cached API, given its decoded body. Raises InvalidRequest.
 
     Set `check_fields` for the embedded engine; an upstream checks the fields of the body itself.
     """
     body = await in_thread_if_large(len(raw), lambda: _parse_and_check(raw, api, check_fields))
-    headers = joined_headers(request)
+    headers = {name: value for name, value in joined_headers(request).items() if name not in _ENCODING_HEADERS}
     exchange = exchange_of(request.scope)
     client = exchange.client
-    tenant = tenant_of(headers, settings.access.tenant_headers, None if client is None else client.tenant)
+    tenant = tenants.tenant_of(headers, None if client is None else client.tenant)
     control = read_directives(headers)
     if CACHE_FIELD in body:
         given = body
         body, control = apply_litellm_switches(given, control)
         raw = raw if body is given else dumps(body)
-    query, users = query_of(request), settings.access.tenant_headers
-    return ApiRequest(api, body, raw, headers, tenant, exchange.request_id, query, control, users)
+    query, path = query_of(request), sent_path(request.scope["path"])
+    return ApiRequest(
+        api, body, raw, headers, tenant, exchange.request_id, query, control, tenants.contained_headers, path
+    )
 
 
 def _parse_and_check(raw: bytes, api: Api, check_fields: bool) -> JsonObject:

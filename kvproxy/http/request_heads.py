@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
-from kvproxy.errors import ExpectationFailed, InvalidRequest, KvproxyError, NotSupported
+from kvproxy.errors import ExpectationFailed, InvalidRequest, KvproxyError, NotSupported, UpgradeRequired
 
 Headers = Iterable[tuple[bytes, bytes]]
 _CONTROLS = re.compile(rb"[\x00-\x1f\x7f]")
@@ -33,8 +33,11 @@ def head_error(method: bytes, version: str, target: bytes, headers: Headers) -> 
                 return InvalidRequest("the only Transfer-Encoding of requests is chunked, in HTTP/1.1")
             case b"expect" if value.strip().lower() != b"100-continue":
                 return ExpectationFailed("the only expectation is 100-continue: leave out the header Expect")
+            case b"upgrade" if b"websocket" in _split_tokens(value):
+                # Clients fall back to HTTP after this status, and try WebSocket again after others.
+                return UpgradeRequired("WebSocket is not supported: send the request over HTTP/1.1")
             case b"upgrade" if any(protocol != b"h2c" for protocol in _split_tokens(value)):
-                return NotSupported("WebSocket and other upgrades are not supported: send the request over HTTP/1.1")
+                return NotSupported("upgrades are not supported: send the request over HTTP/1.1")
     if method == b"CONNECT":
         return NotSupported("CONNECT is not supported: this is a reverse proxy")
     if hosts > 1 or (hosts == 0 and version != "1.0"):

@@ -9,23 +9,31 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kvproxy import __version__
-from kvproxy.apis import APIS, MESSAGES
+from kvproxy.apis import APIS, MESSAGES, PATHS, normalize_path
 from kvproxy.apis.api import Api
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.errors import InvalidRequest, KvproxyError, NotFound, Overloaded, RequestExceedsQuota, StoreUnavailable
+from kvproxy.errors import (
+    InvalidRequest,
+    KvproxyError,
+    NotFound,
+    Overloaded,
+    RequestTooLarge,
+    StoreUnavailable,
+    UnsupportedEncoding,
+)
 from kvproxy.exchange import Exchange
-from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.finish import record_failure
 from kvproxy.flow.provider_ids import remove_responses
 from kvproxy.flow.quota_charges import UnparsedRequestCharge
 from kvproxy.http.cache_status import BYPASS, cache_headers
 from kvproxy.http.deadlines_and_disconnects import Deadline, RelayResponse, WholeResponse
-from kvproxy.http.error_responses import error_event, error_response, normalize_path
+from kvproxy.http.error_responses import error_event, error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.openapi import openapi
 from kvproxy.http.request_bodies import (
     BodyReservation,
     check_number_of_choices,
+    decode_body,
     joined_headers,
     query_of,
     read_api_request,
@@ -37,7 +45,10 @@ from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
 
-_CACHED = frozenset(api.path for api in APIS.values())
+_DOUBLED = b"/v1/v1/"
+_TAILS = tuple(api.path.removeprefix("/v1") for api in APIS.values())
+_MAX_WARNINGS = 16
+_MODELS = ("/v1/models", "/models", "/v1/v1/models")
 _GONE = (404, 410)
 _log = logging.getLogger("kvproxy")
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -57,7 +68,7 @@ class CachedApi:
             except KvproxyError as error:
                 record_failure(exchange, error)
                 services(request).metrics.count_error(error)
-                response = error_response(services(request).access.visible_error(request, error), self._api.path)
+                response = error_response(services(request).access.visible_error(request, error), scope)
             except BaseException as error:
                 record_failure(exchange, asyncio.CancelledError() if isinstance(error, ClientDisconnect) else error)
                 raise
@@ -71,7 +82,8 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
     await app.answerer.journal.wait_for_space()
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
-        parsed = await read_api_request(request, api, raw, app.settings, check_fields=forwarder is None)
+        decoded = await decode_body(request, raw, limits.body_bytes, reservation)
+        parsed = await read_api_request(request, api, decoded, app.tenants, check_fields=forwarder is None)
         exchange.tenant = parsed.tenant
         exchange.request = parsed
         await app.path.prepare(exchange)
@@ -80,11 +92,12 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
         exchange.watch = partial(deadline.cancel_when_over, request.receive)
         answer = await app.path.answer(exchange)
     except InvalidRequest as error:
-        # The upstream judges unparsable requests and those without a key, but not our own headers.
-        if forwarder is None or error.param is not None or isinstance(error, RequestExceedsQuota):
+        # The upstream judges unparsable requests and those without a key, but not our own headers and limits.
+        if forwarder is None or error.param is not None or isinstance(error, RequestTooLarge | UnsupportedEncoding):
             raise
         exchange.request = None
         return await _forward(request, raw)
+    app.tenants.record_cookies(parsed.tenant, answer.headers)
     headers = [*answer.headers, *cache_headers(exchange)]
     if isinstance(answer.body, bytes):
         return WholeResponse(answer.body, answer.status, headers)
@@ -93,7 +106,7 @@ async def _answer(request: Request, exchange: Exchange, api: Api, reservation: B
 
 
 def _last_event(request: Request, error: KvproxyError) -> bytes:
-    return error_event(services(request).access.visible_error(request, error), request.scope["path"])
+    return error_event(services(request).access.visible_error(request, error), request.scope)
 
 
 async def models(request: Request) -> Response:
@@ -112,7 +125,8 @@ async def count_tokens(request: Request) -> Response:
     limits = app.settings.limits
     with app.bodies.reservation() as reservation:
         raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
-        counted = await read_api_request(request, MESSAGES, raw, app.settings, check_fields=False)
+        raw = await decode_body(request, raw, limits.body_bytes, reservation)
+        counted = await read_api_request(request, MESSAGES, raw, app.tenants, check_fields=False)
         MESSAGES.check_prompt(counted.body)
         report = await app.prefix.explain(await app.path.edit(counted))
     return JSONResponse({"input_tokens": report and report.prompt_tokens})
@@ -199,6 +213,7 @@ async def forward_unparsed(request: Request) -> Response:
 async def _forward(request: Request, body: bytes | None) -> Response:
     forwarder = services(request).answerer.backend.forwarder
     _check_path(request)
+    _warn_if_uncached(request)
     if forwarder is None:
         hint = "the embedded engine has the routes of GET /openapi.json"
         if not request.scope["path"].startswith("/v1/"):
@@ -208,6 +223,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
     deadline = Deadline(app.deadlines)
     query = query_of(request)
     raw_path: bytes = request.scope["raw_path"]
+    if raw_path.startswith(_DOUBLED):
+        # The client's base URL ends in /v1, and the client adds another.
+        raw_path = raw_path.removeprefix(b"/v1")
     path = raw_path.decode("latin-1") + (f"?{query}" if query else "")
     spending = await _start_charge(request, body)
     upload_done = asyncio.Event()
@@ -227,6 +245,9 @@ async def _forward(request: Request, body: bytes | None) -> Response:
         raise
     if request.method == "DELETE":
         await _remove_deleted(request, reply)
+    elif request.method == "GET" and request.scope["path"] in _MODELS:
+        # Not those of other routes, which may be logins.
+        app.tenants.record_cookies(_tenant(request), reply.headers)
     if spending is not None:
         reply = spending.charge_response(reply)
     last_event = partial(_last_event, request)
@@ -240,13 +261,9 @@ async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
     is_deleted = 200 <= reply.status < 300
     if not is_deleted and reply.status not in _GONE:
         return
-    client = exchange_of(request.scope).client
-    tenant = tenant_of(
-        joined_headers(request), app.settings.access.tenant_headers, None if client is None else client.tenant
-    )
     try:
         # A client could name an object of another tenant, which the upstream does not find.
-        removed = await remove_responses(app.answerer.cache, path, None if is_deleted else tenant)
+        removed = await remove_responses(app.answerer.cache, path, None if is_deleted else _tenant(request))
     except CacheStoreError as error:
         await reply.close()
         raise StoreUnavailable(
@@ -256,12 +273,28 @@ async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
         _log.info("removed %d stored responses, because a client deleted %s", removed, path)
 
 
+def _tenant(request: Request) -> str:
+    client = exchange_of(request.scope).client
+    return services(request).tenants.tenant_of(joined_headers(request), None if client is None else client.tenant)
+
+
 def _check_path(request: Request) -> None:
     path = request.scope["path"]
     normal = normalize_path(path)
-    if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in _CACHED)):
+    if is_proxy_path(path) or (normal != path and (is_proxy_path(normal) or normal in PATHS)):
         hint = f"send it to {normal}" if normal != path else "see docs/http.md"
         raise NotFound(f"no route {request.method} {path}: {hint}")
+
+
+def _warn_if_uncached(request: Request) -> None:
+    """Log once that a path is not cached, although it ends like the path of a cached API."""
+    path, warned = request.scope["path"], services(request).uncached_paths
+    is_other = path.startswith("/v1/") or path in PATHS or not path.lower().endswith(_TAILS)
+    if request.method != "POST" or is_other or path in warned or len(warned) >= _MAX_WARNINGS:
+        return
+    warned.add(path)
+    base = f"{request.base_url}".rstrip("/") + ("" if path.endswith("/messages") else "/v1")
+    _log.warning("POST %s is forwarded, and not cached: set the client's base URL to %s", path[:200], base)
 
 
 async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequestCharge | None:
@@ -276,9 +309,13 @@ async def _start_charge(request: Request, body: bytes | None) -> UnparsedRequest
 
 
 ROUTES = [
-    *(Route(api.path, CachedApi(api), methods=["POST"]) for api in APIS.values()),
-    Route(f"{MESSAGES.path}/count_tokens", count_tokens, methods=["POST"]),
-    Route("/v1/models", models, methods=["GET"]),
+    *(Route(path, CachedApi(api), methods=["POST"], include_in_schema=path == api.path) for path, api in PATHS.items()),
+    *(
+        Route(f"{path}/count_tokens", count_tokens, methods=["POST"], include_in_schema=path == MESSAGES.path)
+        for path, api in PATHS.items()
+        if api is MESSAGES
+    ),
+    *(Route(path, models, methods=["GET"], include_in_schema=path == "/v1/models") for path in _MODELS),
     Route("/health", health, methods=["GET"]),
     Route("/ready", ready, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),

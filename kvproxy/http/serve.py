@@ -59,7 +59,7 @@ def serve(settings: Settings, on_ready: Callable[[Services, str], None] = lambda
 def make_server(services: Services) -> ProxyServer:
     limits, on_limit = services.settings.limits, services.metrics.count_reached_limit
     # Requests on connections beyond the limit are recorded, too.
-    labelled = ExchangeMiddleware(refuse_connection, services.path.finish, services.settings.access.tenant_headers)
+    labelled = ExchangeMiddleware(refuse_connection, services.path.finish, services.tenants)
     return ProxyServer(create_app(services), limits, services.deadlines, on_limit, labelled, partial(_reload, services))
 
 

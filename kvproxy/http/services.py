@@ -16,6 +16,7 @@ from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
+from kvproxy.flow.tenants import Tenants
 from kvproxy.http.access_rules import AccessRules
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.deadlines_and_disconnects import Deadlines
@@ -63,6 +64,7 @@ class Services:
         self.clients = clients
         self.telemetry = telemetry
         self.shared = shared
+        self.tenants = answerer.tenants
         self.usage_log = UsageLog()
         self.quotas = Quotas(metrics.count_client_tokens, shared)
         self.bodies = BodyBudget(settings.limits)
@@ -70,6 +72,8 @@ class Services:
         self.rules = answerer.rules
         self.access = AccessRules(settings)
         self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
+        self.uncached_paths: set[str] = set()
+        """Paths of which `routes` has logged that they are not cached."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def forecasts(self, token_bytes: float | None = None, tier_bytes: float | None = None) -> list[PoolForecast]:
@@ -190,6 +194,7 @@ def build_services(settings: Settings) -> Services:
         comparer=comparer,
         journal=journal,
         rules=Rules(settings),
+        tenants=Tenants(settings.access),
         count_request=metrics.count_exchange,
         export_spans=(lambda exchange: None) if telemetry is None else telemetry.add,
         trace_sample_rate=None if telemetry is None else settings.telemetry.sample_rate,

@@ -75,7 +75,9 @@ def explain_miss(reader: JournalReader, record: Record, load_regions: RegionLoad
     if own is None or record.prompt is None:
         return MissExplanation(record, _cause(record, ()), None, (), None, turn)
     earlier = reader.regions_before(record, _MAX_RECORDS)
-    against = record.against if record.against is not None else _closest_prompt_number(own, earlier)
+    against = record.against
+    if against is None and record.reason != "miss-unstored":
+        against = _closest_prompt_number(own, earlier)
     differences: tuple[RegionDifference, ...] = ()
     known = None if against is None else reader.regions(against)
     if against is not None and known is not None:

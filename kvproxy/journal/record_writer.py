@@ -187,12 +187,13 @@ class RecordWriter:
         if earlier_removal is not None:
             record.reason, record.removed_at = f"miss-{earlier_removal[0]}", earlier_removal[1]
             return
-        change = self._history.closest_change(short_key(key), regions)
+        computed = prompt is not None and prompt.seconds is not None
+        # An equal request without a stored response explains the miss better than a similar one.
+        change = None if computed else self._history.closest_change(short_key(key), regions)
         if change is not None:
             record.reason, record.changed = "miss-changed", ",".join(change.regions)
             record.against = change.earlier_prompt
             return
-        computed = prompt is not None and prompt.seconds is not None
         record.reason = reason_of_unexplained_miss(exchange, asked_before=prompt is not None, computed_before=computed)
 
     def _set_or_defer_entry(self, key: str, exchange: Exchange, record: Record) -> None:

@@ -17,10 +17,10 @@ from kvproxy.backends.protocol import Forwarder, GeneratedResponse, RelayedRespo
 from kvproxy.errors import InvalidDirective, KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
-from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.flow.compare_responses import ResponseComparer, answer_text
 from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
+from kvproxy.flow.tenants import tenant_of
 from kvproxy.generation import Delta, Usage
 from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.open_response_cache import open_response_cache

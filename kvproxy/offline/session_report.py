@@ -13,7 +13,8 @@ from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.exchange import Exchange, ResponseFacts
-from kvproxy.flow.cache_keys import cache_key, tenant_of
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.tenants import tenant_of
 from kvproxy.journal.journal import open_stored_journal
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.schema import FILE

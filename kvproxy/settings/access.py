@@ -6,8 +6,14 @@ from kvproxy.settings.section import Bytes, Section
 
 TENANT_HEADERS = tuple(
     "authorization api-key x-api-key x-goog-api-key x-litellm-api-key x-auth-token x-forwarded-user x-forwarded-email"
-    " x-auth-request-user x-auth-request-email x-remote-user remote-user openai-organization openai-project cookie".split()
+    " x-auth-request-user x-auth-request-email x-remote-user remote-user openai-organization openai-project"
+    " anthropic-workspace-id anthropic-user-profile-id cookie".split()
 )
+LOAD_BALANCER_COOKIES = tuple(
+    "AWSALB* AWSELB* GCLB GAESA ARRAffinity* ApplicationGatewayAffinity* BIGipServer* SERVERID INGRESSCOOKIE __cflb __cf_bm"
+    " _cfuvid cf_clearance".split()
+)
+"""Patterns of cookies that load balancers and edge servers set, and that identify no user."""
 
 
 class AccessSettings(Section):
@@ -24,6 +30,17 @@ class AccessSettings(Section):
     )
     tenant_headers: tuple[str, ...] = Field(
         TENANT_HEADERS, description="Headers that identify tenants, who share no responses."
+    )
+    tenant_cookies: tuple[str, ...] | None = Field(
+        None,
+        description="Names of the cookies that identify tenants; by default all, except those of load balancers and those that"
+        " the upstream sets in answers.",
+    )
+    tenant_claim: str | None = Field(
+        None,
+        min_length=1,
+        description="Claim of a JSON Web Token in Authorization that identifies the tenant, such as sub, after the upstream has"
+        " accepted the token. It requires an upstream that verifies tokens.",
     )
 
 

@@ -1,5 +1,6 @@
 """All settings. Later sources override earlier sources: defaults, TOML file, environment, flags."""
 
+import itertools
 import os
 import tomllib
 from collections import Counter
@@ -125,9 +126,21 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> "Settings":
-        if conflicts := [*self._rule_conflicts(), *self._privacy_conflicts(), *self._journal_conflicts()]:
+        found = self._rule_conflicts(), self._privacy_conflicts(), self._journal_conflicts(), self._tenant_conflicts()
+        if conflicts := [*itertools.chain(*found)]:
             raise SettingConflicts(conflicts)
         return self
+
+    def _tenant_conflicts(self) -> Iterator[SettingConflict]:
+        if self.access.tenant_claim is None:
+            return
+        replaced = self.forward.api_key or any(each.api_key or each.authorization for each in self.upstreams)
+        if replaced or not self.upstreams:
+            yield SettingConflict(
+                "nobody verifies the tokens of clients: access.tenant_claim requires an upstream that receives them, so remove"
+                " the API key of the upstream, or use kvproxy keys",
+                ("access", "tenant_claim"),
+            )
 
     def _rule_conflicts(self) -> Iterator[SettingConflict]:
         edits = {edit.name for edit in self.edits}

@@ -109,7 +109,7 @@ class UpstreamClient:
         return reply.status
 
     async def send(self, request: ApiRequest) -> RelayedResponse:
-        path = request.api.path + (f"?{request.query}" if request.query else "")
+        path = (request.path or request.api.path) + (f"?{request.query}" if request.query else "")
         # The flow parses the response, so it must not be compressed.
         headers = {**request.headers, "accept-encoding": "identity", "x-request-id": request.request_id}
         headers.pop("cache-control", None)  # It addresses this proxy.
@@ -171,7 +171,7 @@ class UpstreamClient:
         others = [(name, value) for name, value in headers if name not in _KEY_HEADERS]
         if self._server.authorization is not None:
             return [*others, ("authorization", key)]
-        default = "x-api-key" if path.startswith("/v1/messages") else "authorization"
+        default = "x-api-key" if path.startswith(("/v1/messages", "/messages")) else "authorization"
         sent = {name for name, _ in headers}
         header = next((name for name in _KEY_HEADERS if name in sent), default)
         return [*others, (header, f"Bearer {key}" if header == "authorization" else key)]

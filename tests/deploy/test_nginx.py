@@ -187,7 +187,7 @@ def test_no_body_becomes_a_request_behind_nginx(site: Site, bare: int, offer: by
     for number in range(3):
         assert httpx.get(f"http://127.0.0.1:{bare}/v1/next/{number}").json() == {}
     refused = b"websocket" in offer
-    assert statuses(answer) == [b"501" if refused else b"200"]
+    assert statuses(answer) == [b"426" if refused else b"200"]
     seen = [] if refused else [("/v1/other", inner)]
     assert site.upstream.others[before:] == [*seen, *((f"/v1/next/{number}", b"") for number in range(3))]
 

@@ -11,7 +11,8 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
-from kvproxy.flow.cache_keys import cache_key, tenant_of
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.tenants import tenant_of
 from kvproxy.settings.access import TENANT_HEADERS
 from kvproxy.settings.rules import RuleSettings
 from tests.requests import api_request

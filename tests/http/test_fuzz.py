@@ -20,7 +20,15 @@ from tests.http.wild import Script, Seen, Wild, observe
 from tests.polling import until
 from tests.servers import run_app, until_stored
 
-OURS = {b"cache-status", b"x-request-id", b"date", b"connection", b"content-length", b"transfer-encoding"}
+OURS = {
+    b"cache-status",
+    b"x-request-id",
+    b"request-id",
+    b"date",
+    b"connection",
+    b"content-length",
+    b"transfer-encoding",
+}
 TEXT = "Hello there, \u00e9\n\n data: [DONE] " * 3
 WHOLES: dict[str, dict[str, Any]] = {
     "chat": {

@@ -96,9 +96,9 @@ def test_an_h2c_offer_is_ignored_and_its_body_read(port: int, recorder: Recorder
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET /v1/realtime HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"501"),
-        (b"GET /v1/realtime HTTP/1.1\r\n" + HOST + b"Upgrade: websocket\r\n\r\n", b"501"),
-        (post(b"/v1/other", INNER, b"Connection: Upgrade", b"Upgrade: h2c, websocket"), b"501"),
+        (b"GET /v1/realtime HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"426"),
+        (b"GET /v1/realtime HTTP/1.1\r\n" + HOST + b"Upgrade: websocket\r\n\r\n", b"426"),
+        (post(b"/v1/other", INNER, b"Connection: Upgrade", b"Upgrade: h2c, websocket"), b"426"),
         (post(b"/v1/other", INNER, b"Connection: upgrade", b"Upgrade: TLS/1.0"), b"501"),
         (b"CONNECT 127.0.0.1:80 HTTP/1.1\r\n" + HOST + b"\r\n", b"501"),
         (b"CONNECT /v1/other HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n", b"501"),

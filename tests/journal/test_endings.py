@@ -263,3 +263,19 @@ def test_an_answer_that_was_not_kept_is_the_reason_though_a_question_is_near(dem
     record = last(services, "unstored-2")
     assert record.near is not None
     assert record.reason == "miss-unstored"
+
+
+def test_an_equal_request_explains_a_miss_before_another_model(tmp_path: Path) -> None:
+    async def answer_unstored(request: Request) -> Response:
+        return JSONResponse(answer(), headers={"cache-control": "no-store"})
+
+    app = Starlette(routes=[Route(CHAT, answer_unstored, methods=["POST"])])
+    with run_app(app) as upstream, run_front(tmp_path, upstream) as (url, services):
+        for id, model in (("first", "a"), ("second", "b"), ("third", "b")):
+            assert post(url, id, ask("same", model=model)).status_code == 200
+            reason = last(services, id).reason
+        assert reason == "miss-unstored"
+        found = kvproxy("explain", "--url", url, "--request", "third").stdout
+    assert "An equal request was answered before" in found
+    assert "another model" not in found
+    assert "most like it" not in found

@@ -13,7 +13,7 @@ from kvproxy.apis.json import dumps
 from kvproxy.blocks.row_types import BlockLocation, BlockRow, ChainRow
 from kvproxy.errors import InvalidRequest
 from kvproxy.http.admin_sessions import SESSION_HEADER
-from kvproxy.http.request_bodies import read_api_request, read_body
+from kvproxy.http.request_bodies import decode_body, read_api_request, read_body
 from kvproxy.http.services import services
 from kvproxy.journal.record import Record
 from kvproxy.units import parse_seconds
@@ -43,14 +43,15 @@ def flat_fields(row: BlockRow | ChainRow) -> dict[str, object]:
 async def read_request(request: Request) -> ApiRequest:
     """Read a request in the format of the API that the query parameter `api` names."""
     api = APIS[parse_choice(request.query_params, "api", APIS, "chat")]
-    settings = services(request).settings
-    raw = await read_body(request, settings.limits.body_bytes)
+    app = services(request)
+    limit = app.settings.limits.body_bytes
+    raw = await decode_body(request, await read_body(request, limit), limit)
     if SESSION_HEADER in request.headers:
         # The cookies belong to the dashboard, not to a tenant.
         headers = [header for header in request.scope["headers"] if header[0] != b"cookie"]
         request = Request({**request.scope, "headers": headers}, request.receive)
     # The query belongs to the admin route.
-    return replace(await read_api_request(request, api, raw, settings, check_fields=True), query="")
+    return replace(await read_api_request(request, api, raw, app.tenants, check_fields=True), query="", path="")
 
 
 def parse_number(text: str, name: str) -> float:

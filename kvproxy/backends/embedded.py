@@ -1,5 +1,6 @@
 import itertools
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ from kvproxy.tiers.chunk_store import TierStats
 
 _UNLIMITED = 1_000_000
 _MAX_DIGITS = 12
+_MAX_WARNINGS = 64
+_log = logging.getLogger("kvproxy")
 
 
 class EmbeddedBackend:
@@ -49,6 +52,7 @@ class EmbeddedBackend:
         self.name = f"local:{worker.name}"
         self.forwarder: Forwarder | None = None
         self._numbers = itertools.count()
+        self._warned: set[tuple[str, str]] = set()
 
     async def start(self) -> None:
         await self.worker.start()
@@ -74,8 +78,14 @@ class EmbeddedBackend:
             raise
 
     async def _generate(self, request: ApiRequest) -> GeneratedResponse:
-        decoded = self._decode_request(request)
+        decoded = await self._decode_callable(request)
         generation = await self.generation_request(request, decoded)
+        available = self.worker.token_capacity - len(generation.tokens)
+        if request.api.name == "messages" and 0 < available < (generation.sampling.max_tokens or 0):
+            # Claude Code requests as many tokens as Anthropic's models can generate.
+            generation = replace(generation, sampling=replace(generation.sampling, max_tokens=available))
+            decoded = replace(decoded, ignored=("max_tokens", *decoded.ignored))
+        self._warn_of_ignored(request, decoded.ignored)
         echo = await self._make_echo(decoded, generation.tokens) if decoded.echo else None
         parser = await self._output_parser(decoded, generation)
         pieces = self.worker.generate(generation)
@@ -104,7 +114,9 @@ class EmbeddedBackend:
                 self.admission.leave()
             await pieces.aclose()  # type: ignore[attr-defined]
 
-        return GeneratedResponse(all_pieces(), first.usage, request.model, echo, self.worker.block_size, close)
+        return GeneratedResponse(
+            all_pieces(), first.usage, request.model, echo, self.worker.block_size, close, decoded.ignored
+        )
 
     async def _add_output(self, generation: GenerationRequest, answer: Sequence[Delta]) -> None:
         if generation.sampling.n == 1:
@@ -126,7 +138,7 @@ class EmbeddedBackend:
         return codec.decode(request.body, self.worker.default_sampling_params)
 
     async def generation_request(self, request: ApiRequest, decoded: DecodedRequest | None = None) -> GenerationRequest:
-        decoded = decoded or self._decode_request(request)
+        decoded = decoded or await self._decode_callable(request)
         salt = self._cache_salt(request, decoded)
         tokens = await self._tokenize(decoded.prompt, salt or "")
         return GenerationRequest(
@@ -143,6 +155,23 @@ class EmbeddedBackend:
             adapter=request.model if request.model in self.worker.adapters else None,
             session=session_name(request),
         )
+
+    async def _decode_callable(self, request: ApiRequest) -> DecodedRequest:
+        """Decode a request. Ignore tools that it may, but need not call, if their calls cannot be parsed."""
+        decoded = self._decode_request(request)
+        tools, prompt = decoded.tools, decoded.prompt
+        if tools is None or tools.required or not isinstance(prompt, Conversation):
+            return decoded
+        if await self.worker.async_tokenizer.run(lambda tokenizer: tokenizer.tool_call_format) is not None:
+            return decoded
+        prompt = replace(prompt, tools=())
+        return replace(decoded, prompt=prompt, tools=None, ignored=("tools", *decoded.ignored))
+
+    def _warn_of_ignored(self, request: ApiRequest, names: Iterable[str]) -> None:
+        for name in names:
+            if (request.api.name, name) not in self._warned and len(self._warned) < _MAX_WARNINGS:
+                self._warned.add((request.api.name, name))
+                _log.warning("the embedded engine ignores the field %s of requests to %s", name, request.api.path)
 
     async def _tool_call_format(self, decoded: DecodedRequest) -> ToolCallFormat | None:
         if decoded.tools is None:

@@ -30,6 +30,7 @@ class GeneratedResponse:
         echo: the prompt, if the response must begin with it.
         block_size: tokens in a block of the engine.
         close: stops the generation; idempotent.
+        ignored: names of the request's fields that the engine ignores.
     """
 
     pieces: AsyncIterator[Delta]
@@ -38,6 +39,7 @@ class GeneratedResponse:
     echo: Echo | None = None
     block_size: int = 0
     close: Callable[[], Awaitable[None]] = field(default=no_op)
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class AsyncLLM:
         self._thread = EngineThread(self._engine, settings)
         limits = self._engine.limits
         self.max_model_len = limits.max_model_len
+        self.token_capacity = limits.token_capacity
         self.num_blocks = self._engine.manager.pool.num_blocks
         self.block_size = self._engine.manager.block_size
         self.block_bytes = self._engine.block_bytes

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,8 @@ from kvproxy.settings.rules import RuleSettings
 
 JSON = ("content-type", "application/json")
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
+IGNORED_HEADER = "x-kvproxy-ignored"
+"""Header with the names of the request's fields that the embedded engine ignores."""
 # Request headers that change only the encoding of a response, or which web pages may read it, or that describe the body.
 _CHANGE_NO_CONTENT = frozenset(
     "accept accept-charset accept-encoding content-type content-length content-encoding origin"
@@ -164,13 +166,17 @@ def _open_generated(request: ApiRequest, reply: GeneratedResponse, max_stored_by
     facts.prefix = PrefixReuse(usage.prompt_tokens, usage.cached_tokens, tier_tokens=usage.tier_tokens)
     return BackendResponse(
         200,
-        [EVENTS, ("cache-control", "no-cache")] if request.stream else [JSON],
+        [*([EVENTS, ("cache-control", "no-cache")] if request.stream else [JSON]), *_ignored_header(reply.ignored)],
         reader.events(reply) if request.stream else reader.body(reply),
         reader,
         reply.close,
         single_chunk=not request.stream,
         streams=request.stream,
     )
+
+
+def _ignored_header(names: Sequence[str]) -> Headers:
+    return [(IGNORED_HEADER, ", ".join(names))] if names else []
 
 
 class _GeneratedResponseReader:

@@ -62,8 +62,12 @@ def test_a_count_that_fails_has_the_error_of_the_generation(client: Any) -> None
         client.messages.count_tokens(model="missing", messages=HELLO)
     with pytest.raises(anthropic.BadRequestError, match="messages is required"):
         client.messages.count_tokens(model="demo", messages=[])
+    # The demo model has no tools: it ignores them, and refuses required calls.
+    assert client.messages.count_tokens(model="demo", messages=HELLO, tools=[TOOL]).input_tokens
     with pytest.raises(anthropic.BadRequestError, match="kvproxy cannot parse the tool calls"):
-        client.messages.count_tokens(model="demo", messages=HELLO, tools=[TOOL])
+        client.messages.create(
+            model="demo", max_tokens=9, messages=HELLO, tools=[TOOL], tool_choice={"type": "tool", "name": TOOL["name"]}
+        )
 
 
 def test_errors_of_all_routes_below_messages_have_the_format_of_anthropic(demo: Demo) -> None:

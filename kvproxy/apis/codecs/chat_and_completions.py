@@ -6,8 +6,10 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.chat_completions_embeddings import includes_usage, merge_logprobs
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedChoice, CollectedOutput, Conversation, DecodedRequest, Echo, PromptInput
+from kvproxy.apis.codecs.ignored_fields import ignored_fields
 from kvproxy.apis.field_checks import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
+from kvproxy.apis.key_fields import CHAT, COMPLETIONS
 from kvproxy.apis.sse import DONE, encode_event
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Delta, SamplingParams, TokenLogprob, ToolCall
@@ -35,7 +37,7 @@ def decode_chat(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
         logprobs=(fields.read_integer(body, "top_logprobs") or 0) if body.get("logprobs") else None,
         prompt_logprobs=fields.read_integer(body, "prompt_logprobs"),
     )
-    return replace(request, grammar=grammar, tools=tools)
+    return replace(request, grammar=grammar, tools=tools, ignored=ignored_fields(body, CHAT, fields.UNSUPPORTED))
 
 
 def decode_completion_prompt(body: JsonMap) -> PromptInput:
@@ -63,7 +65,8 @@ def decode_completion(body: JsonMap, defaults: SamplingParams) -> DecodedRequest
         prompt_logprobs=max((count for count in scores if count is not None), default=None),
     )
     grammar = fields.read_json_format(body.get("response_format"), "response_format")
-    return replace(request, echo=bool(body.get("echo")), grammar=grammar)
+    ignored = ignored_fields(body, COMPLETIONS, fields.UNSUPPORTED)
+    return replace(request, echo=bool(body.get("echo")), grammar=grammar, ignored=ignored)
 
 
 def _decode_choices_request(

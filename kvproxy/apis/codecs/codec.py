@@ -35,7 +35,12 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request for the embedded engine. With `echo`, the response begins with the prompt."""
+    """A request for the embedded engine.
+
+    Attributes:
+        echo: the response begins with the prompt.
+        ignored: names of fields that the engine does not honour, and that do not change the form of the response.
+    """
 
     prompt: PromptInput
     sampling: SamplingParams
@@ -44,6 +49,7 @@ class DecodedRequest:
     queue_priority: int = 0
     grammar: Grammar | None = None
     tools: ToolUse | None = None
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

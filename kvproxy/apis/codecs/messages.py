@@ -4,11 +4,15 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
+from kvproxy.apis.codecs.ignored_fields import ignored_fields
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, dumps, field, loads, objects, text_of
+from kvproxy.apis.key_fields import MESSAGES
 from kvproxy.apis.messages import encode_typed_event
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_OUTPUT_CONFIG = frozenset(("format", "effort", "task_budget"))
+_THINKING = (None, "disabled", "adaptive", "enabled", "between_tools")
 _IGNORED_IN_TEXT = ("tool_result", "tool_use", "thinking", "redacted_thinking")
 
 
@@ -19,24 +23,27 @@ def decode_prompt(body: JsonMap) -> Conversation:
         raise fields.only_text_error("system")
     first: list[JsonObject] = [{"role": "system", "content": system}] if system else []
     turns = [each for message in objects(body.get("messages")) for each in _decode_turns(message)]
-    return Conversation((*first, *turns), tuple(_decode_tool(tool) for tool in objects(body.get("tools"))))
+    # The provider executes tools of other types, or defines their parameters.
+    own = [tool for tool in objects(body.get("tools")) if tool.get("type") in (None, "custom")]
+    return Conversation((*first, *turns), tuple(map(_decode_tool, own)))
 
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
-    fields.reject_fields(body, ("mcp_servers", "container"))
+    # The response would contain an id for the next request, or only a summary.
+    fields.reject_fields(body, ("thread", "container", "compaction"))
     prompt, name = decode_prompt(body), "output_format" if body.get("output_format") else "output_config"
     config = body.get("output_config")
-    if isinstance(config, dict) and set(config) - {"format"}:
-        raise fields.unsupported_error("fields of output_config except format", name, "remove them")
+    if isinstance(config, dict) and (unknown := set(config) - _OUTPUT_CONFIG):
+        raise fields.unsupported_error(f"{min(unknown)} of output_config", name)
     grammar, tools = fields.read_constraints(
         body, prompt.tools, body.get("output_format") or field(config, "format"), name
     )
-    if field(body.get("thinking"), "type") not in (None, "disabled", "adaptive"):
-        raise fields.unsupported_error("a limit of thinking", "thinking", "use the type adaptive")
+    if field(body.get("thinking"), "type") not in _THINKING:
+        raise fields.unsupported_error("this type of thinking", "thinking", "use the type adaptive")
     numbers = {name: fields.read_integer(body, name) for name in ("max_tokens", "top_k")}
     request = fields.base_request(body, prompt, defaults, stop=fields.read_strings(body, "stop_sequences"), **numbers)
-    return replace(request, grammar=grammar, tools=tools)
+    return replace(request, grammar=grammar, tools=tools, ignored=ignored_fields(body, MESSAGES, fields.UNSUPPORTED))
 
 
 class MessagesEncoder:
@@ -137,7 +144,10 @@ def _decode_turns(message: JsonObject) -> Iterator[JsonObject]:
     blocks = objects(content)
     for block in blocks:
         if block.get("type") == "tool_result":
-            result = text_of(block.get("content")) or ""
+            content = block.get("content")
+            result = "" if content is None else text_of(content)
+            if result is None:
+                raise fields.only_text_error("messages")
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
     calls: list[Json] = [_decode_call(block) for block in blocks if block.get("type") == "tool_use"]
     text = text_of([block for block in blocks if block.get("type") not in _IGNORED_IN_TEXT])

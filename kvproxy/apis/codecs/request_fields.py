@@ -5,7 +5,7 @@ from typing import Any
 
 from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput, ToolUse
 from kvproxy.apis.field_checks import check_flag, check_integer
-from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, text_of
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects, text_of
 from kvproxy.errors import InvalidRequest
 from kvproxy.generation import Grammar, SamplingParams
 
@@ -39,7 +39,11 @@ _UNSUPPORTED: dict[str, tuple[Json, ...]] = {
     "documents": ([],),
     "use_beam_search": (False,),
     "web_search_options": (),
+    # The response would have another form.
+    "moderation": (),
+    "multi_agent": (),
 }
+UNSUPPORTED = frozenset(_UNSUPPORTED)
 
 
 def check_supported(body: JsonMap) -> None:
@@ -142,6 +146,8 @@ def _read_tool_use(body: JsonMap, tools: tuple[JsonObject, ...]) -> ToolUse | No
     # In OpenAI's or Anthropic's format.
     choice = body.get("tool_choice")
     kind = choice if isinstance(choice, str) else field(choice, "type")
+    if not tools and objects(body.get("tools")) and kind not in (None, "auto", "none"):
+        raise unsupported_error("hosted tools", "tool_choice", "set it to auto")
     if not tools or kind == "none":
         return None
     schemas = dict(map(_name_and_schema, tools))

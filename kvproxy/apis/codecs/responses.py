@@ -7,32 +7,46 @@ from itertools import islice
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
+from kvproxy.apis.codecs.ignored_fields import ignored_fields
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, loads, objects
+from kvproxy.apis.key_fields import RESPONSES
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import encode_event
 from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+_SEPARATOR = "__"  # Between the name of a namespace and the name of its tool.
+# A custom tool takes a text.
+_CUSTOM_PARAMETERS: JsonObject = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_HOSTED_CALLS = ("web_search_call", "file_search_call", "mcp_list_tools", "tool_search_call", "tool_search_output")
 
 
 def decode_prompt(body: JsonMap) -> Conversation:
     source, instructions = body.get("input"), body.get("instructions")
     items: list[JsonObject] = [{"role": "user", "content": source}] if isinstance(source, str) else objects(source)
     first: list[JsonObject] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
-    tools = [_decode_tool(tool) for tool in objects(body.get("tools")) if tool.get("type") == "function"]
-    return Conversation((*first, *_decode_items(items)), tuple(tools))
+    tools = tuple(_decode_tool(name, tool) for name, (_, tool) in _callable_tools(body).items())
+    return Conversation((*first, *_decode_items(items)), tools)
 
 
 def decode(body: JsonMap, defaults: SamplingParams) -> DecodedRequest:
     fields.check_supported(body)
     fields.reject_fields(body, _STATEFUL)
     prompt = decode_prompt(body)
-    if unknown := {str(tool.get("type")) for tool in objects(body.get("tools"))} - {"function"}:
-        raise fields.unsupported_error(f"{min(unknown)} tools", "tools", "remove them")
-    grammar, tools = fields.read_constraints(body, prompt.tools, field(body.get("text"), "format"), "text.format")
+    choice = body.get("tool_choice")
+    named = {**choice, "type": "function"} if isinstance(choice, dict) and choice.get("type") == "custom" else choice
+    json_format = field(body.get("text"), "format")
+    grammar, tools = fields.read_constraints({**body, "tool_choice": named}, prompt.tools, json_format, "text.format")
     request = fields.base_request(body, prompt, defaults, max_tokens=fields.read_integer(body, "max_output_tokens"))
-    return replace(request, grammar=grammar, tools=tools)
+    ignored = ignored_fields(body, RESPONSES, fields.UNSUPPORTED)
+    hosted = {f"input.{item['type']}" for item in objects(body.get("input")) if item.get("type") in _HOSTED_CALLS}
+    return replace(request, grammar=grammar, tools=tools, ignored=(*ignored, *sorted(hosted)))
 
 
 class ResponsesEncoder:
@@ -42,6 +56,7 @@ class ResponsesEncoder:
         self._open: list[str] = []
         self._id = request.request_id
         self._start = _empty_response(request, model)
+        self._tools = _callable_tools(request.body)
 
     def write(self, piece: Delta) -> Iterator[bytes]:
         if self._output.add(piece):
@@ -99,10 +114,15 @@ class ResponsesEncoder:
         return {**self._start, **end}
 
     def _encode_call(self, index: int, call: ToolCall) -> JsonObject:
-        names: JsonObject = {"id": f"fc_msg_{self._id}-{index}", "call_id": f"call_msg_{self._id}-{index}"}
-        return {
-            **names, "type": "function_call", "status": "completed", "name": call.name, "arguments": call.arguments,
-        }  # fmt: skip
+        ids: JsonObject = {"id": f"fc_msg_{self._id}-{index}", "call_id": f"call_msg_{self._id}-{index}"}
+        namespace, tool = self._tools.get(call.name, (None, {}))
+        names: JsonObject = {"name": tool.get("name", call.name)}
+        if namespace is not None:
+            names["namespace"] = namespace
+        if tool.get("type") == "custom":
+            text = field(loads(call.arguments.encode()), "input")
+            return {**ids, "type": "custom_tool_call", "status": "completed", **names, "input": text}
+        return {**ids, "type": "function_call", "status": "completed", **names, "arguments": call.arguments}
 
     def _encode_event(self, data: JsonObject) -> bytes:
         self._sequence_number += 1
@@ -128,8 +148,27 @@ class ResponsesEncoder:
         }
 
 
-def _decode_tool(tool: JsonObject) -> JsonObject:
-    function: JsonObject = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
+def _callable_tools(body: JsonMap) -> dict[str, tuple[str | None, JsonObject]]:
+    """Return the tools that the client executes, each with its namespace, by the name that the model reads."""
+    found: dict[str, tuple[str | None, JsonObject]] = {}
+    for tool in objects(body.get("tools")):
+        if tool.get("type") == "namespace":
+            space = str(tool.get("name"))
+            inner = [each for each in objects(tool.get("tools")) if each.get("type") in ("function", "custom")]
+            found |= {f"{space}{_SEPARATOR}{each.get('name')}": (space, each) for each in inner}
+        elif tool.get("type") in ("function", "custom"):
+            found[str(tool.get("name") or "")] = None, tool
+    return found
+
+
+def _decode_tool(name: str, tool: JsonObject) -> JsonObject:
+    function: JsonObject = {"name": name}
+    if "description" in tool:
+        function["description"] = tool["description"]
+    if tool.get("type") == "custom":
+        function["parameters"] = _CUSTOM_PARAMETERS
+    elif "parameters" in tool:
+        function["parameters"] = tool["parameters"]
     return {"type": "function", "function": function}
 
 
@@ -138,6 +177,8 @@ def _decode_items(items: list[JsonObject]) -> Iterator[JsonObject]:
     for item in items:
         if item.get("type") == "reasoning":
             reasoning += "".join(str(part.get("text") or "") for part in objects(item.get("content")))
+            continue
+        if item.get("type") in _HOSTED_CALLS:
             continue
         message = _decode_item(item)
         if reasoning and message.get("role") == "assistant":
@@ -151,11 +192,15 @@ def _decode_item(item: JsonObject) -> JsonObject:
         case "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
             return {"role": role, "content": _text(item.get("content"))}
-        case "function_call":
-            function: JsonObject = {"name": item.get("name"), "arguments": item.get("arguments")}
+        case "function_call" | "custom_tool_call" as kind:
+            space, name = item.get("namespace"), str(item.get("name"))
+            arguments = (
+                dumps({"input": item.get("input")}).decode() if kind == "custom_tool_call" else item.get("arguments")
+            )
+            function: JsonObject = {"name": f"{space}{_SEPARATOR}{name}" if space else name, "arguments": arguments}
             call: JsonObject = {"id": item.get("call_id"), "type": "function", "function": function}
             return {"role": "assistant", "content": "", "tool_calls": [call]}
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))}
     raise fields.unsupported_error(f"{item.get('type')!r} items", "input", "send messages")
 

@@ -5,6 +5,12 @@ from typing import NamedTuple
 
 from kvproxy.mirror.event_decoder import GPU, BlockExtraKeys, EventBatch, Hash, RemovedEvent, StoredEvent
 
+MAX_BLOCKS = 1_000_000
+"""Maximum blocks of 16 tokens that the mirror of one publisher keeps: 16 million tokens. The oldest are dropped first."""
+MAX_POOLS = 256
+"""Maximum pools of one publisher. Blocks of further pools are ignored."""
+_TOKENS_OF_UNIT = 16
+_KEYS_OF_UNIT = 4
 _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
 
 
@@ -16,6 +22,11 @@ class MirroredBlock:
     extra_keys: BlockExtraKeys
     stored: int  # Number of blocks that the pool cached earlier.
     copies: int = 0  # Number of physical blocks with this content.
+
+    @property
+    def size(self) -> int:
+        """Memory in units of a block with 16 tokens."""
+        return 1 + len(self.tokens) // _TOKENS_OF_UNIT + len(self.extra_keys or ()) // _KEYS_OF_UNIT
 
 
 class MirroredPool:
@@ -32,6 +43,7 @@ class MirroredPool:
         self.num_copies = 0
         self.num_stored = 0
         self.num_removed = 0
+        self.size = 0  # Of all blocks, see `MirroredBlock.size`.
         self._children: dict[Hash | None, dict[Hash, None]] = {}
         self._by_content: dict[tuple[Hash | None, tuple[int, ...], BlockExtraKeys], Hash] = {}
 
@@ -49,6 +61,7 @@ class MirroredPool:
                 tokens = tuple(event.tokens[index * size : (index + 1) * size]) if is_aligned else ()
                 extra = event.extra_keys[index] if event.extra_keys and index < len(event.extra_keys) else None
                 block = self.blocks[digest] = MirroredBlock(digest, parent, tokens, extra, self.num_stored)
+                self.size += block.size
                 self._children.setdefault(parent, {})[digest] = None
                 if tokens:
                     self._by_content[parent, tokens, extra] = digest
@@ -65,21 +78,30 @@ class MirroredPool:
         self.num_copies -= 1
         block.copies -= 1
         if not block.copies:
-            del self.blocks[digest]
-            siblings = self._children[block.parent]
-            del siblings[digest]
-            if not siblings:
-                del self._children[block.parent]
-            content = (block.parent, block.tokens, block.extra_keys)
-            if self._by_content.get(content) == digest:
-                del self._by_content[content]
+            self._forget(block)
         return True
+
+    def drop_oldest(self) -> None:
+        block = next(iter(self.blocks.values()))
+        self.num_copies -= block.copies
+        self._forget(block)
+
+    def _forget(self, block: MirroredBlock) -> None:
+        del self.blocks[block.hash]
+        self.size -= block.size
+        siblings = self._children[block.parent]
+        del siblings[block.hash]
+        if not siblings:
+            del self._children[block.parent]
+        content = (block.parent, block.tokens, block.extra_keys)
+        if self._by_content.get(content) == block.hash:
+            del self._by_content[content]
 
     def clear(self) -> None:
         self.blocks.clear()
         self._children.clear()
         self._by_content.clear()
-        self.num_copies = 0
+        self.num_copies = self.size = 0
 
     def children(self, parent: Hash | None) -> list[MirroredBlock]:
         """Return the cached blocks that follow `parent` (None: the first blocks of prompts), oldest first."""
@@ -99,10 +121,16 @@ class PoolKey(NamedTuple):
 
 
 class MirrorState:
-    """The pools of one publisher. `unknown_removals` counts removed blocks that no pool contained, because events were lost."""
+    """The pools of one publisher.
+
+    Attributes:
+        unknown_removals: number of removed blocks that no pool contained, because events were lost.
+        is_truncated: blocks were dropped or ignored, since `MAX_BLOCKS` or `MAX_POOLS` was reached.
+    """
 
     def __init__(self) -> None:
         self.pools: dict[PoolKey, MirroredPool] = {}
+        self.is_truncated = False
         self.unknown_removals = 0
         self.num_resets = 0
 
@@ -111,9 +139,13 @@ class MirrorState:
             if isinstance(event, StoredEvent):
                 key = PoolKey(batch.rank, event.medium, event.group)
                 pool = self.pools.get(key)
+                if pool is None and len(self.pools) >= MAX_POOLS:
+                    self.is_truncated = True
+                    continue
                 if pool is None:
                     pool = self.pools[key] = MirroredPool()
                 pool.store(event)
+                self._drop_oldest_blocks()
             elif isinstance(event, RemovedEvent):
                 self._remove(batch.rank, event)
             else:
@@ -121,6 +153,15 @@ class MirrorState:
                 for key, pool in self.pools.items():
                     if key.rank == batch.rank:
                         pool.clear()
+
+    def _drop_oldest_blocks(self) -> None:
+        size = sum(pool.size for pool in self.pools.values())
+        while size > MAX_BLOCKS:
+            self.is_truncated = True
+            pool = max(self.pools.values(), key=lambda each: each.size)
+            size -= pool.size
+            pool.drop_oldest()
+            size += pool.size
 
     def _remove(self, rank: int | None, event: RemovedEvent) -> None:
         pool = self.pools.get(PoolKey(rank, event.medium, event.group))
@@ -147,3 +188,4 @@ class MirrorState:
     def reset(self) -> None:
         self.pools.clear()
         self.unknown_removals = 0
+        self.is_truncated = False

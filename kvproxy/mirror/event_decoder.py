@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgpack
+import xxhash
 
 Hash = int | bytes
 """A block hash as engines publish it: a digest, or the low 64 bits of a digest as an integer."""
@@ -24,6 +25,12 @@ _STORED = (
 _REMOVED = ("block_hashes", "medium", "group_idx")
 _MAX_BLOCK_SIZE = 1 << 20
 _MAX_KEY_DEPTH = 8
+MAX_BLOCKS_OF_BATCH = 100_000
+_MAX_HASH_BYTES = 64
+_MAX_NAME = 128
+_MAX_KEYS = 256
+"""Values in the extra keys of a block, also in nested lists."""
+_MAX_KEY_LENGTH = 256
 _T = TypeVar("_T", int, str)
 _MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
@@ -91,6 +98,8 @@ def decode_batch(payload: bytes) -> EventBatch:
     if not isinstance(events, list):
         raise EventDecodeError("the events are not a list")
     decoded = [event for event in map(_decode_event, events) if event is not None]
+    if sum(len(event.hashes) for event in decoded if not isinstance(event, ClearedEvent)) > MAX_BLOCKS_OF_BATCH:
+        raise EventDecodeError(f"the batch has more than {MAX_BLOCKS_OF_BATCH:,} blocks")
     return EventBatch(float(timestamp), decoded, _optional_field(fields, "data_parallel_rank", int))
 
 
@@ -114,7 +123,7 @@ def _decode_event(raw: object) -> Event | None:
 def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
     hashes = _decode_hashes(fields)
     parent, block_size = fields.get("parent_block_hash"), fields.get("block_size")
-    if parent is not None and type(parent) not in (int, bytes):
+    if parent is not None and not _is_hash(parent):
         raise EventDecodeError("parent_block_hash is not a hash")
     if type(block_size) is not int or not 0 < block_size <= _MAX_BLOCK_SIZE:
         raise EventDecodeError(f"block_size is not a number from 1 to {_MAX_BLOCK_SIZE:,}")
@@ -133,9 +142,13 @@ def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
 
 def _decode_hashes(fields: dict[Any, Any]) -> list[Hash]:
     hashes = fields.get("block_hashes")
-    if not isinstance(hashes, list) or not set(map(type, hashes)) <= {int, bytes}:
+    if not isinstance(hashes, list) or not all(map(_is_hash, hashes)):
         raise EventDecodeError("block_hashes is not a list of hashes")
     return hashes
+
+
+def _is_hash(value: object) -> bool:
+    return type(value) is int or (type(value) is bytes and len(value) <= _MAX_HASH_BYTES)
 
 
 def _decode_tokens(value: object) -> Sequence[int]:
@@ -168,15 +181,28 @@ def _list_per_block(value: object, count: int, name: str) -> list[BlockExtraKeys
         raise EventDecodeError(f"{name} does not have an item for each block")
     if not all(item is None or isinstance(item, list) for item in value):
         raise EventDecodeError(f"{name} has an item that is not a list")
-    return [None if item is None else tuple(_to_hashable(key, _MAX_KEY_DEPTH) for key in item) for item in value]
+    return [None if item is None else _to_hashable_keys(item) for item in value]
 
 
-def _to_hashable(value: object, depth: int) -> object:
-    if isinstance(value, list) and depth:
-        return tuple(_to_hashable(item, depth - 1) for item in value)
-    if value is None or isinstance(value, str | bytes | int | float):
-        return value
-    raise EventDecodeError("extra_keys has an invalid value")
+def _to_hashable_keys(keys: list[object]) -> tuple[Any, ...]:
+    left = _MAX_KEYS
+
+    def to_hashable(value: object, depth: int) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise EventDecodeError(f"extra_keys has more than {_MAX_KEYS} values for a block")
+        if isinstance(value, list) and depth:
+            return tuple(to_hashable(item, depth - 1) for item in value)
+        if isinstance(value, str | bytes) and len(value) > _MAX_KEY_LENGTH:
+            return "digest", xxhash.xxh3_128_digest(
+                value.encode("utf-8", "replace") if isinstance(value, str) else value
+            )
+        if value is None or isinstance(value, str | bytes | int | float):
+            return value
+        raise EventDecodeError("extra_keys has an invalid value")
+
+    return tuple(to_hashable(key, _MAX_KEY_DEPTH) for key in keys)
 
 
 def _decode_medium(fields: dict[Any, Any]) -> str:
@@ -185,6 +211,8 @@ def _decode_medium(fields: dict[Any, Any]) -> str:
 
 def _optional_field(fields: dict[Any, Any], name: str, kind: type[_T]) -> _T | None:
     value = fields.get(name)
+    if isinstance(value, str) and len(value) > _MAX_NAME:
+        raise EventDecodeError(f"{name} has more than {_MAX_NAME} characters")
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
     raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -23,13 +24,20 @@ from kvproxy.mirror.prefix_match import (
     hash_block_size,
     match_prefix,
 )
-from kvproxy.mirror.sequencer import Sequencer, StreamStatus
+from kvproxy.mirror.sequencer import DecodedBatch, Sequencer, StreamStatus, decode
 
 _TCP = re.compile(r"(tcp://[^\s*]+:)(\d+)(?:-(\d+))?")
 _LOG_INTERVAL_SECONDS = 60.0
 _END_OF_REPLAY = b"\xff" * 8
 _REPLAY_TIMEOUT_SECONDS = 5.0
+_RECONNECT_SECONDS = 5.0
 RESTART_DELAY_SECONDS = 0.5
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""Maximum size of a message of a publisher, which is disconnected beyond it."""
+_MAX_QUEUED_MESSAGES, _MAX_QUEUED_REPLAYED = 64, 256
+MAX_REPLAY_BYTES = 64 * 2**20
+"""Maximum size of the received batches of a replay that are not applied yet."""
+_LARGE_BYTES = 64 * 2**10
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +125,10 @@ class Mirror:
     def is_complete(self) -> bool:
         """Whether all ranks are connected, and no event since their start or last reset is missing."""
         return all(
-            one.is_connected and one.sequencer.complete and one.sequencer.replay_from is None
+            one.is_connected
+            and one.sequencer.complete
+            and one.sequencer.replay_from is None
+            and not one.state.is_truncated
             for one in self.subscribers
         )
 
@@ -150,6 +161,51 @@ class Mirror:
         return max(found, default=None, key=lambda chains: chains.prefix_tokens)
 
 
+async def _decode_in_thread_if_large(payload: bytes) -> DecodedBatch:
+    return await asyncio.to_thread(decode, payload) if len(payload) > _LARGE_BYTES else decode(payload)
+
+
+class _ReplayBacklog:
+    """Receives a replay faster than it is applied: the publisher drops batches that it cannot send.
+
+    Receiving pauses while the received batches exceed `MAX_REPLAY_BYTES`.
+    """
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._messages: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._bytes = 0
+        self._has_space = asyncio.Event()
+        self._has_space.set()
+        self._task = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        while True:
+            await self._has_space.wait()
+            # Some versions of vLLM send no topic.
+            number, payload = ([b"", b""] + await self._socket.recv_multipart())[-2:]
+            self._bytes += len(payload)
+            if self._bytes > MAX_REPLAY_BYTES:
+                self._has_space.clear()
+            self._messages.put_nowait((number, payload))
+            await asyncio.sleep(0)
+
+    async def get(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """Return the next message; None if none arrives within `timeout` seconds."""
+        try:
+            number, payload = await asyncio.wait_for(self._messages.get(), timeout)
+        except TimeoutError:
+            return None
+        self._bytes -= len(payload)
+        if self._bytes <= MAX_REPLAY_BYTES:
+            self._has_space.set()
+        return number, payload
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
 class EventSubscriber:
     """Receives the events of one publisher through a SUB socket, and replays through a DEALER socket."""
 
@@ -172,14 +228,20 @@ class EventSubscriber:
     async def start(self) -> None:
         context = self._context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
-        socket.set_hwm(0)
+        # Then the publisher queues messages. It numbers them, so a dropped message is noticed.
+        socket.set_hwm(_MAX_QUEUED_MESSAGES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._monitor = zmq.Socket.shadow(monitor)
         socket.connect(self.endpoint)
-        loops = (partial(self._watch_connection, monitor), partial(self._receive, socket), self._request_replays)
+        loops = (
+            partial(self._watch_connection, monitor, socket),
+            partial(self._receive, socket),
+            self._request_replays,
+        )
         self._tasks = [asyncio.create_task(self._run_forever(loop)) for loop in loops]
 
     async def close(self) -> None:
@@ -218,9 +280,14 @@ class EventSubscriber:
                 self.sequencer.discard_state()
                 await asyncio.sleep(RESTART_DELAY_SECONDS)
 
-    async def _watch_connection(self, monitor: Any) -> None:
+    async def _watch_connection(self, monitor: Any, socket: Any) -> None:
         while True:
-            await monitor.poll()
+            has_event = await monitor.poll(_RECONNECT_SECONDS * 1000)
+            if not has_event and self._is_disconnected:
+                # ZeroMQ does not reconnect after a message beyond `MAX_MESSAGE_BYTES`.
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.disconnect(self.endpoint)
+                socket.connect(self.endpoint)
             self._read_monitor()
             await asyncio.sleep(0)
 
@@ -239,7 +306,8 @@ class EventSubscriber:
             # Handle a new connection before its first message, which may come from a new process.
             self._read_monitor()
             if len(frames) == 3 and len(frames[1]) == 8:
-                self.sequencer.on_batch(int.from_bytes(frames[1], "big"), frames[2])
+                decoded = await _decode_in_thread_if_large(frames[2])
+                self.sequencer.on_batch(int.from_bytes(frames[1], "big"), frames[2], decoded)
             else:
                 self._on_malformed("a message is not a topic, a number, and a batch")
             if self.sequencer.replay_from is not None:
@@ -264,21 +332,26 @@ class EventSubscriber:
         assert self._replay is not None
         # A new socket does not receive late responses to earlier requests.
         with self._context.socket(zmq.DEALER) as dealer:
-            dealer.set_hwm(0)
+            dealer.set_hwm(_MAX_QUEUED_REPLAYED)
+            dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(self._replay)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-            while await dealer.poll(_REPLAY_TIMEOUT_SECONDS * 1000):
-                # Some versions of vLLM send no topic.
-                number, payload = ([b"", b""] + await dealer.recv_multipart())[-2:]
-                self._replay_fails = False
-                if number == _END_OF_REPLAY:
-                    self.sequencer.end_replay()
-                    return
-                if len(number) == 8:
-                    self.sequencer.on_replayed_batch(int.from_bytes(number, "big"), payload)
-                else:
-                    self._on_malformed("a message of a replay is not a number and a batch")
+            backlog = _ReplayBacklog(dealer)
+            try:
+                while (message := await backlog.get(_REPLAY_TIMEOUT_SECONDS)) is not None:
+                    number, payload = message
+                    self._replay_fails = False
+                    if number == _END_OF_REPLAY:
+                        self.sequencer.end_replay()
+                        return
+                    if len(number) == 8:
+                        decoded = await _decode_in_thread_if_large(payload)
+                        self.sequencer.on_replayed_batch(int.from_bytes(number, "big"), payload, decoded)
+                    else:
+                        self._on_malformed("a message of a replay is not a number and a batch")
+            finally:
+                await backlog.close()
         self._replay_fails = True
         self._warn(f"{self._replay} did not answer a replay request: check the replay endpoint")
         self.sequencer.fail_replay()

@@ -14,6 +14,19 @@ from kvproxy.mirror.event_decoder import EventBatch, EventDecodeError, decode_ba
 
 _MAX_FINGERPRINTS = 10_000  # The default length of vLLM's replay buffer.
 MAX_REPLAY_ATTEMPTS = 3
+MAX_HELD_BYTES = 16 * 2**20
+"""Maximum bytes of batches that wait for the end of a replay. Without further batches, the next replay is requested."""
+
+
+DecodedBatch = EventBatch | EventDecodeError
+
+
+def decode(payload: bytes) -> DecodedBatch:
+    """Decode a batch; return the error of an invalid one."""
+    try:
+        return decode_batch(payload)
+    except EventDecodeError as error:
+        return error
 
 
 @dataclass(slots=True)
@@ -67,6 +80,7 @@ class Sequencer:
         self._timestamp = float("-inf")
         self._fingerprints: dict[int, int] = {}
         self._held: dict[int, bytes] = {}
+        self._held_bytes = 0
         self._replayed_all = False
         self._replay: Replay | None = None
         self._num_failures = 0
@@ -86,54 +100,64 @@ class Sequencer:
         if self._has_replay:
             self._request_replay(self._last_applied() if self.complete or self._replayed_all else 0)
 
-    def on_batch(self, number: int, payload: bytes) -> None:
+    def on_batch(self, number: int, payload: bytes, decoded: DecodedBatch | None = None) -> None:
+        """Apply or hold a batch. `decoded` is the result of `decode`, if the caller decoded the batch in a thread."""
         if self._replay is not None or self.replay_from is not None:
-            self._held[number] = payload
+            self._hold(number, payload)
         elif number > self.next:
-            self._on_gap(number, payload)
+            self._on_gap(number, payload, decoded)
         elif number == self.next:
-            self._on_next(number, payload)
+            self._on_next(number, payload, decoded)
         elif self._equals_applied_batch(number, payload):
             self.counts.duplicates += 1
         elif self._has_replay:
             self._request_replay(0)
         else:
             self._on_restart()
-            self.on_batch(number, payload)
+            self.on_batch(number, payload, decoded)
+
+    def _hold(self, number: int, payload: bytes) -> None:
+        if number not in self._held and self._held_bytes + len(payload) <= MAX_HELD_BYTES:
+            self._held[number] = payload
+            self._held_bytes += len(payload)
+
+    def _release_held(self) -> dict[int, bytes]:
+        held, self._held, self._held_bytes = self._held, {}, 0
+        return held
 
     def _equals_applied_batch(self, number: int, payload: bytes) -> bool | None:
         known = self._fingerprints.get(number)
         return None if known is None else known == xxhash.xxh3_64_intdigest(payload)
 
-    def _on_next(self, number: int, payload: bytes) -> None:
-        batch = self._decode(number, payload)
+    def _on_next(self, number: int, payload: bytes, decoded: DecodedBatch | None) -> None:
+        batch = self._decode(number, payload, decoded)
         if batch is not None and batch.timestamp < self._timestamp and self._has_replay:
             # The publisher restarted, or its clock was set back: the replay decides.
             self._request_replay(self._last_applied())
         else:
             self._apply(number, payload, batch)
 
-    def _on_gap(self, number: int, payload: bytes) -> None:
+    def _on_gap(self, number: int, payload: bytes, decoded: DecodedBatch | None) -> None:
         self.counts.gaps += 1
         if self._has_replay:
-            self._held[number] = payload
+            self._hold(number, payload)
             self._request_replay(self._last_applied())
         else:
             # A PUB socket keeps the order, so the missing batches are lost.
             self._skip_to(number)
-            self._on_next(number, payload)
+            self._on_next(number, payload, decoded)
 
     def begin_replay(self) -> int:
         """Start the requested replay; return the number of its first batch."""
         assert self.replay_from is not None
         start, self.replay_from = self.replay_from, None
         # Held batches precede the request: the replay contains them, or they belong to an earlier run.
-        self._held.clear()
+        self._release_held()
         self._replay = Replay(from_start=start == 0, is_verified=self.next == 0)
         self.counts.replays += 1
         return start
 
-    def on_replayed_batch(self, number: int, payload: bytes) -> None:
+    def on_replayed_batch(self, number: int, payload: bytes, decoded: DecodedBatch | None = None) -> None:
         replay = self._replay
         if replay is None:
             return
@@ -146,9 +170,9 @@ class Sequencer:
         if number < self.next and not replay.is_skipped:
             self._verify(number, payload, replay)
         if number == self.next and replay.is_verified and not replay.is_skipped:
-            self._apply(number, payload, self._decode(number, payload))
+            self._apply(number, payload, self._decode(number, payload, decoded))
         elif number >= self.next and not replay.is_skipped:
-            self._on_replay_gap(number, payload, replay, is_first)
+            self._on_replay_gap(number, payload, replay, is_first, decoded)
 
     def _verify(self, number: int, payload: bytes, replay: Replay) -> None:
         same = self._equals_applied_batch(number, payload)
@@ -159,12 +183,14 @@ class Sequencer:
                 self._request_replay(0)
         replay.is_verified = replay.is_verified or same is not None
 
-    def _on_replay_gap(self, number: int, payload: bytes, replay: Replay, is_first: bool) -> None:
+    def _on_replay_gap(
+        self, number: int, payload: bytes, replay: Replay, is_first: bool, decoded: DecodedBatch | None
+    ) -> None:
         if is_first or not replay.is_verified:
             # The publisher's buffer does not go back far enough.
             self._skip_to(number)
             replay.is_verified = self._replayed_all = True
-            self._apply(number, payload, self._decode(number, payload))
+            self._apply(number, payload, self._decode(number, payload, decoded))
         else:
             # Batches were dropped on the way, or a new run started: request the rest.
             replay.is_skipped = True
@@ -197,8 +223,7 @@ class Sequencer:
 
     def _apply_held_batches(self) -> None:
         self._replay = None
-        held, self._held = self._held, {}
-        for each in sorted(held.items()):
+        for each in sorted(self._release_held().items()):
             self.on_batch(*each)
 
     def _last_applied(self) -> int:
@@ -207,13 +232,13 @@ class Sequencer:
     def _request_replay(self, start: int) -> None:
         self.replay_from = start if self.replay_from is None else min(self.replay_from, start)
 
-    def _decode(self, number: int, payload: bytes) -> EventBatch | None:
-        try:
-            return decode_batch(payload)
-        except EventDecodeError as error:
-            self.counts.malformed += 1
-            self._on_error(f"batch {number} cannot be decoded: {error}")
-            return None
+    def _decode(self, number: int, payload: bytes, decoded: DecodedBatch | None) -> EventBatch | None:
+        batch = decoded or decode(payload)
+        if isinstance(batch, EventBatch):
+            return batch
+        self.counts.malformed += 1
+        self._on_error(f"batch {number} cannot be decoded: {batch}")
+        return None
 
     def _apply(self, number: int, payload: bytes, batch: EventBatch | None) -> None:
         if batch is None:
@@ -235,7 +260,7 @@ class Sequencer:
         """Clear the state after an unexpected error, and skip the current batch."""
         self._replay = None
         self.replay_from = None
-        self._held.clear()
+        self._release_held()
         self._skip_to(self.next + 1)
 
     def _on_restart(self) -> None:

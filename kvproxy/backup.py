@@ -18,6 +18,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.settings import Settings
 
 _MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 2**20
 _RESPONSES = "responses.db"
 _DATABASES = (_RESPONSES, "journal.db", "slots.db")
 _FILES = ("clients.json", "kvproxy.toml")
@@ -160,6 +161,9 @@ def _read_manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[st
 def _extract(tar: tarfile.TarFile, name: str, folder: Path) -> Path:
     if name not in tar.getnames() or not tar.getmember(name).isreg():
         raise InvalidRequest(f"{name} is missing in the archive: use another backup")
+    size, free = tar.getmember(name).size, shutil.disk_usage(folder).free
+    if size > (_MAX_MANIFEST_BYTES if name == _MANIFEST else free):
+        raise InvalidRequest(f"{name} in the archive has {size:,} bytes, and {free:,} are free: free space on the disk")
     tar.extract(name, folder, filter="data")
     return folder / name
 

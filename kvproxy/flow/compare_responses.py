@@ -34,6 +34,8 @@ _MAX_TOKENS = 200
 _MAX_BYTES = 2**20
 _SECONDS = 300.0
 _MAX_QUEUED = 64
+MAX_WARNED = 10_000
+"""Maximum namespaces of which it is known that the log has a warning."""
 _BATCH = 8
 _AUDITED_SHARE = 0.05
 _MAX_CREDIT = 20.0
@@ -208,6 +210,8 @@ class ResponseComparer:
         learning = self._semantic.learning
         status = await learning.status(namespace) if learning is not None and namespace not in self._warned else None
         if status is not None and status.warning is not None:
+            if len(self._warned) >= MAX_WARNED:
+                self._warned.clear()
             self._warned.add(namespace)
             _log.warning("namespace %s: %s", namespace[:12], status.warning)
 

@@ -6,6 +6,7 @@ import json
 import tarfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -161,3 +162,19 @@ def test_a_backup_names_the_keys_that_it_lacks(tmp_path: Path) -> None:
         done = kvproxy("backup", tmp_path / f"{noted}.tar", "--data", tmp_path / "a", **environment)
         assert done.returncode == 0, done.stderr
         assert ("the keys of encryption are not included" in done.stderr) is noted
+
+
+def test_an_archive_that_does_not_fit_on_the_disk_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(free=100)
+    monkeypatch.setattr("kvproxy.backup.shutil.disk_usage", lambda folder: usage)
+    archive = tmp_path / "large.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        manifest = json.dumps({"version": "1", "created": 1.0, "sha256": {"journal.db": "0" * 64}}).encode()
+        for name, content in (("manifest.json", manifest), ("journal.db", b"0" * 1000)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(InvalidRequest, match=r"journal\.db in the archive has 1,000 bytes, and 100 are free"):
+        restore_backup(load_settings(data=tmp_path / "data"), archive)

@@ -208,8 +208,9 @@ class EmbeddedBackend:
         return CacheRequest(id, generation.tokens, salt=generation.salt, lora=lora)
 
     def _cache_salt(self, request: ApiRequest, decoded: DecodedRequest) -> str | None:
-        if self._shared_blocks or request.tenant == PUBLIC_TENANT:
+        if self._shared_blocks or (request.tenant == PUBLIC_TENANT and not decoded.salt):
             return decoded.salt
+        # Also for the public tenant, whose salt could otherwise be equal to another tenant's.
         return f"{request.tenant}:{decoded.salt or ''}"
 
     async def _tokenize(self, prompt: PromptInput, scope: str) -> list[int]:

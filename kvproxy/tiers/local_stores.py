@@ -2,6 +2,7 @@ import contextlib
 import errno
 import itertools
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from threading import Lock
 from kvproxy.tiers.chunk_store import ChunkData, TierError, TierStats
 
 _SUFFIX = ".chunk"
+# Follow no link, and do not wait for the writer of a pipe.
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -128,8 +131,10 @@ class DiskStore(LocalStore):
         found = []
         for path in self._folder.glob(f"*/*{_SUFFIX}"):
             with contextlib.suppress(OSError):
-                status = path.stat()
-                found.append((status.st_mtime_ns, path.stem, status.st_size))
+                status = path.lstat()
+                # A link, a pipe, or a folder is no chunk of ours.
+                if stat.S_ISREG(status.st_mode):
+                    found.append((status.st_mtime_ns, path.stem, status.st_size))
         for _, key, size in sorted(found):
             self._add(key, size)
         for path in self._folder.glob("[0-9]*.part"):
@@ -144,10 +149,15 @@ class DiskStore(LocalStore):
             return None
         path = self._path(key)
         try:
-            with path.open("rb") as file:
-                data = bytearray(os.fstat(file.fileno()).st_size)
+            with open(os.open(path, _READ_FLAGS), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or status.st_size != self._sizes.get(key):
+                    # Another program changed it. It may be larger than the memory.
+                    self.delete(key)
+                    return None
+                data = bytearray(status.st_size)
                 file.readinto(data)
-            os.utime(path)
+                os.utime(file.fileno())
         except FileNotFoundError:
             self.delete(key)
             return None

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.backends.embedded import EmbeddedBackend
+from kvproxy.flow.cache_keys import tenant_of
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE
@@ -44,6 +45,10 @@ def test_tenants_share_no_prefix_blocks(demo: tuple[str, Services]) -> None:
     # A salt keeps requests of one tenant apart, and opens no way to another's.
     assert cached(url, "five", "a", cache_salt="s") == 0
     assert cached(url, "six", "b", cache_salt="s") == 0
+    assert cached(url, "seven", None, cache_salt="s") == 0
+    assert cached(url, "eight", None, cache_salt="s") > 100
+    for salt in (f"{tenant_of({'x-goog-api-key': 'a'})}:", f"{tenant_of({'x-goog-api-key': 'a'})}:s"):
+        assert cached(url, "nine", None, cache_salt=salt) == 0
 
 
 def test_tenants_that_share_answers_share_blocks(tmp_path: Path) -> None:

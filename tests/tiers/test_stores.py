@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -221,3 +221,47 @@ def test_errors_of_settings_name_the_fix(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=message):
             build_chain(tiers, 16)
     assert build_chain(TierSettings(), 16) is None
+
+
+def _make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def test_files_that_others_exchange_are_no_chunks(tmp_path: Path) -> None:
+    """A pipe would block the engine, a larger file would fill the memory, and a link would leave the folder."""
+    store = DiskStore(tmp_path / "chunks", 1 << 20)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 10)
+    kinds: dict[str, Callable[[Path], object]] = {
+        "pipe-00": os.mkfifo,
+        "link-00": lambda path: path.symlink_to(secret),
+        "large-00": _make_large,
+        "short-00": lambda path: path.write_bytes(b"short"),
+    }
+    for key in kinds:
+        store.put(key, b"x" * 10)
+    times = secret.stat()
+    for key, make in kinds.items():
+        path = tmp_path / "chunks" / "00" / f"{key}.chunk"
+        path.unlink()
+        make(path)
+        if key == "link-00":
+            with pytest.raises(TierError, match="cannot read"):
+                store.get(key)
+        else:
+            assert store.get(key) is None
+    assert secret.read_bytes() == b"x" * 10
+    assert secret.stat().st_mtime_ns == times.st_mtime_ns
+
+
+def test_only_regular_files_are_found_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "chunks" / "00"
+    folder.mkdir(parents=True)
+    (folder / "folder-00.chunk").mkdir()
+    (folder / "link-00.chunk").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe-00.chunk")
+    (folder / "good-00.chunk").write_bytes(b"x" * 10)
+    store = DiskStore(tmp_path / "chunks", 5)
+    assert store.stats().chunks == 0
+    assert {path.name for path in folder.iterdir()} == {"folder-00.chunk", "link-00.chunk", "pipe-00.chunk"}

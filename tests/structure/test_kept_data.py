@@ -15,8 +15,8 @@ _CONTAINERS = {"dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Co
 # Module: the containers in attributes of its objects. Each holds a bounded number of items for a reason that the line names.
 BOUNDED = """
 # A constant in docs/limits.md.
-flow/keep_warm: _sessions
-flow/history_repair: _originals
+flow/prepare/keep_warm: _sessions
+flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
 journal/record_writer: _prompts _stored_responses _without_entry
 journal/schema: _numbers _shapes
@@ -37,17 +37,19 @@ flow/single_flight: _chunks _read
 mirror/prefix_match: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_config
 # Requests in flight, which settings limit.
-flow/single_flight: _joinable _in_flight _releases
+flow/single_flight: _joinable _in_flight
+flow/layers/forwarded: _releases
 flow/revalidate: _in_flight
-flow/keep_warm: _digests_by_request
+flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
 # Words of the code, settings, and clients of the operator.
 flow/revalidate: counts
 flow/fresh_and_stale_hits: lookup_counts stale_counts
 flow/compare_responses: counts
-flow/keep_warm: _budgets _fixed_models
+flow/prepare/keep_warm: _budgets _fixed_models
 http/metrics: _values descriptions
 upstreams/fleet_engine: _problems
+upstreams/client: _refuse_usage
 index/store/database: _failures _logs
 index/store/writer: removal_listeners
 # Tasks, connections, files, and slots of this process.

@@ -14,7 +14,7 @@ from pathlib import Path
 TARGET = Path(__file__).parent.parent / "index" / "policies" / "guards" / "noun_kinds.txt"
 LICENCE = TARGET.with_name("antonyms.txt")
 _NOUN = re.compile(r"[a-z]{3,14}")
-_MEANINGS, _COMPARED_MEANINGS = 3, 2
+_MEANINGS, _COMPARED_MEANINGS = 8, 2
 _MIN_DEPTH = 5  # Above, hypernyms such as `artifact` or `activity` contain nouns of any kind.
 _MAX_CHILDREN = 400
 
@@ -22,7 +22,8 @@ _MAX_CHILDREN = 400
 def main() -> None:
     folder = Path(sys.argv[1])
     parents, instances = _read_synsets(folder / "data.noun")
-    meanings = dict(_read_index(folder / "index.noun"))
+    every = _read_index(folder / "index.noun")
+    meanings = {noun: [synset for synset in synsets if synset not in instances] for noun, synsets in every}
     depths: dict[str, int] = {}
 
     def depth(synset: str) -> int:
@@ -47,7 +48,7 @@ def main() -> None:
     lines = []
     for noun, synsets in sorted(meanings.items()):
         shared = kinds[noun] & used
-        if shared and not instances & set(synsets[:1]):
+        if shared:
             lines.append(f"{noun} {encode(set(synsets[:_MEANINGS]))} {encode(shared)}")
     licence = LICENCE.read_text().split("#\n", 1)[1]
     comments = [line for line in licence.splitlines() if line.startswith("#")]

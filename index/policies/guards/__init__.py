@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvproxy.index.policies.guards.added_content import adds_content
+from kvproxy.index.policies.guards.fillers import without_fillers
+from kvproxy.index.policies.guards.grammar import grammar_differs
 from kvproxy.index.policies.guards.names_and_case import case_differs, names_differ, possession_differs
 from kvproxy.index.policies.guards.negation_and_opposites import has_opposites, negation_differs
+from kvproxy.index.policies.guards.noun_kinds import noun_differs
 from kvproxy.index.policies.guards.numbers_and_code import (
     code_differs,
     numbers_differ,
@@ -27,11 +30,15 @@ from kvproxy.index.policies.guards.word_order import has_exchanged_words, roles_
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`vetoes` returns whether two questions need different answers; users see `difference` as the reason."""
+    """`differs` compares two questions without fillers; users see `difference` as the reason of a veto."""
 
     name: str
     difference: str
-    vetoes: Callable[[str, str], bool]
+    differs: Callable[[str, str], bool]
+
+    def vetoes(self, question: str, cached_question: str) -> bool:
+        """Return whether two questions need different answers."""
+        return self.differs(without_fillers(question), without_fillers(cached_question))
 
 
 GUARDS = (
@@ -49,6 +56,8 @@ GUARDS = (
     Guard("question", "other question words", question_words_differ),
     Guard("language", "other languages", language_differs),
     Guard("form", "another length or format of the answer", answer_format_differs),
+    Guard("nouns", "another thing of the same kind", noun_differs),
+    Guard("grammar", "another owner, tense, modal verb, quantifier, or time relation", grammar_differs),
     Guard("signs", "other signs or accents", signs_differ),
     Guard("case", "other upper and lower case", case_differs),
 )

@@ -20,14 +20,41 @@ def read_opposites(file_name: str) -> Mapping[str, frozenset[str]]:
 
 
 def negation_differs(question: str, cached_question: str) -> bool:
-    """Whether one text is negated and the other is not: `does it work` and `does it not work`."""
-    return bool(NEGATION & set(words(question))) != bool(NEGATION & set(words(cached_question)))
+    """Whether one text is negated and the other is not: `does it work` and `does it not work`.
+
+    A negated word equals its opposite: `I can't remember it` and `I forgot it`.
+    """
+    if bool(NEGATION & set(words(question))) == bool(NEGATION & set(words(cached_question))):
+        return False
+    return not _negated_opposites(question, cached_question)
 
 
 def has_opposites(question: str, cached_question: str) -> bool:
     """Whether a word of one question is replaced by its opposite in the other: `enable` and `disable`."""
     ours, theirs = set(words(question)), set(words(cached_question))
-    return opposite_words(ours - theirs, theirs - ours) or _differs_in_weak_opposite(question, cached_question)
+    equal = _negated_opposites(question, cached_question)
+    return opposite_words(ours - theirs - equal, theirs - ours - equal) or _differs_in_weak_opposite(
+        question, cached_question
+    )
+
+
+def _negated_opposites(question: str, cached_question: str) -> set[str]:
+    """Return words that only one question has, negated, and their opposites in the other question, which is not negated."""
+    found = set[str]()
+    for text, other in ((question, cached_question), (cached_question, question)):
+        if NEGATION & set(words(other)):
+            continue
+        alone, others = set(words(text)) - set(words(other)), set(words(other)) - set(words(text))
+        for word in _negated_words(text) & alone:
+            opposites = {each for each in others if _has_opposite({word}, {each}) or _has_opposite({each}, {word})}
+            found |= {word, *opposites} if opposites else set()
+    return found
+
+
+def _negated_words(text: str) -> set[str]:
+    tokens = words(text)
+    places = (place for place, word in enumerate(tokens) if word in ("not", "cannot") or word.endswith("n't"))
+    return {word for place in places for word in tokens[place + 1 : place + 2]}
 
 
 def opposite_words(ours: Set[str], theirs: Set[str]) -> bool:

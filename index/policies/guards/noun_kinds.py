@@ -1,12 +1,14 @@
 """Detects one changed common noun of the same kind: `latitude` and `longitude`, `clarinet` and `oboe`."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
-from kvproxy.index.policies.guards.words import base_forms
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, UNITS, base_forms, words
 
+_ARTICLES = frozenset("a an the".split())
 _NO_SYNSETS: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
@@ -29,7 +31,8 @@ def _synsets(noun: str) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=8192)
 def _singular(word: str) -> str:
-    return next((form for form in sorted(base_forms(word), key=len) if _synsets(form) is not _NO_SYNSETS), word)
+    forms = {*base_forms(word), word.removesuffix("ies") + "y" * word.endswith("ies")}
+    return next((form for form in sorted(forms, key=len) if _synsets(form) is not _NO_SYNSETS), word)
 
 
 def are_synonyms(one: str, other: str) -> bool:
@@ -40,4 +43,20 @@ def are_synonyms(one: str, other: str) -> bool:
 def are_of_one_kind(one: str, other: str) -> bool:
     """Whether two nouns are different things of the same kind, such as `clarinet` and `oboe`."""
     (ours, our_kinds), (theirs, their_kinds) = _synsets(_singular(one)), _synsets(_singular(other))
-    return ours.isdisjoint(theirs) and not our_kinds.isdisjoint(their_kinds)
+    # One of two synonyms can be the kind of the other, as `gift` and `present`.
+    are_related = ours & (theirs | their_kinds) or theirs & our_kinds
+    return not are_related and not our_kinds.isdisjoint(their_kinds)
+
+
+def noun_differs(question: str, cached_question: str) -> bool:
+    """Whether one noun is replaced by another noun of its kind: `the function of the clarinet` and `of the oboe`."""
+    ours, theirs = (
+        Counter(word for word in words(text) if word not in _ARTICLES) for text in (question, cached_question)
+    )
+    alone, also_alone = list((ours - theirs).elements()), list((theirs - ours).elements())
+    if len(alone) != 1 or len(also_alone) != 1:
+        return False
+    one, other = alone[0], also_alone[0]
+    if one in UNITS and other in UNITS:
+        return UNITS[one] != UNITS[other]
+    return not {one, other} & FUNCTION_WORDS and are_of_one_kind(one, other)

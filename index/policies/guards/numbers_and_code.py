@@ -25,8 +25,22 @@ def _has_number_one(text: str, other: str) -> bool:
     return "one" in words(text) and "one" not in words(other)
 
 
+_NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(sorted(NUMBER_WORDS, key=len, reverse=True))})\b", re.IGNORECASE)
+_WEEKS = re.compile(r"\b(\d+)([ -])weeks?\b", re.IGNORECASE)
+
+
+@cached_by_text
+def _with_days(text: str) -> str:
+    """Return a text with weeks as days: `14 days` for `two weeks`."""
+    if "week" not in text.lower():
+        return text
+    digits = _NUMBER_WORD.sub(lambda word: NUMBER_WORDS[word[0].lower()], text)
+    return _WEEKS.sub(lambda weeks: f"{7 * int(weeks[1])}{weeks[2]}days", digits) if _WEEKS.search(digits) else text
+
+
 @cached_by_text
 def _numbers(text: str) -> Counter[str]:
+    text = _with_days(text)
     found = Counter(map(normalize_number, NUMBER.findall(text)))
     found += Counter(ROMAN[word] for word in WORD.findall(text) if word in ROMAN)
     return found + Counter(NUMBER_WORDS[word] for word in words(text) if word in NUMBER_WORDS)
@@ -47,12 +61,12 @@ def units_differ(question: str, cached_question: str) -> bool:
 
 @cached_by_text
 def _percents(text: str) -> set[str]:
-    return set(_PERCENT.findall(text.lower()))
+    return set(_PERCENT.findall(_NUMBER_WORD.sub(lambda word: NUMBER_WORDS[word[0].lower()], text.lower())))
 
 
 @cached_by_text
 def _units(text: str) -> set[str]:
-    found = (after or before for after, before in _MEASURE.findall(text.lower()))
+    found = (after or before for after, before in _MEASURE.findall(_with_days(text).lower()))
     return {UNITS[unit] for unit in found if unit in UNITS}
 
 
@@ -60,7 +74,7 @@ _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?
 _PIECE = re.compile(r"[^\W_]+|[^\w\s.,;:?!'’\"“”`]")
 _CODE = re.compile(
     r"`[^`]+`|\b\w+(?:_\w+)+\b|\b[a-z]+[A-Z]\w*\b|\b\w+\(\)|(?<!\w)--?\w[\w-]*|(?<!\w)(?:/[\w.-]+)+|\b[^\W\d]\w+(?:\.[a-z_]\w+)+\b"
-    r"|<\w+>|(?<!\w)[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
+    r"|<\w+>|(?<!\w)(?![?!]+(?:\s|$))[=!<>+*&|^%~:?-]{2,}(?!\w)|\b[A-Za-z](?:\+\+|#)"
 )
 _OPERATOR = re.compile(r"[=!<>+*&|^%~]+")
 _SIGNS = ("Sm", "So")

@@ -41,9 +41,15 @@ def time_differs(question: str, cached_question: str) -> bool:
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & DAYS)
 
 
+_WORKING_DAYS = re.compile(
+    r"\bmondays? (?:to|through|till|until|thru) fridays?\b|\bweekdays\b|\b(?:on )?working days\b", re.IGNORECASE
+)
+_WEEKENDS = re.compile(r"\bsaturdays? (?:and|or) sundays?\b|\bweekends\b", re.IGNORECASE)
+
+
 @cached_by_text
 def _times(text: str) -> set[str]:
-    tokens = words(text)
+    tokens = words(_WEEKENDS.sub("weekend", _WORKING_DAYS.sub("weekday", text)))
     shifts = {f"{shift} {word}" for shift, word in pairwise(tokens) if word in TIMES and shift in TIME_SHIFTS}
     return shifts | (TIMES & set(tokens))
 
@@ -86,6 +92,12 @@ _FORMS = {
 _FORM = re.compile("|".join(rf"(?P<{name}>\b(?:{pattern})\b)" for name, pattern in _FORMS.items()))
 
 
+# Elsewhere, `for my child` is not a style: `the dose for my child`.
+_EXPLAINING = re.compile(
+    r"\b(?:explain|describe|write|summari[sz]e|teach|tell|define|rewrite|simplif|say|terms|language|english)"
+)
+
+
 def answer_format_differs(question: str, cached_question: str) -> bool:
     """Whether the questions ask for different lengths, styles, or formats: `explain it step by step` and `explain it`."""
     return _requested_formats(question) != _requested_formats(cached_question)
@@ -95,4 +107,7 @@ def answer_format_differs(question: str, cached_question: str) -> bool:
 def _requested_formats(text: str) -> set[str]:
     plain = text.lower().replace("’", "'")
     lengths = {f"{number} {unit}" for length in _LENGTHS for number, unit in length.findall(plain)}
-    return lengths | {str(match.lastgroup) for match in _FORM.finditer(plain)}
+    found = {str(match.lastgroup) for match in _FORM.finditer(plain)}
+    if _EXPLAINING.search(plain) is None:
+        found = {name for name in found if name not in ("plain", "expert") or "like i'm" in plain or "eli5" in plain}
+    return lengths | found

@@ -14,10 +14,24 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))
 
 
+_IRREGULAR_VERBS = {
+    form: line.split()[0]
+    for line in (
+        "forget forgot forgotten|lose lost|find found|buy bought|sell sold|send sent|lend lent|give gave given|take took taken"
+        "|begin began begun|win won|rise rose risen|fall fell fallen|come came|go went gone|leave left|keep kept"
+    ).split("|")
+    for form in line.split()[1:]
+}
+
+
 @lru_cache(maxsize=8192)
 def base_forms(word: str) -> frozenset[str]:
     """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
-    found = {word, *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2)}
+    found = {
+        word,
+        *_IRREGULAR_VERBS.get(word, "").split(),
+        *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2),
+    }
     for ending in ("ed", "ing", "er", "est"):
         stem = word.removesuffix(ending)
         if stem != word and len(stem) > 2:

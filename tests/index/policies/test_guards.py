@@ -64,6 +64,9 @@ form: Explain it in one sentence ~ Explain it step by step; Explain it ~ Explain
     a list ~ a list in a table
 signs: Is it 👍 ~ Is it 👎; schön ~ schon; a & b ~ a | b; what is a*b ~ what is a**b; x = y ~ x == y;
     Was bedeutet schon? ~ Was bedeutet scho\u0308n?
+nouns: Who tunes the violin ~ Who tunes the guitar; a gallon of paint ~ a litre of paint; do otters bite ~ do beavers bite
+grammar: Is it open ~ was it open; my limit ~ your limit; must I park here ~ may I park here; before it ends ~ after it ends;
+    do all dogs bite ~ do some dogs bite; can she read my text ~ can I read her text; is it being done ~ has it been done
 """)
 ALIKE = read(r"""
 case: What is the capital of France? ~ what is the capital of france; HOW DO I RESET IT? ~ How do I reset it?;
@@ -98,6 +101,9 @@ question: When was it invented? ~ What year was it invented?; Which is it? ~ Who
 language: Answer in French ~ Reply in French; What is the thing ~ How does the thing go; ist das so ~ is it so
 form: Explain it ~ Describe it; Explain it briefly ~ Explain it in short; write a page ~ write it
 signs: Is it 👍 ~ Is it so; schön ~ scho\u0308n; a & b ~ a and b; schön ~ gut
+nouns: Who tunes the violin ~ Who tunes violins; is the car new ~ is the automobile new; buy a flute ~ play a flute
+grammar: How can I park ~ How should I park; How do you park ~ How do I park; is the shop open ~ was a bank near;
+    may I park ~ can I park; do I have to park ~ must I park; is there any bread ~ is there some bread
 """)
 
 

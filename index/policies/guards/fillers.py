@@ -1,0 +1,33 @@
+"""Removes greetings, thanks, and hesitations, which carry no content, before guards compare two questions."""
+
+import re
+
+from kvproxy.index.policies.guards.words import cached_by_text
+
+_BREAK = r"[\s,.!:;–—-]*"
+_OPENING = re.compile(
+    r"^\W*(?:(?:hi|hello|hey|hiya|howdy|greetings)(?: there| all| everyone| team| guys| folks)?"
+    r"|good (?:morning|afternoon|evening|day)|u+[mh]+|er+m*|hm+|ah+|oh|well|so|ok(?:ay)?|right|sorry|excuse me|pardon me"
+    r"|(?:just )?(?:a |one |another )?(?:quick |short |small |simple )?question(?: for you)?"
+    r"|(?:i(?: am|'m| was) )?just (?:wondering|curious)"
+    r"|i(?: am|'m| was) (?:wondering|curious)|(?:just )?(?:wondering|curious|checking|asking)|btw|by the way|please|pls|plz)"
+    + r"(?:(?=[\s,.!:;?–—-]))" + _BREAK,
+    re.IGNORECASE,
+)  # fmt: skip
+_CLOSING = re.compile(
+    r"[\s,.!?:;–—-]+(?:(?:many )?thanks?(?: you)?(?: (?:so|very) much| a lot| in advance| again)?|thx|ty|cheers|tia|please|pls"
+    r"|plz|u+[mh]+|lol)\W*$",
+    re.IGNORECASE,
+)
+_HESITATION = re.compile(r"(?:(?<=\s)|(?<=,))(?:u+[mh]+|er+m*|hm+)[\s,.]+", re.IGNORECASE)
+
+
+@cached_by_text
+def without_fillers(text: str) -> str:
+    """Return a question without fillers at its ends; the whole text if nothing else remains."""
+    found = _HESITATION.sub("", text)
+    while (shorter := _OPENING.sub("", found)) != found:
+        found = shorter
+    while (shorter := _CLOSING.sub("?" if found.rstrip()[-1:] == "?" or "?" in found[-20:] else "", found)) != found:
+        found = shorter
+    return found if any(letter.isalnum() for letter in found) else text

@@ -106,6 +106,9 @@ class StoredQuestions:
         if index < self._cosines.shape[1]:
             self._cosines[:, index] = 0.0
 
+    def members(self, answer_class: str) -> Sequence[int]:
+        return self._members.get(answer_class, ())
+
     def merge(self, merged: Sequence[str], answer_class: str) -> None:
         for name in merged:
             members = self._members.pop(name)
@@ -177,7 +180,12 @@ def replay(
             chosen = int(stored.lines[places[result.chosen]])
             served[line], wrong[line] = True, stream.answers_equal(chosen, line) is False
             if result.record is not None and isinstance(policy, LearnedPolicy):
-                policy.record_served("", result.record.risk, by_checked=bool(result.record.checked))
+                policy.record_served(
+                    "",
+                    result.record.risk,
+                    by_checked=bool(result.record.checked),
+                    answer_class=classes[result.chosen],
+                )
         else:
             joined = _learn_answer_class(
                 stream, policy, stored, line, places, neighbours, result, judge, texts_differ=texts_differ
@@ -218,12 +226,15 @@ def _learn_answer_class(
     question, cached_question = stream.texts[line], stream.texts[judged]
     checked = policy.is_accepted_by_checked(question, neighbours[record.index], record)
 
-    def equal(place: int, other: int | None) -> bool | None:
-        compared = line if other is None else int(stored.lines[places[other]])
-        return compare(int(stored.lines[places[place]]), compared)
+    suspects = [name for name in policy.suspected_successors("", classes[record.index]) if stored.members(name)]
+    lines = [int(stored.lines[place]) for place in (*places, *(stored.members(name)[0] for name in suspects))]
 
-    assignment = run_comparisons(assign_class(record.index, classes), equal)
+    def equal(place: int, other: int | None) -> bool | None:
+        return compare(lines[place], line if other is None else lines[other])
+
+    assignment = run_comparisons(assign_class(record.index, [*classes, *suspects], len(classes)), equal)
     joined = assignment.joined or own
+    is_new = not stored.members(joined)
     if assignment.is_outlier:
         stored.remove(places[record.index])
     stored.merge(assignment.merged, joined)
@@ -246,6 +257,7 @@ def _learn_answer_class(
                 checked=checked,
                 repeat=question == cached_question,
                 merged=assignment.merged,
+                is_new=is_new,
             )
         ]
     )

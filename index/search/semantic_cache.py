@@ -32,6 +32,7 @@ _DEFERRED_BATCH = 4
 _QUEUE_PER_THREAD = 8
 _REMOTE_THREADS = 8
 _MAX_WRITES_SHARE = 0.75
+_MAX_RESPONSE_VECTORS = 8192
 _MAX_WRITES_SECONDS = 1.0
 _IDLE_TIMEOUT_FACTOR = 10
 _log = logging.getLogger("kvproxy")
@@ -95,6 +96,8 @@ class SemanticCache:
         self._store = store
         self._embedder = embedder
         self._embeddings = EmbeddingCache(embedder)
+        # Of responses, which are compared with many fresh ones. They must not displace the vectors of questions.
+        self._response_embeddings = EmbeddingCache(embedder, _MAX_RESPONSE_VECTORS)
         self.observations = observations
         self._languages = tuple(languages)
         self._vector_search = open_vector_search(store, embedder.name, embedder.dim)
@@ -184,13 +187,18 @@ class SemanticCache:
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
-        cached = self._embeddings.get_cached(text)
+        return await self._embed(text, self._embeddings)
+
+    async def _embed(self, text: str, embeddings: EmbeddingCache) -> np.ndarray:
+        cached = embeddings.get_cached(text)
         if cached is not None:
             return cached
-        return await self._queue.run_in_background(partial(self._embeddings.vector, text))
+        return await self._queue.run_in_background(partial(embeddings.vector, text))
 
     async def similarity(self, one: str, other: str) -> float:
-        return float(await self.embed(one) @ await self.embed(other))
+        """Return the cosine of two responses."""
+        vectors = [await self._embed(text, self._response_embeddings) for text in (one, other)]
+        return float(vectors[0] @ vectors[1])
 
     async def entry(self, id: str) -> Entry | None:
         return await asyncio.to_thread(self._store.get, id)

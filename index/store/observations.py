@@ -40,6 +40,8 @@ class Observation:
     served_by_checked: int = 0  # Hits that the policy `checked` decided, among `served`.
     merged: tuple[str, ...] = ()  # Classes that became part of the class `joined`.
     audits: tuple[Audit, ...] = ()  # Comparisons of facts that the model judged, too.
+    is_new: bool = False  # The fresh answer starts the class `joined`.
+    hits: tuple[tuple[str, int], ...] = ()  # Numbers of these hits by class.
     number: int = 0  # Position in the log, which the database assigns.
 
     @classmethod
@@ -57,10 +59,11 @@ class Observation:
         values |= {name: bool(values[name]) for name in ("right", "accepted")}
         values |= {
             name: tuple(values[name])
-            for name in ("features", "vetoes", "merged", "audits")
+            for name in ("features", "vetoes", "merged", "audits", "is_new", "hits")
             if values.get(name) is not None
         }
         values["audits"] = tuple((facts, model) for facts, model in values.get("audits", ()))
+        values["hits"] = tuple((name, count) for name, count in values.get("hits", ()))
         return cls(**values)
 
 

@@ -1,12 +1,17 @@
-"""Pairs that the policy `checked` serves, beside fixed cosine thresholds: python -m tests.benchmarks.trust
+"""Pairs that the policy `checked` serves, beside fixed cosine thresholds: python -m tests.benchmarks.trust [--pairs FILE ..]
 
-Each set of pairs is in the tests' data or made from templates there. `checked` decides in new namespaces.
+Each set of pairs is in the tests' data or made from templates there. `checked` decides in new namespaces. `--pairs` adds files
+with lines `{"a", "b"}` and the label `same` or `same_answer`, such as the pairs of the package fow-cache.
 """
+
+import json
+from pathlib import Path
 
 from kvproxy.index.models.embedder import load_embedder
 from kvproxy.index.policies.policy import Neighbour
 from kvproxy.open_response_cache import build_policy
 from kvproxy.settings import CacheSettings
+from tests.benchmarks.options import read_options
 from tests.index.policies.directions import make_rewordings, make_swaps, read_pairs
 from tests.reference.memory_observations import MemoryObservations
 
@@ -24,7 +29,13 @@ def main() -> None:
         "kept directions": make_rewordings(),
         "kept directions, second set": make_rewordings(second=True),
         "rewordings": read_pairs("rewordings"),
+        "near-misses of weak kinds": read_pairs("weak_near_misses"),
+        "rewordings of weak kinds": read_pairs("weak_rewordings"),
     }
+    for path in read_options(__doc__, pairs=[""]).pairs:
+        for pair in map(json.loads, Path(path).read_text().splitlines() if path else ()):
+            is_same = pair["same"] if "same" in pair else pair["same_answer"]
+            sets.setdefault(f"{Path(path).stem}, {'equal' if is_same else 'different'}", []).append(pair)
     print("| pairs | number | `checked` |", *(f"cosine {each} |" for each in THRESHOLDS))
     print("|---" * (3 + len(THRESHOLDS)) + "|")
     for name, pairs in sets.items():

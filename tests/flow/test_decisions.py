@@ -11,13 +11,22 @@ from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.flow.compare_responses import ResponseComparer, judge_with_model
+from kvproxy.flow.compare_responses import (
+    Comparison,
+    ComparisonQueue,
+    ModelBudget,
+    ResponseComparer,
+    judge_with_model,
+)
 from kvproxy.http.services import Services
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
+from kvproxy.index.policies.policy import LearningRecord
 from kvproxy.index.search.decider import MAX_REFUSALS
+from kvproxy.index.search.lookup_result import Candidate, Lookup, PendingObservation
 from kvproxy.index.store.observations import Observations
 from kvproxy.settings import CacheSettings
 from tests.flow.proxies import CLOSE, FAR, NEAR, QUESTION, ask, checked, explain, proxy
+from tests.index.entries import make_entry
 from tests.polling import until
 from tests.requests import api_request
 
@@ -268,3 +277,29 @@ async def test_similar_answers_differ_if_a_few_words_change_the_meaning(
     comparer = ResponseComparer(semantic, model, CacheSettings())
     asked = api_request({"model": "m", "messages": []})
     assert await comparer.have_same_meaning(asked, "Why?", cached, fresh) is same
+
+
+async def test_explored_hits_are_compared_first_and_dropped_last() -> None:
+    request, entry = api_request({"model": "m", "messages": []}), make_entry("q")
+    candidate = Candidate("e", "q", 0.9, "a", "explored")
+    pending = PendingObservation(candidate, LearningRecord(0, None, 0.0), (candidate,), True, 0.1)
+    explored = Lookup(None, (candidate,), candidate, observation=pending)
+    judged, unrelated = Lookup(None, (candidate,), observation=pending), Lookup(None, ())
+    queue = ComparisonQueue(3)
+    waiting = [Comparison(request, entry, lookup) for lookup in (unrelated, judged, explored, explored, judged)]
+    dropped = [queue.put(each) for each in waiting]
+    assert dropped == [None, None, None, waiting[0], waiting[1]]
+    assert await queue.take(2) == [waiting[2], waiting[3]]
+    assert await queue.take(2) == [waiting[4]]
+
+
+def test_the_model_judges_within_its_budget_undecided_pairs_first() -> None:
+    budget = ModelBudget(0.5, random_number=lambda: 0.9)
+    assert [budget.take(is_audit=False) for _ in range(11)] == [True] * 10 + [False]
+    budget.add_response()
+    assert not budget.take(is_audit=False)
+    budget.add_response()
+    assert not budget.take(is_audit=True), "this pair is not in the audited share"
+    assert budget.take(is_audit=False)
+    audited = ModelBudget(0.5, random_number=lambda: 0.0)
+    assert audited.take(is_audit=True)

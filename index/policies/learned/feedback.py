@@ -42,7 +42,10 @@ class FeedbackRecorder:
     def record_served(self, lookup: Lookup) -> None:
         if self._policy is not None and lookup.observation is not None:
             record = lookup.observation.record
-            self._policy.record_served(lookup.namespace, record.risk, by_checked=bool(record.checked))
+            answer_class = lookup.chosen.answer if lookup.chosen is not None else ""
+            self._policy.record_served(
+                lookup.namespace, record.risk, by_checked=bool(record.checked), answer_class=answer_class
+            )
 
     async def record_response(
         self,
@@ -61,7 +64,9 @@ class FeedbackRecorder:
             audits: comparisons of facts that the model judged, too; `compare` may add some.
         """
         pending = lookup.observation
-        assignment = None if pending is None else await self._compare(pending, fresh_entry.id, compare)
+        assignment = (
+            None if pending is None else await self._compare(pending, fresh_entry.id, compare, lookup.namespace)
+        )
         return await asyncio.to_thread(
             self._store_result, lookup, fresh_entry, answer_text, assignment, was_to_be_served, audits
         )
@@ -110,17 +115,23 @@ class FeedbackRecorder:
             text_digest(lookup.question) == text_digest(pending.candidate.prompt),
             merged=tuple(merged),
             audits=tuple(audits),
+            is_new=joined == fresh_entry.id,
         )
         self._add(observation)
         return observation
 
-    async def _compare(self, pending: PendingObservation, fresh_id: str, compare: Compare) -> ClassAssignment:
-        candidates = pending.candidates
-        comparisons = assign_class(pending.record.index, [candidate.answer for candidate in candidates])
+    async def _compare(
+        self, pending: PendingObservation, fresh_id: str, compare: Compare, namespace: str
+    ) -> ClassAssignment:
+        classes, ids = [each.answer for each in pending.candidates], [each.id for each in pending.candidates]
+        if self._policy is not None:
+            suspects = self._policy.suspected_successors(namespace, pending.candidate.answer)
+            classes, ids = [*classes, *suspects], [*ids, *suspects]
+        comparisons = assign_class(pending.record.index, classes, len(pending.candidates))
         result: bool | None = None
         place, other = next(comparisons)
         while True:
-            result = await compare(candidates[place].id, fresh_id if other is None else candidates[other].id)
+            result = await compare(ids[place], fresh_id if other is None else ids[other])
             try:
                 place, other = comparisons.send(result)
             except StopIteration as end:

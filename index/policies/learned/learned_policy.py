@@ -7,9 +7,9 @@ import contextlib
 import math
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,9 +35,12 @@ class ServedHits:
     count: int = 0
     risk: float = 0.0
     by_checked: int = 0
+    classes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, error: float, by_checked: bool) -> "ServedHits":
-        return ServedHits(self.count + 1, self.risk + (0.0 if by_checked else error), self.by_checked + by_checked)
+    def add(self, error: float, by_checked: bool, answer_class: str) -> "ServedHits":
+        risk = self.risk + (0.0 if by_checked else error)
+        classes = self.classes + Counter([answer_class] if answer_class else [])
+        return ServedHits(self.count + 1, risk, self.by_checked + by_checked, classes)
 
 
 class LearnedPolicy:
@@ -95,15 +98,23 @@ class LearnedPolicy:
         decisions[estimate.index] = decision = self._decide_nearest(
             question, nearest, estimate, learner, limits, words_are_known=has_new_words is False
         )
-        record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.error)
+        record = LearningRecord(estimate.index, tuple(estimate.features.tolist()), estimate.error, estimate.score_error)
         if decision.verdict == "accepted":
             return PolicyResult(decisions, estimate.index, learner.exploration_share(estimate.error), record)
         error = learner.checked_error
         # If the error is within the limit, `checked` must not overrule. Otherwise, stricter limits could allow more hits.
-        decided = estimate.error <= learner.level.error_limit
+        decided = learner.is_within_limits(estimate)
         if self.checked is None or decided or not learner.may_serve_checked or not error <= _max_error(limits):
             return PolicyResult(decisions, None, 0.0, record)
-        return self._decide_by_checked(question, neighbours, limits, record, error, learner.checked_exploration_share)
+        return self._decide_by_checked(
+            question,
+            neighbours,
+            limits,
+            record,
+            error,
+            learner.checked_exploration_share,
+            has_estimate=learner.num_checked >= 1,
+        )
 
     def _decide_nearest(
         self,
@@ -119,7 +130,7 @@ class LearnedPolicy:
         if not nearest.similarity >= (limits.min_similarity or 0.0):  # A NaN is refused, too.
             return Decision("low similarity", error=error)
         if not (
-            error <= learner.level.error_limit and error * max(learner.level.error_factor, 1.0) <= _max_error(limits)
+            learner.is_within_limits(estimate) and error * max(learner.level.error_factor, 1.0) <= _max_error(limits)
         ):
             return Decision("uncertain", error=error)
         vetoes = self.vetoes(question, nearest.prompt)
@@ -151,11 +162,14 @@ class LearnedPolicy:
         record: LearningRecord,
         error: float,
         chance: float,
+        *,
+        has_estimate: bool,
     ) -> PolicyResult:
         assert self.checked is not None
         result = self.checked.decide(question, neighbours[: self.checked.num_neighbours], limits)
+        estimate = error if has_estimate else None
         decisions = [
-            decision if decision.score is None else replace(decision, error=error) for decision in result.decisions
+            decision if decision.score is None else replace(decision, error=estimate) for decision in result.decisions
         ]
         decisions += [Decision("not compared") for _ in neighbours[len(decisions) :]]
         if result.chosen is None:
@@ -176,6 +190,10 @@ class LearnedPolicy:
             return bool(record.checked)
         return self.checked.decide(question, [neighbour]).chosen is not None
 
+    def suspected_successors(self, namespace: str, answer_class: str) -> Sequence[str]:
+        """Return classes that may have the new answer to the questions of a class, each named by the id of an entry."""
+        return self.learner(namespace).class_evidence.suspected_successors(answer_class)
+
     def are_surely_equal(self, question: str, neighbour: Neighbour) -> bool:
         """Whether `checked` accepts the neighbour at a level that no near-miss of the tests reaches."""
         if self.checked is None:
@@ -183,17 +201,25 @@ class LearnedPolicy:
         limits = Limits(min_probability=max(_SURE_PROBABILITY, self.checked.level))
         return self.checked.decide(question, [neighbour], limits).chosen is not None
 
-    def record_served(self, namespace: str, error: float, *, by_checked: bool = False) -> None:
+    def record_served(self, namespace: str, error: float, *, by_checked: bool = False, answer_class: str = "") -> None:
         """Count a semantic hit in memory; the namespace's next observation stores the counts (`ServedHits`)."""
         with self._lock:
-            self._pending[namespace] = self._pending.get(namespace, ServedHits()).add(error, by_checked)
+            self._pending[namespace] = self._pending.get(namespace, ServedHits()).add(error, by_checked, answer_class)
 
     def learn(self, observations: Sequence[Observation]) -> None:
         with self._lock:
             counted = []
             for each in observations:
                 hits = self._pending.pop(each.namespace, ServedHits())
-                counted.append(replace(each, served=hits.count, risk=hits.risk, served_by_checked=hits.by_checked))
+                counted.append(
+                    replace(
+                        each,
+                        served=hits.count,
+                        risk=hits.risk,
+                        served_by_checked=hits.by_checked,
+                        hits=tuple(hits.classes.items()),
+                    )
+                )
             self._observations.add(counted)
             for namespace in dict.fromkeys(each.namespace for each in counted):
                 self._catch_up(namespace)

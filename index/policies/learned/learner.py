@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvproxy.index.policies.learned.answer_classes import ClassEvidence
+from kvproxy.index.policies.learned.class_evidence import ClassEvidence
 from kvproxy.index.policies.learned.error_model import (
     FEATURES,
     PRIOR_ERRORS,
@@ -29,6 +29,9 @@ _EXPLORED = 0.2
 _LEAST_EXPLORED = 0.01
 _KNOWN_ERRORS = 50.0
 _OBSOLETE_MARGIN = 0.05
+_LEARNED_CHANGE = 0.5
+_MAX_CHANGE = 0.75  # Of `max_error`.
+_DOUBTED_ODDS = 0.1
 _MIN_COMPARISONS = 50
 _CHECKED_EXPLORED, _CHECKED_LEAST = 0.2, 0.05
 _MIN_CHECKED = 30
@@ -40,13 +43,21 @@ _CHECKED_DECAY = 1 - 1 / 500
 class ErrorEstimate:
     """The estimated error of the nearest neighbour whose answer class is not obsolete, and the neighbour's index.
 
-    `is_only_member`: no other neighbour has this class.
+    Attributes:
+        score_error: the probability that the question needs another answer.
+        change: the probability that the right answer has changed since it was stored.
+        is_only_member: no other neighbour has this class.
     """
 
     index: int
     features: np.ndarray
-    error: float
+    score_error: float
+    change: float
     is_only_member: bool
+
+    @property
+    def error(self) -> float:
+        return self.score_error + (1 - self.score_error) * self.change
 
 
 @dataclass(slots=True)
@@ -73,18 +84,38 @@ class Learner:
         level.update_error_factor()
         return cls(prior.error_model(), level)
 
+    @property
+    def clock(self) -> int:
+        """Number of the namespace's requests with a neighbour."""
+        return self.level.served + self.num_comparisons + self.num_undecided
+
     def estimate(self, neighbours: Sequence[Neighbour]) -> ErrorEstimate | None:
-        places = [place for place, each in enumerate(neighbours) if not self.class_evidence.is_obsolete(each.answer)]
+        """Estimate the error of the nearest neighbour whose answer is up to date; None without one.
+
+        The questions of an obsolete class count for the class of the new answer, but its answers are not served.
+        """
+        evidence = self.class_evidence
+        names = [evidence.current_class(each.answer) for each in neighbours]
+        places = [place for place, name in enumerate(names) if not evidence.is_obsolete(name)]
+        if not any(neighbours[place].answer == names[places[0]] for place in places):
+            # No neighbour has the new answer.
+            names = [each.answer for each in neighbours]
+            places = [place for place, name in enumerate(names) if not evidence.is_obsolete(name)]
         if not places:
             return None
-        classes = [neighbours[place].answer for place in places]
+        classes = [names[place] for place in places]
         features = compute_features([neighbours[place].similarity for place in places], classes)
-        error = self.error_model.error_probability(features)
-        error += (1 - error) * self.class_evidence.change_probability(classes[0])
+        score_error = self.error_model.error_probability(features)
+        change = evidence.change_probability(classes[0], self.clock)
+        index = next(place for place in places if neighbours[place].answer == classes[0])
         if neighbours[0].similarity - neighbours[places[0]].similarity > _OBSOLETE_MARGIN:
             # The question probably belongs to the obsolete class, whose new answer is not stored yet.
-            error += (1 - error) * 0.5
-        return ErrorEstimate(places[0], features, error, classes.count(classes[0]) == 1)
+            change += (1 - change) * 0.5
+        return ErrorEstimate(index, features, score_error, change, classes.count(classes[0]) == 1)
+
+    def is_within_limits(self, estimate: ErrorEstimate) -> bool:
+        is_recent = estimate.change <= _MAX_CHANGE * self.level.max_error
+        return is_recent and estimate.score_error <= self.level.error_limit
 
     @property
     def decides_without_checked(self) -> bool:
@@ -124,9 +155,13 @@ class Learner:
         self.last_number = max(self.last_number, observation.number)
         self.level.add_served(observation.served, observation.risk)
         self.served_by_checked += observation.served_by_checked
-        self.class_evidence.merge(observation.joined, observation.merged)
-        if observation.joined:
-            self.class_evidence.add_member(observation.joined)
+        evidence = self.class_evidence
+        evidence.add_hits(observation.hits)
+        evidence.merge(observation.joined, observation.merged)
+        if observation.joined and not observation.is_new:
+            evidence.add_member(observation.joined, self.clock)
+        elif observation.joined:
+            evidence.confirm(observation.joined, self.clock)
         self.level.add_audits(observation.audits)
         if observation.source == "undecided":
             self.num_undecided += 1
@@ -147,10 +182,29 @@ class Learner:
             self.level.num_judged_different += not observation.right
         # If a veto counts, the answer is not served, so its error does not matter.
         if counted:
-            self.level.add_comparison(observation.error, observation.right)
-            self.error_model.learn(features, observation.right, observation.chance)
-            self.class_evidence.add_comparison(observation.answer, expected, observation.right)
+            self._add_counted(observation, features, expected)
+        self.level.changed_wrong, self.level.changed_expected = evidence.changed_wrong
+        self.level.wrong_by_change = evidence.wrong_by_change
         self.class_evidence.update_guards(observation.answer, observation.vetoes, observation.right)
+
+    def _add_counted(self, observation: Observation, features: np.ndarray, expected: float) -> None:
+        evidence, level = self.class_evidence, self.level
+        is_counted = level.add_comparison(expected, observation.right)
+        if is_counted and (observation.right or evidence.odds.get(observation.answer, 0.0) < _DOUBTED_ODDS):
+            level.add_recent(expected, observation.right)
+        if observation.right or evidence.change_probability(observation.answer) < _LEARNED_CHANGE:
+            self.error_model.learn(features, observation.right, observation.chance)
+        wrong, explained = evidence.add_comparison(
+            observation.answer,
+            expected,
+            observation.right,
+            counted_error=expected if is_counted else 0.0,
+            joined=observation.joined,
+            is_new=observation.is_new,
+            clock=self.clock,
+        )
+        level.wrong = max(0.0, level.wrong - wrong)
+        level.expected = max(0.0, level.expected - explained)
 
     def to_json(self) -> str:
         model, level, errors = self.error_model, self.level, self.class_evidence
@@ -165,10 +219,10 @@ class Learner:
                 "risk": level.risk,
                 "seen": [level.wrong, level.expected],
                 "compared": level.num_compared,
+                "recent": [level.recent_wrong, level.recent_expected],
                 "repeats": [level.num_repeats, level.num_judged_different],
                 "spread": level.error_histogram.tolist(),
-                "odds": errors.odds,
-                "lifted": sorted(errors.lifted_guards),
+                "classes": errors.document(),
                 "counts": [
                     self.num_comparisons,
                     self.num_checked,
@@ -190,10 +244,13 @@ class Learner:
             return None
         level = ServingLevel(max_error, state["served"], state["risk"], *state["seen"], *state["repeats"])
         level.num_compared = state["compared"]
+        level.recent_wrong, level.recent_expected = state["recent"]
         level.error_histogram, level.audits = np.array(state["spread"]), np.array(state["audits"])
         model = ErrorModel(np.array(state["weights"]), np.array(state["covariance"]), *state["slips"])
-        errors = ClassEvidence(state["odds"], {(name, guard) for name, guard in state["lifted"]})
+        errors = ClassEvidence.from_document(state["classes"])
         learner = cls(model, level, errors, *state["counts"])
-        learner.level.checked_risk = learner.served_by_checked * learner.checked_error
-        learner.level.update()
+        level.checked_risk = learner.served_by_checked * learner.checked_error
+        level.changed_wrong, level.changed_expected = errors.changed_wrong
+        level.wrong_by_change = errors.wrong_by_change
+        level.update()
         return learner

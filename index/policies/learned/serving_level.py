@@ -88,8 +88,9 @@ _COUNTED_FACTOR, _MAX_COUNTED_ERROR = 6.0, 0.15
 _LEAST_FACTOR = 0.5
 _HIGHEST = 0.25
 _PRIOR_AUDITS = 20.0
+_RECENT_PRIOR, _RECENT_DECAY = 1.5, 1 - 1 / 25
 _PRIOR_JUDGE_ERRORS, _PRIOR_REPEATS = 1.0, 50.0
-_MAX_LIMIT_FACTOR = 12.0
+_MAX_LIMIT_FACTOR = 6.0
 
 
 @dataclass(slots=True)
@@ -103,6 +104,10 @@ class ServingLevel:
         served, risk: number of served answers, and the sum of their estimated errors, without answers that `checked` accepted.
         num_compared: number of the comparisons that `wrong` and `expected` count.
         audits: numbers of comparisons of facts that a model judged, too, by the results of both, `[2, 2]`.
+        changed_wrong, changed_expected: parts of `wrong` and `expected` that are probably due to changed answers.
+        wrong_by_change: estimated number of wrong answers that were served because the right ones had changed.
+        recent_wrong, recent_expected: like `wrong` and `expected`, for about the last 25 comparisons; several differences of one
+            class count as one.
         checked_risk: the same sum for those, at the error of `checked` as it is estimated now.
         wrong, expected: number of wrong answers in comparisons, and the sum of the estimated errors. Only comparisons with an
             estimated error up to `max_counted_error` count: larger errors say little about served answers.
@@ -124,12 +129,17 @@ class ServingLevel:
     error_limit: float = 0.0
     error_histogram: np.ndarray = field(default_factory=lambda: np.zeros(_BINS))
     checked_risk: float = 0.0
+    changed_wrong: float = 0.0
+    changed_expected: float = 0.0
+    wrong_by_change: float = 0.0
+    recent_wrong: float = 0.0
+    recent_expected: float = 0.0
     num_compared: float = 0.0
     audits: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
 
     @property
     def total_risk(self) -> float:
-        return self.risk + self.checked_risk
+        return self.risk + self.checked_risk + self.wrong_by_change
 
     @property
     def max_counted_error(self) -> float:
@@ -140,7 +150,9 @@ class ServingLevel:
         """An upper bound, with 90% probability, of the number of wrong answers among the `served` answers."""
         risk = self.total_risk / (1 - self.comparison_error_rate)
         return bisect_left(
-            range(self.served), True, key=lambda wrong: max_risk(wrong, self.corrected_wrong, self.expected) >= risk
+            range(self.served),
+            True,
+            key=lambda wrong: max_risk(wrong, self.corrected_wrong, self.score_expected) >= risk,
         )
 
     @property
@@ -160,12 +172,24 @@ class ServingLevel:
             self.risk += risk
             self._add_requests(risk / answers, answers)
 
-    def add_comparison(self, error: float, right: bool) -> None:
-        if error <= self.max_counted_error:
+    @property
+    def recent_factor(self) -> float:
+        """A factor of the estimated errors, at least 1: after a change of many answers, it rises within a few comparisons."""
+        return max(1.0, (self.recent_wrong + _RECENT_PRIOR) / (self.recent_expected + _RECENT_PRIOR))
+
+    def add_recent(self, error: float, right: bool) -> None:
+        self.recent_wrong = self.recent_wrong * _RECENT_DECAY + (not right)
+        self.recent_expected = self.recent_expected * _RECENT_DECAY + error
+
+    def add_comparison(self, error: float, right: bool) -> bool:
+        """Add a comparison of an answer with this estimated error; return whether it counts."""
+        is_counted = error <= self.max_counted_error
+        if is_counted:
             self.wrong += not right
             self.expected += error
             self.num_compared += 1
         self._add_requests(error, 1)
+        return is_counted
 
     def _add_requests(self, error: float, count: int) -> None:
         self.error_histogram *= (1 - 1 / _HISTOGRAM_DECAY) ** count
@@ -180,8 +204,14 @@ class ServingLevel:
         """`wrong`, corrected by the errors of the comparison of facts in both directions that audits by a model show."""
         (different, falsely_different), (falsely_equal, equal) = self.audits
         undetected = falsely_equal / (falsely_equal + equal + _PRIOR_AUDITS) * (self.num_compared - self.wrong)
-        detected = self.wrong * (1 - falsely_different / (different + falsely_different + _PRIOR_AUDITS))
+        detected = max(0.0, self.wrong - self.changed_wrong) * (
+            1 - falsely_different / (different + falsely_different + _PRIOR_AUDITS)
+        )
         return float(detected + max(0.0, undetected))
+
+    @property
+    def score_expected(self) -> float:
+        return max(0.0, self.expected - self.changed_expected)
 
     @property
     def comparison_error_rate(self) -> float:
@@ -193,11 +223,13 @@ class ServingLevel:
         self.update_error_limit()
 
     def update_error_factor(self) -> None:
-        self.error_factor = max_error_factor(self.corrected_wrong, self.expected) / (1 - self.comparison_error_rate)
+        self.error_factor = max_error_factor(self.corrected_wrong, self.score_expected) / (
+            1 - self.comparison_error_rate
+        )
 
     def planned_risk(self) -> float:
         """Return the highest mean estimated error of the next 500 served answers that `max_error` allows."""
-        if not self.expected:
+        if self.score_expected <= 0:
             return 0.0
         allowed = max_risk(
             self.max_error * max(self.served + _PLANNED_ANSWERS, MIN_SERVED), self.corrected_wrong, self.expected
@@ -205,7 +237,10 @@ class ServingLevel:
         left = (allowed * (1 - self.comparison_error_rate) - self.total_risk) / _PLANNED_ANSWERS
         return max(
             0.0,
-            min(left, _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.expected, _LEAST_FACTOR)),
+            min(
+                left,
+                _MAX_PLANNED_FACTOR * self.max_error / max(self.corrected_wrong / self.score_expected, _LEAST_FACTOR),
+            ),
         )
 
     def update_error_limit(self) -> None:
@@ -213,4 +248,5 @@ class ServingLevel:
         mean = np.cumsum(self.error_histogram * _EDGES) / np.maximum(total, 1e-12)
         within = np.flatnonzero((mean <= self.planned_risk()) & (total > 0))
         highest = min(_HIGHEST, _MAX_LIMIT_FACTOR * self.max_error)
-        self.error_limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0
+        limit = min(highest, float(_EDGES[within[-1]])) if len(within) else 0.0
+        self.error_limit = limit / self.recent_factor

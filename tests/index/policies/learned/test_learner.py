@@ -1,5 +1,6 @@
 """The state of a namespace: classes of answers, exploration, and updates by observations."""
 
+import json
 import random
 
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import strategies as st
 
 from kvproxy.index.policies.learned.answer_classes import (
     ClassAssignment,
-    ClassEvidence,
     assign_class,
     run_comparisons,
     text_digest,
 )
+from kvproxy.index.policies.learned.class_evidence import ClassEvidence
 from kvproxy.index.policies.learned.error_model import ErrorModelPrior, compute_features
 from kvproxy.index.policies.learned.learner import Learner
 from kvproxy.index.store.observations import Observation
@@ -101,6 +102,44 @@ def test_a_class_that_keeps_differing_is_obsolete_until_answers_join_it() -> Non
     for _ in range(3):
         errors.add_comparison("a", 0.01, right=True)
     assert errors.change_probability("a") < 0.01
+
+
+def test_a_class_whose_fresh_answers_agree_on_a_new_one_is_succeeded_by_it() -> None:
+    evidence = ClassEvidence()
+    evidence.confirm("old", 100)
+    evidence.add_hits([("old", 8)])
+    explained = (0.0, 0.0)
+    for number in range(4):
+        joined = {"joined": "new", "is_new": number == 0, "clock": 120 + number, "counted_error": 0.02}
+        explained = evidence.add_comparison("old", 0.02, right=False, **joined)  # type: ignore[arg-type]
+        if explained[0]:
+            break
+        assert not evidence.is_obsolete("old")
+    assert evidence.current_class("old") == "new"
+    assert (evidence.is_obsolete("old"), evidence.is_obsolete("new")) == (True, False)
+    assert explained[0] >= 2, "the change explains the wrong comparisons"
+    assert evidence.wrong_by_change == pytest.approx(4, rel=0.1)
+    # The successor is served after it was confirmed.
+    assert evidence.change_probability("new", 130) >= 0.5
+    for _ in range(3):
+        evidence.add_comparison("new", 0.02, right=True, clock=130)
+    assert evidence.change_probability("new", 130) == 0
+    again = ClassEvidence.from_document(json.loads(json.dumps(evidence.document())))
+    assert again == evidence
+
+
+def test_answers_age_at_the_rate_of_changes() -> None:
+    evidence = ClassEvidence()
+    evidence.confirm("a", 0)
+    young, old = evidence.change_probability("a", 10), evidence.change_probability("a", 5000)
+    assert 0 < young < old
+    assert evidence.change_probability("unknown", 5000) == 0
+    for number in range(20):
+        for _ in range(5):
+            evidence.add_comparison(f"b{number}", 0.02, right=False, counted_error=0.02)
+    assert evidence.change_probability("a", 5000) > 10 * old
+    evidence.confirm("a", 5000)
+    assert evidence.change_probability("a", 5000) == 0
 
 
 @given(STEPS)

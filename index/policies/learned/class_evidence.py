@@ -1,0 +1,283 @@
+"""Evidence from comparisons about the answer classes of one namespace: which changed, and which guards do not matter to them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_PRIOR_ODDS = 0.002
+_ODDS_PER_COMPARISON = 0.001  # An answer may change at any time.
+_DIFFERENCE_IF_CHANGED = 0.9
+_MIN_DIFFERENCE = 0.02  # Models generate at random.
+_MAX_ODDS = 1e6
+_OBSOLETE_ODDS = 1000.0
+_MAX_CLASSES = 4096
+_MIN_SUCCESSIONS = 2
+_SUCCESSION_RATIO = 5.0
+_MAX_SUSPECTS = 3
+_PROBATION = 3
+_TOGETHER, _MIN_TOGETHER, _MOST_OF_THEM = 200, 8, 0.8
+_SUCCESSION_SHARE = 0.75
+# The rate of change before any is seen, as changes and requests.
+_PRIOR_CHANGES, _PRIOR_EXPOSURE = 0.25, 50_000.0
+_RATE_DECAY = 1 - 1 / 3000
+_CHANGE_DECAY = 1 - 1 / 1000
+
+
+@dataclass(slots=True)
+class Contradictions:
+    """The comparisons with a class since its last confirmation: numbers, sums, and the classes of the fresh answers.
+
+    Attributes:
+        wrong, expected: contribution to `ServingLevel.wrong` and `ServingLevel.expected`.
+        joined: classes of the fresh answers.
+        started: the classes among these that did not exist before.
+        since: number of the namespace's requests at the first contradiction.
+    """
+
+    wrong: float = 0.0
+    expected: float = 0.0
+    joined: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    since: int = 0
+
+    @property
+    def successor(self) -> str | None:
+        """The new class that most fresh answers joined; None if there is no such class."""
+        for name in self.started:
+            count = self.joined.count(name)
+            if count >= max(_MIN_SUCCESSIONS, _SUCCESSION_SHARE * (len(self.joined) - 1)):
+                return name
+        return None
+
+
+@dataclass(slots=True)
+class ClassEvidence:
+    """Evidence about the answer classes (see `answer_classes`) of one namespace.
+
+    Attributes:
+        odds: odds that the right answer has changed since it was stored, by class; a class without evidence has no item.
+        lifted_guards: pairs of a class and a guard. The guard's vetoes are ignored, because the last vetoed answer was right.
+        contradictions: by class, since its last confirmation.
+        successors: the class of the new answer, by obsolete class. The questions of an obsolete class need the new answer.
+        confirmed: number of the namespace's requests at the last confirmation, by class.
+        hits: number of hits since the last confirmation, by class.
+        probation: number of right comparisons that a successor needs before it is served, by class.
+        num_changes, exposure: changes, and the sum of the ages of classes at their confirmations, in requests of the namespace;
+            both are forgotten slowly.
+        wrong_by_change: estimated number of hits of classes whose answer had changed.
+    """
+
+    odds: dict[str, float] = field(default_factory=dict)
+    lifted_guards: set[tuple[str, str]] = field(default_factory=set)
+    contradictions: dict[str, Contradictions] = field(default_factory=dict)
+    successors: dict[str, str] = field(default_factory=dict)
+    confirmed: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, int] = field(default_factory=dict)
+    probation: dict[str, int] = field(default_factory=dict)
+    num_changes: float = 0.0
+    exposure: float = 0.0
+    wrong_by_change: float = 0.0
+
+    def change_probability(self, answer_class: str, clock: int = 0) -> float:
+        """Return the probability that the right answer of a class has changed, when the namespace had `clock` requests."""
+        odds = self.odds.get(answer_class, _PRIOR_ODDS)
+        known = max(0.0, odds / (1 + odds) - _PRIOR_ODDS)
+        age = max(0, clock - self.confirmed.get(answer_class, clock))
+        known += (1 - known) * 0.5 * (answer_class in self.probation)
+        return 1 - (1 - known) * (1 - min(1.0, self.change_rate * age))
+
+    @property
+    def change_rate(self) -> float:
+        """Changes of a class per request of the namespace."""
+        return (_PRIOR_CHANGES + self.num_changes) / (_PRIOR_EXPOSURE + self.exposure)
+
+    def current_class(self, answer_class: str) -> str:
+        """Return the class of the answer that the questions of a class need now."""
+        return self.successors.get(answer_class, answer_class)
+
+    def is_obsolete(self, answer_class: str) -> bool:
+        """Whether the right answer to the questions of a class has almost certainly changed."""
+        return answer_class in self.successors or self.odds.get(answer_class, 0.0) >= _OBSOLETE_ODDS
+
+    @property
+    def changed_wrong(self) -> tuple[float, float]:
+        """The parts of `ServingLevel.wrong` and `ServingLevel.expected` that changes explain."""
+        wrong = expected = 0.0
+        for name, found in self.contradictions.items():
+            odds = self.odds.get(name, 0.0)
+            probability = odds / (1 + odds)
+            wrong += found.wrong * probability
+            expected += found.expected * probability
+        return wrong, expected
+
+    def add_hits(self, hits: Iterable[tuple[str, int]]) -> None:
+        for name, count in hits:
+            self.hits[name] = self.hits.get(name, 0) + count
+        _keep_newest(self.hits)
+
+    def add_comparison(
+        self,
+        answer_class: str,
+        error: float,
+        right: bool,
+        *,
+        counted_error: float = 0.0,
+        joined: str = "",
+        is_new: bool = False,
+        clock: int = 0,
+    ) -> tuple[float, float]:
+        """Update the odds that the right answer of the class has changed, after a comparison with a fresh answer.
+
+        Args:
+            right: the answers are equal.
+            error: the estimated probability that they differ.
+            counted_error: contribution of this comparison to `ServingLevel.expected`; 0 if it does not count there.
+            joined: class of the fresh answer.
+            is_new: the fresh answer starts this class.
+            clock: number of the namespace's requests.
+
+        Returns:
+            Numbers of wrong and expected comparisons that the class contributed to `ServingLevel`, and that its change explains:
+            not zero if the class becomes obsolete with this comparison.
+        """
+        expected = max(error, _MIN_DIFFERENCE)
+        self.wrong_by_change *= _CHANGE_DECAY
+        ratio = (1 - _DIFFERENCE_IF_CHANGED) / (1 - min(expected, 0.99)) if right else _DIFFERENCE_IF_CHANGED / expected
+        if not right and not is_new and joined in self.suspected_successors(answer_class):
+            ratio *= _SUCCESSION_RATIO
+        was_obsolete = self.is_obsolete(answer_class)
+        self._set_odds(answer_class, (self.odds.get(answer_class, _PRIOR_ODDS) + _ODDS_PER_COMPARISON) * ratio)
+        if right:
+            self.confirm(answer_class, clock)
+            self._end_probation(answer_class, 1)
+            return 0.0, 0.0
+        if answer_class in self.probation:
+            del self.probation[answer_class]
+            for name in [name for name, target in self.successors.items() if target == answer_class]:
+                del self.successors[name]
+        found = self.contradictions.setdefault(answer_class, Contradictions(since=clock))
+        found.wrong += counted_error > 0
+        found.expected += counted_error
+        found.joined.append(joined)
+        found.started += [joined] if is_new else []
+        if was_obsolete or not self.is_obsolete(answer_class):
+            return 0.0, 0.0
+        return self._become_obsolete(answer_class)
+
+    def _become_obsolete(self, answer_class: str) -> tuple[float, float]:
+        found = self.contradictions.pop(answer_class)
+        self.num_changes += 1
+        self.wrong_by_change += self.hits.pop(answer_class, 0) * self._share_after_change(answer_class, found.since)
+        successor = found.successor
+        if successor is not None:
+            for name in [name for name, target in self.successors.items() if target == answer_class]:
+                self.successors[name] = successor
+            self.successors[answer_class] = successor
+            self.probation[successor] = _PROBATION
+            self.successors.pop(successor, None)
+            _keep_newest(self.successors)
+        return found.wrong, found.expected
+
+    def _share_after_change(self, answer_class: str, since: int) -> float:
+        """Return the expected share of the hits since the last confirmation of a class that followed its change.
+
+        A single change is equally probable at any time until the first contradiction. If many classes are contradicted for the
+        first time together, their answers changed together, after most of them were confirmed.
+        """
+        together = [name for name, each in self.contradictions.items() if abs(each.since - since) < _TOGETHER]
+        confirmed = sorted(self.confirmed[name] for name in together if name in self.confirmed)
+        start = self.confirmed.get(answer_class, since)
+        if len(confirmed) < _MIN_TOGETHER or start >= since:
+            return 0.5
+        change = confirmed[int(_MOST_OF_THEM * len(confirmed))]
+        return min(0.5, max(0.0, (since - change) / (since - start)))
+
+    def _end_probation(self, answer_class: str, confirmations: int) -> None:
+        if answer_class in self.probation:
+            self.probation[answer_class] -= confirmations
+            if self.probation[answer_class] <= 0:
+                del self.probation[answer_class]
+
+    def suspected_successors(self, answer_class: str) -> Sequence[str]:
+        """Return the new classes of fresh answers that differed from this class since its last confirmation, newest first."""
+        found = self.contradictions.get(answer_class)
+        return [] if found is None else found.started[: -_MAX_SUSPECTS - 1 : -1]
+
+    def confirm(self, answer_class: str, clock: int) -> None:
+        """Note that the right answer of a class has not changed, at the namespace's request number `clock`."""
+        self.exposure = self.exposure * _RATE_DECAY + clock - self.confirmed.pop(answer_class, clock)
+        self.num_changes *= _RATE_DECAY
+        self.confirmed[answer_class] = clock
+        self.hits.pop(answer_class, None)
+        _keep_newest(self.confirmed)
+        if answer_class not in self.odds:
+            self.contradictions.pop(answer_class, None)
+
+    def add_member(self, answer_class: str, clock: int = 0) -> None:
+        """Reduce the odds that the right answer of the class has changed, because a fresh answer joined it."""
+        if answer_class in self.odds:
+            self._set_odds(answer_class, self.odds[answer_class] * (1 - _DIFFERENCE_IF_CHANGED))
+            if self.odds.get(answer_class, 0.0) < _OBSOLETE_ODDS:
+                self.successors.pop(answer_class, None)
+        self.confirm(answer_class, clock)
+
+    def merge(self, answer_class: str, merged: Iterable[str]) -> None:
+        """Move the evidence about merged classes to `answer_class`. A fresh answer has just confirmed all of them."""
+        for name in merged:
+            for table in (self.odds, self.contradictions, self.successors, self.confirmed, self.hits, self.probation):
+                table.pop(name, None)
+            guards = {guard for owner, guard in self.lifted_guards if owner == name}
+            self.lifted_guards -= {(name, guard) for guard in guards}
+            self.lifted_guards |= {(answer_class, guard) for guard in guards}
+            for found in self.contradictions.values():
+                found.joined = [answer_class if each == name else each for each in found.joined]
+                found.started = [answer_class if each == name else each for each in found.started]
+            for obsolete in [each for each, target in self.successors.items() if target == name]:
+                self.successors[obsolete] = answer_class
+
+    def _set_odds(self, answer_class: str, odds: float) -> None:
+        if odds <= _PRIOR_ODDS:
+            self.odds.pop(answer_class, None)
+        else:
+            self.odds[answer_class] = min(odds, _MAX_ODDS)
+
+    def first_unlifted_guard(self, answer_class: str, guards: Iterable[str]) -> str | None:
+        """Return the first guard that is not in `lifted_guards` with this class; None if all are."""
+        return next((guard for guard in guards if (answer_class, guard) not in self.lifted_guards), None)
+
+    def update_guards(self, answer_class: str, guards: Iterable[str], right: bool) -> None:
+        for guard in guards:
+            (self.lifted_guards.add if right else self.lifted_guards.discard)((answer_class, guard))
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "odds": self.odds,
+            "lifted": sorted(self.lifted_guards),
+            "contradictions": {
+                name: [found.wrong, found.expected, found.joined, found.started, found.since]
+                for name, found in self.contradictions.items()
+            },
+            "successors": self.successors,
+            "confirmed": self.confirmed,
+            "hits": self.hits,
+            "probation": self.probation,
+            "changes": [self.num_changes, self.exposure, self.wrong_by_change],
+        }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> "ClassEvidence":
+        return cls(
+            document["odds"],
+            {(name, guard) for name, guard in document["lifted"]},
+            {name: Contradictions(*values) for name, values in document["contradictions"].items()},
+            document["successors"],
+            document["confirmed"],
+            document["hits"],
+            document["probation"],
+            *document["changes"],
+        )
+
+
+def _keep_newest(table: dict[str, Any]) -> None:
+    while len(table) > _MAX_CLASSES:
+        del table[next(iter(table))]

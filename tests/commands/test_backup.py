@@ -108,6 +108,18 @@ def rewritten(archive: Path, name: str, content: bytes | None) -> Path:
     return archive
 
 
+def test_a_backup_is_restored_by_the_tarfile_of_python_3_11_2(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract = tarfile.TarFile.extract
+
+    def without_filters(tar: tarfile.TarFile, member: str, path: str | Path = "", set_attrs: bool = True) -> None:
+        extract(tar, member, path, set_attrs)
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", without_filters)
+    restore_backup(settings(tmp_path / "b"), archive)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

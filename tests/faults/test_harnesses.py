@@ -25,6 +25,8 @@ def test_proxies_and_their_postgres_may_be_killed(monkeypatch: pytest.MonkeyPatc
         "ACKNOWLEDGED": 5,
         "LOAD_SECONDS": 0.5,
         "OUTAGE_SECONDS": 1.0,
+        # A machine that is busy with other tests is slow, too.
+        "DELIVERY_SECONDS": 60.0,
     }.items():
         monkeypatch.setattr(fleet, f"_{name}", value)
     monkeypatch.setattr(fleet, "_PAUSE_SECONDS", 0.2)

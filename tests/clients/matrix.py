@@ -185,22 +185,28 @@ def _differences(pairs: Sequence[tuple[Exchange, Exchange]]) -> Iterator[str]:
 
 
 def _changes_by_rules(clients: Sequence[Exchange], upstreams: Sequence[Exchange]) -> Iterator[str]:
-    """Yield the changes of bodies that `cache_control` does not explain."""
+    """Yield the changes of bodies that marks and repairs do not explain."""
     for client, upstream in forwarded_pairs(clients, upstreams):
-        if client.body and _without_marks(json.loads(client.body)) != _without_marks(json.loads(upstream.body)):
+        if client.body and _without_rules(json.loads(client.body)) != _without_rules(json.loads(upstream.body)):
             yield f"another body of {_route(client)}"
 
 
-def _without_marks(value: Any) -> Any:
-    """Return JSON without `cache_control`; a string and a list of one block of text are equal contents."""
+def _without_rules(value: Any) -> Any:
+    """Remove the changes of the agents' rules from JSON.
+
+    These are `cache_control`, the form of arguments and of contents with one text, and the ids and states of repeated items.
+    """
     if isinstance(value, list):
-        return [_without_marks(each) for each in value]
+        return [_without_rules(each) for each in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: _without_marks(each) for name, each in value.items() if name != "cache_control"}
+    ruled = ("cache_control", "id", "status") if value.get("type") == "function_call" else ("cache_control",)
+    kept = {name: _without_rules(each) for name, each in value.items() if name not in ruled}
     for name in ("content", "system"):
         if isinstance(kept.get(name), str):
             kept[name] = [{"type": "text", "text": kept[name]}]
+    if isinstance(kept.get("arguments"), str):
+        kept["arguments"] = json.loads(kept["arguments"])
     return kept
 
 

@@ -35,3 +35,9 @@ def test_kvproxy_accepts_the_rules(tmp_path: Path) -> None:
     (tmp_path / "kvproxy.toml").write_text(sections(PAGE.read_text())["Rules"].files["kvproxy.toml"])
     [rule] = load_settings(data=tmp_path, upstream="http://127.0.0.1:1").rules
     assert (rule.name, rule.breakpoints, rule.repair_history) == ("agents", "auto", True)
+
+
+def test_the_table_of_hits_names_every_client() -> None:
+    table = PAGE.read_text().partition("## Which client has hits")[2].partition("\n## ")[0]
+    names = {re.sub(r"[`()].*|with .*|for .*", "", client.name.strip("`")).strip() for client in CLIENTS}
+    assert {name for name in names if name.removesuffix("-llms-openai-like") not in table} - {"ai"} == set()

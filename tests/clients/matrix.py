@@ -13,7 +13,7 @@ from typing import Any
 from kvproxy.settings import load_settings
 from tests.clients.documented import PAGE, URL, sections
 from tests.clients.installed import ROOT, Client
-from tests.clients.recorded_proxy import forwarded_pairs, is_hit, run_recorded_proxy
+from tests.clients.recorded_proxy import forwarded_pairs, is_hit, run_recorded_proxy, without_requested_usage
 from tests.clients.scripted_upstream import Exchange, ScriptedUpstream
 from tests.polling import until
 from tests.servers import until_stored
@@ -175,9 +175,10 @@ def _is_unsplit_stream(exchange: Exchange) -> bool:
 
 def _differences(pairs: Sequence[tuple[Exchange, Exchange]]) -> Iterator[str]:
     for client, upstream in pairs:
-        if client.body != upstream.body:
+        body, content = without_requested_usage(client, upstream)
+        if client.body != body:
             yield f"another body of {_route(client)}"
-        if client.content != upstream.content or client.status != upstream.status:
+        if client.content != content or client.status != upstream.status:
             yield f"another response of {_route(client)}"
         for name in ("anthropic-beta", "anthropic-version", "user-agent", "authorization", "x-api-key"):
             if client.headers.get(name) != upstream.headers.get(name):
@@ -187,7 +188,8 @@ def _differences(pairs: Sequence[tuple[Exchange, Exchange]]) -> Iterator[str]:
 def _changes_by_rules(clients: Sequence[Exchange], upstreams: Sequence[Exchange]) -> Iterator[str]:
     """Yield the changes of bodies that marks and repairs do not explain."""
     for client, upstream in forwarded_pairs(clients, upstreams):
-        if client.body and _without_rules(json.loads(client.body)) != _without_rules(json.loads(upstream.body)):
+        body, _ = without_requested_usage(client, upstream)
+        if body and _without_rules(json.loads(client.body)) != _without_rules(json.loads(body)):
             yield f"another body of {_route(client)}"
 
 

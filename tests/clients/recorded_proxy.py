@@ -1,6 +1,7 @@
 """A proxy whose exchanges with clients are recorded, to compare them with its exchanges with the upstream."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -11,6 +12,9 @@ from kvproxy.http.services import Services, build_services
 from kvproxy.settings import Settings
 from tests.clients.scripted_upstream import Exchange, ExchangeRecorder
 from tests.servers import end_after_report, run_server
+
+_REQUESTED_USAGE = b'{"stream_options":{"include_usage":true},'
+_USAGE_CHUNK = re.compile(rb'data: [^\n]*"choices": \[\], "usage": \{[^\n]*\n\n')
 
 
 @contextlib.contextmanager
@@ -47,6 +51,13 @@ def forwarded_pairs(clients: Sequence[Exchange], upstreams: Sequence[Exchange]) 
                 others.remove(upstream)
         if upstream is not None:
             yield client, upstream
+
+
+def without_requested_usage(client: Exchange, upstream: Exchange) -> tuple[bytes, bytes]:
+    """Return the upstream's request and response without the usage of the stream that only the proxy asked for."""
+    if not upstream.body.startswith(_REQUESTED_USAGE) or client.body.startswith(_REQUESTED_USAGE):
+        return upstream.body, upstream.content
+    return b"{" + upstream.body.removeprefix(_REQUESTED_USAGE), _USAGE_CHUNK.sub(b"", upstream.content)
 
 
 def is_hit(exchange: Exchange) -> bool:

@@ -85,7 +85,7 @@ def live_layers(lines: list[Line], data: Path, chance: Callable[[], float] | Non
                 told = client.post("/v1/chat/completions", json=each["body"]).headers["cache-status"]
                 found["forward" if "fwd" in told else "semantic" if "semantic" in told else "exact"] += 1
                 # A comparison takes less time than a person's next question.
-                while comparer is not None and (len(coming) or comparer._queue._unfinished_tasks):  # type: ignore[attr-defined]
+                while comparer is not None and (len(coming) or not comparer._idle.is_set()):
                     time.sleep(0.001)
     return found
 

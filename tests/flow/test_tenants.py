@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.backends.embedded import EmbeddedBackend
-from kvproxy.flow.cache_keys import tenant_of
+from kvproxy.flow.tenants import tenant_of
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
 from tests.plain_upstream import WHOLE

@@ -25,6 +25,7 @@ journal/daily_sums: _values _rows
 journal/journal: _events
 journal/sessions/session_matching: _contents
 journal/sessions/turn_writer: _roots reuse_curves _block_sizes
+flow/tenants: _digests
 mirror/apply_events: blocks _children _by_content pools
 mirror/sequencer: _fingerprints _held
 mirror/mirror: _messages
@@ -58,7 +59,7 @@ upstreams/fleet: _tasks
 upstreams/llama/server: _tasks
 upstreams/llama/slots: slots
 upstreams/llama/slot_files: _writing
-http/services: _tasks
+http/services: _tasks uncached_paths
 journal/journal: _idle_readers _batch
 journal/databases/postgres: _days _pending
 index/store/sqlite/database: _readers

@@ -1,5 +1,6 @@
 """The command line, with one module per command. Functions import heavy modules, so that `--help` is fast."""
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -32,6 +33,9 @@ for panel, members in _PANELS.items():
             app.subcommand(member, panel)
 
 
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 def _print_version(value: bool) -> None:
     if value:
         from kvproxy import __version__
@@ -51,8 +55,11 @@ def root(
 
 def main() -> None:
     disable_usage_reports()
+    _open_missing_streams()
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except typer.TyperException as error:
         _print_usage_error(error)
         sys.exit(2)
@@ -67,11 +74,16 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         # The reader of the pipe, such as `head`, has exited.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         sys.exit(1)
     except Exception as error:
         if os.environ.get("KVPROXY_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
+            _discard_stdout()
+            where = f" {error.filename}" if error.filename else ""
+            print_note(f"kvproxy: cannot write{where} ({error.strerror}): free space, or write to another file")
+            sys.exit(1)
         missing = missing_extra_error(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
             print_note(f"kvproxy: {missing.message}")
@@ -79,6 +91,22 @@ def main() -> None:
         name = type(error).__name__
         print_note(f"kvproxy: unexpected {name}: {error} (KVPROXY_DEBUG=1 shows the traceback)")
         sys.exit(1)
+
+
+def _open_missing_streams() -> None:
+    """Replace closed standard streams: nobody reads the output, and other files must not get their descriptors."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def _discard_stdout() -> None:
+    """Point stdout to /dev/null, so that the interpreter can flush it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_usage_error(error: typer.TyperException) -> None:

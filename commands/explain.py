@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import layer_group_name
-from kvproxy.commands.formatting import escape_controls, local_time, one_line
+from kvproxy.commands.formatting import local_time, one_line
 from kvproxy.commands.options import ApiKey, JournalOptions
 from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
+from kvproxy.printable_text import escape_controls
 from kvproxy.proxy_client.client import ApiName, ProxyClient, credential_headers
 from kvproxy.units import tenant_name
 

@@ -4,11 +4,8 @@ import time
 from datetime import datetime
 from typing import Any
 
+from kvproxy.printable_text import escape_controls, escape_json_controls
 from kvproxy.units import format_seconds
-
-# C0 and C1 controls: an escape sequence in a prompt could move the cursor or rename the window.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))}
-_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
 def format_age(created: float) -> str:
@@ -51,10 +48,6 @@ def milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
-def escape_controls(text: str) -> str:
-    return text.translate(_CONTROLS)
-
-
 def one_line(value: object) -> str:
     """Format a value on one line: an integer with thousands separators, None and "" as `-`."""
     if value is None or value == "":
@@ -65,4 +58,4 @@ def one_line(value: object) -> str:
 
 
 def json_text(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_CONTROLS)
+    return escape_json_controls(json.dumps(value, indent=2, ensure_ascii=False))

@@ -77,8 +77,9 @@ Plot = Annotated[
     Path | None,
     Option("--plot", help="Plot the result into this .png or .svg file, besides the terminal.", callback=checked_plot),
 ]
-Limit = Annotated[int, Option("--limit", "-n", help="Maximum number of rows.", min=1)]
-LimitOrAll = Annotated[int, Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0)]
+MAX_ROWS = 2**31 - 1
+Limit = Annotated[int, Option("--limit", "-n", help="Maximum number of rows.", min=1, max=MAX_ROWS)]
+LimitOrAll = Annotated[int, Option("--limit", "-n", help="Maximum number of rows; 0 lists all.", min=0, max=MAX_ROWS)]
 
 
 def load_settings(**values: Any) -> "Settings":

@@ -11,11 +11,12 @@ from rich.text import Text
 from typer import Option
 
 from kvproxy.commands.blocks.engine_lines import engine_line, tier_line
-from kvproxy.commands.formatting import escape_controls, local_time, milliseconds, percent
+from kvproxy.commands.formatting import local_time, milliseconds, percent
 from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Column, Row, build_table, text_column
 from kvproxy.errors import ProxyUnreachable
+from kvproxy.printable_text import escape_controls
 from kvproxy.proxy_client.client import ProxyClient
 from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
 

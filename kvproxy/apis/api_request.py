@@ -39,6 +39,7 @@ class ApiRequest:
         tenant: the client, or one of its users.
         tenant_headers: headers whose values `tenant` contains.
         path: path for the upstream; empty for the path of the API.
+        conversation: digests of the conversation up to each message, if it is kept warm (see `KeepWarm`).
     """
 
     api: Api
@@ -51,6 +52,7 @@ class ApiRequest:
     control: RequestDirectives = NO_DIRECTIVES
     tenant_headers: Sequence[str] = ()
     path: str = ""
+    conversation: Sequence[bytes] = ()
 
     @property
     def model(self) -> str:

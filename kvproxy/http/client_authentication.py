@@ -74,6 +74,10 @@ class Clients:
                 return client
         return None
 
+    def knows(self, header: str) -> bool:
+        """Whether the value of a header is the key of a client, also an expired one."""
+        return key_digest(_without_bearer(header)) in self._known
+
     def stored_bytes_limit(self, tenant: str) -> int | None:
         if not tenant.startswith(CLIENT_PREFIX):
             return None
@@ -119,13 +123,13 @@ class ClientGuard:
         if is_proxy_path(scope["path"]):
             # The operator may act for a client: `explain --api-key`.
             if client is not None:
-                _authenticate(scope, client)
+                self._authenticate(scope, client)
             await self._app(scope, receive, send)
             return
         if client is None:
             await error_response(_authentication_error(headers), scope)(scope, receive, send)
             return
-        _authenticate(scope, client)
+        self._authenticate(scope, client)
         quota = self._quotas.get(client)
 
         async def labelled(message: Message) -> None:
@@ -144,12 +148,11 @@ class ClientGuard:
             self._metrics.count_error(error)
             await error_response(error, scope)(scope, receive, labelled)
 
-
-def _authenticate(scope: Scope, client: ClientSettings) -> None:
-    exchange_of(scope).client = client
-    own = [name.encode() for name in KEY_HEADERS]
-    scope["headers"] = [
-        (name, value)
-        for name, value in scope["headers"]
-        if name not in own or key_digest(_without_bearer(value.decode("latin-1"))) not in client.digests
-    ]
+    def _authenticate(self, scope: Scope, client: ClientSettings) -> None:
+        """Remove every key of this proxy, also keys of other clients, which an upstream must not see."""
+        exchange_of(scope).client = client
+        scope["headers"] = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name.decode("latin-1") not in KEY_HEADERS or not self._clients.knows(value.decode("latin-1"))
+        ]

@@ -42,7 +42,7 @@ _NOISE = (
 
 
 class ProxyServer(uvicorn.Server):
-    """Serves the app until SIGTERM or SIGINT; SIGHUP calls `reload`.
+    """Serves the app until SIGTERM or SIGINT; SIGHUP calls `reload` in a thread.
 
     `on_limit` receives the setting's name when a limit is reached. The app `refuse` answers requests on connections beyond
     `limits.connections`. Raises SettingsError for a version of uvicorn without the private names that are used.
@@ -83,6 +83,8 @@ class ProxyServer(uvicorn.Server):
         self._limits = limits
         self._deadlines = deadlines
         self._reload = reload
+        self._wants_reload = False
+        self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for each in sockets or []:
@@ -95,11 +97,22 @@ class ProxyServer(uvicorn.Server):
         looking = asyncio.create_task(self._check_connections())
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            loop.add_signal_handler(signal.SIGHUP, self._request_reload)
         try:
             await super().main_loop()
         finally:
             looking.cancel()
+
+    def _request_reload(self) -> None:
+        self._wants_reload = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._reload_in_thread())
+
+    async def _reload_in_thread(self) -> None:
+        # Signals during a reload cause one more.
+        while self._wants_reload:
+            self._wants_reload = False
+            await asyncio.to_thread(self._reload)
 
     async def _check_connections(self) -> None:
         pause = min(_CHECK_SECONDS, self._limits.header_seconds / 4, self._limits.stalled_seconds / 4)

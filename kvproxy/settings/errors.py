@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ SettingPath = tuple[str | int, ...]
 _TABLE = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*([\w."'-]+)\s*=""")
 _FLAGS = {("upstreams",): "--upstream", ("tiers", "chunk_tokens"): "--chunk-tokens"}
+_MAX_PROBLEMS = 50
 _SECTIONS_IN_FLAGS = ("tiers", "log")
 
 
@@ -37,18 +39,24 @@ def explain_invalid_settings(
 
     `flags` are values of command-line flags, nested by section. The file is kvproxy.toml, which may be missing.
     """
-    text = file.read_text() if file.is_file() else ""
+    numbers = _line_numbers(file.read_text() if file.is_file() else "")
     lines = []
-    for path, reason in _find_problems(error, settings):
+    for path, reason in islice(_find_problems(error, settings), _MAX_PROBLEMS):
         origin = _find_flag(path, flags) or _find_variable(path)
-        if origin is None and (line := line_of(text, path)) is not None:
+        if origin is None and (line := _find_line(numbers, path)) is not None:
             origin = f"{file}, line {line}"
         lines.append(f"setting {'.'.join(map(str, path))}: {reason}{f' ({origin})' if origin else ''}")
+    if error.error_count() > len(lines) >= _MAX_PROBLEMS:
+        lines.append(f"and {error.error_count() - len(lines):,} more errors: correct these first")
     return lines
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     """Return the line number, from 1, of a setting in a TOML text, or else of its table; None if both are missing."""
+    return _find_line(_line_numbers(text), path)
+
+
+def _line_numbers(text: str) -> dict[SettingPath, int]:
     table: SettingPath = ()
     counts: Counter[str] = Counter()
     lines: dict[SettingPath, int] = {}
@@ -63,6 +71,10 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             lines.setdefault(table, number)
         elif (key := _KEY.match(line)) is not None:
             lines.setdefault((*table, *_split_name(key[1])), number)
+    return lines
+
+
+def _find_line(lines: Mapping[SettingPath, int], path: Sequence[str | int]) -> int | None:
     found = tuple(path)
     while found:
         if found in lines:

@@ -6,6 +6,7 @@ import orjson
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import reason_of_unexplained_miss
 from kvproxy.journal.record import record_of
+from kvproxy.printable_text import escape_json_controls, escape_lines
 from kvproxy.settings.telemetry import LogSettings
 
 _access = logging.getLogger("kvproxy.access")
@@ -15,7 +16,7 @@ def log_to_stderr(settings: LogSettings) -> None:
     """Print kvproxy's messages and its libraries' warnings to stderr, in the format and with the level of the settings."""
     handler = logging.StreamHandler()
     is_json = settings.format == "json"
-    handler.setFormatter(JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter("%(asctime)s %(levelname)s %(message)s"))
     root, own = logging.getLogger(), logging.getLogger("kvproxy")
     if not root.handlers:
         root.addHandler(handler)
@@ -49,6 +50,14 @@ def log_access(exchange: Exchange) -> None:
     _access.info(line, extra={"fields": fields})
 
 
+class TextFormatter(logging.Formatter):
+    """Formats a record as text; a message may contain texts of clients and upstreams."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = escape_lines(record.message)
+        return super().formatMessage(record)
+
+
 class JsonFormatter(logging.Formatter):
     """Formats a record as JSON: `time` (RFC 3339), `level`, `logger`, `message`, fields of a request, and `exception`."""
 
@@ -63,4 +72,4 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return escape_json_controls(orjson.dumps(line, default=str).decode())

@@ -122,10 +122,13 @@ def test_columns_are_selected_by_name_in_a_pipe() -> None:
 
 
 def has_controls(text: str) -> bool:
-    return any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in text.replace("\n", ""))
+    bidirectional = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"
+    return any(
+        ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 or letter in bidirectional for letter in text.replace("\n", "")
+    )
 
 
-@given(st.text(alphabet="\x1b]0;owned\x07\x9b2J\x7f\x08\n\t\u2028é漢\U0001f600"))
+@given(st.text(alphabet="\x1b]0;owned\x07\x9b2J\x7f\x08\n\t\u2028\u202e\u2066\u200fé漢\U0001f600"))
 def test_control_characters_are_escaped(text: str) -> None:
     assert not has_controls(escape_controls(text))
     assert not has_controls(one_line(text))

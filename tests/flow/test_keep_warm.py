@@ -5,20 +5,24 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from kvproxy.flow.conversation_digests import conversation_digests
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader, RecordQuery
 from kvproxy.journal.savings import savings
 from kvproxy.provider_cache_policy import KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
+from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import AnthropicUpstream
 from tests.polling import until, until_async
+from tests.requests import api_request
 from tests.servers import run_proxy, run_server, run_upstream
 
 LONG = "word " * 2_000
@@ -267,3 +271,19 @@ def test_requests_that_a_provider_accepts_once_are_not_repeated(tmp_path: Path, 
         ask(client, "two")
         until(lambda: sessions(services))
         assert len(sessions(services)) == 1
+
+
+async def test_concurrent_requests_with_one_id_keep_their_own_conversations(tmp_path: Path) -> None:
+    """A client may send any `X-Request-Id`, also twice."""
+    rule = RuleSettings(name="claude", keep_warm_tokens=10**9)
+    bodies: list[Any] = [
+        {"model": "claude-test", "messages": [{"role": "user", "content": text}]} for text in ("one", "two")
+    ]
+    requests = [api_request(body, "messages") for body in bodies]
+    requests = [replace(each, control=replace(each.control, rule=rule)) for each in requests]
+    services = build_services(load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}))
+    keep_warm = services.answerer.keep_warm
+    tracked = [(await keep_warm.on_request(each))[0] for each in requests]
+    assert [each.request_id for each in tracked] == ["id", "id"]
+    assert [list(each.conversation) for each in tracked] == [list(conversation_digests(each)) for each in requests]
+    assert tracked[0].conversation != tracked[1].conversation

@@ -175,3 +175,23 @@ def test_nobody_is_served_unknown_beyond_loopback(tmp_path: Path) -> None:
     found = settings(tmp_path, "http://127.0.0.1:9", host="0.0.0.0", port=0, forward={"api_key": "operators"})
     with pytest.raises(SettingsError, match="--open"):
         serve(found)
+
+
+def test_the_upstream_receives_no_key_of_another_client(tmp_path: Path, recorder: Recorder) -> None:
+    found = settings(tmp_path, recorder.url)
+    mine, other, rotated = (add_client(found, name) for name in ("mine", "other", "rotated"))
+    rotate_key(found, "rotated", 0.0)
+    with run_proxy(found) as (url, _):
+        for path in ("/v1/chat/completions", "/v1/files"):
+            body = {"model": "m", "messages": [{"role": "user", "content": path}]}
+            headers = {
+                "authorization": f"Bearer {mine}",
+                "x-api-key": other,
+                "api-key": rotated,
+                "x-goog-api-key": "own",
+            }
+            assert httpx.post(url + path, json=body, headers=headers).status_code == 200
+    assert len(recorder.headers) == 2
+    for headers in recorder.headers:
+        assert not {mine, other} & {value.removeprefix("Bearer ") for value in headers.values()}
+        assert headers["x-goog-api-key"] == "own"

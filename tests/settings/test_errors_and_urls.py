@@ -1,6 +1,7 @@
 """Errors in settings are reported at once with their sources; URLs of upstreams and their credentials."""
 
 import base64
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -205,3 +206,16 @@ def test_the_repr_of_settings_contains_no_secret() -> None:
         tiers={"redis": "redis://:SECRET@h"},
     )
     assert "SECRET" not in repr(settings) + str(settings) + repr(settings.servers)
+
+
+def test_many_errors_are_explained_in_the_time_of_few(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text("[[rules]]\nname='a'\nttl='-1h'\n" * 3000)
+    began = time.process_time()
+    with pytest.raises(SettingsError) as raised:
+        load_settings(data=tmp_path)
+    assert time.process_time() - began < 3
+    *lines, rest = raised.value.message.splitlines()
+    assert len(lines) == 50
+    assert "kvproxy.toml, line 3)" in lines[0]
+    assert "line 150)" in lines[49]
+    assert rest == "and 2,950 more errors: correct these first"

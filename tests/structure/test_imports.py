@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
-index errors units charts generation limited_fetch trace_context upstreams.routing:
+index errors units charts generation limited_fetch printable_text trace_context upstreams.routing:
 provider_cache_policy: settings
 # The library's names are imported at their first use.
 kvproxy: blocks commands index library offline.simulate settings
@@ -43,7 +43,7 @@ apis: errors generation index settings units
 backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
 journal: apis blocks errors exchange index optional_packages settings units
-telemetry: apis errors exchange index journal settings trace_context
+telemetry: apis errors exchange index journal printable_text settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal provider_cache_policy quotas
     open_response_cache
     settings shared_state telemetry trace_context
@@ -65,7 +65,7 @@ http: apis backends backends.prefix_cache backends.protocol blocks client_keys d
 proxy_client: apis checks data_folder errors flow index journal limited_fetch offline pattern_redaction settings
     shared_state units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
-    proxy_client
+    printable_text proxy_client
     settings units upstreams
 """
 

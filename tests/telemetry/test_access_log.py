@@ -1,10 +1,13 @@
 """The access log has one line per request; the log of the process has a format and a level."""
 
+import asyncio
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from kvproxy.http.serve import make_server
+from kvproxy.http.services import build_services
+from kvproxy.settings import load_settings
 from kvproxy.settings.telemetry import LogSettings
-from kvproxy.telemetry.process_log import JsonFormatter, log_to_stderr
+from kvproxy.telemetry.process_log import JsonFormatter, TextFormatter, log_to_stderr
 from tests.commands.upstream import proxied, said
 from tests.ports import free_port
 
@@ -86,3 +92,30 @@ def test_each_line_is_a_json_object(tmp_path: Path) -> None:
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
     assert dead in lines[0]["message"]
     assert [line["message"] for line in lines].count("stopping; requests in flight: 0") == 1
+
+
+HOSTILE = "ok\x9b31m\x85FAKE\x9d \u202eevil\u2066 \x1b[2J\x07\nFAKE"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter("%(levelname)s %(message)s"), JsonFormatter()])
+def test_no_line_of_the_log_holds_a_control(formatter: logging.Formatter) -> None:
+    """Texts of clients and upstreams: ids, models, names, and messages of errors."""
+    record = logging.LogRecord("kvproxy", logging.INFO, "", 0, "id %s", (HOSTILE,), None)
+    record.fields = {"request_id": HOSTILE}
+    line = formatter.format(record)
+    assert not [letter for letter in line.replace("\n  FAKE", "") if not letter.isprintable()]
+    assert "\nFAKE" not in line
+
+
+async def test_reloads_by_signals_run_in_a_thread_and_are_merged(tmp_path: Path) -> None:
+    services = build_services(load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}))
+    server = make_server(services)
+    threads: list[int] = []
+    server._reload = lambda: (threads.append(threading.get_ident()), time.sleep(0.1))  # type: ignore[func-returns-value]
+    for _ in range(100):
+        server._request_reload()
+        await asyncio.sleep(0)
+    assert server._reloading is not None
+    await server._reloading
+    assert 1 <= len(threads) <= 2
+    assert threading.get_ident() not in threads

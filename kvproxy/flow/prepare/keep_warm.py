@@ -74,7 +74,6 @@ class KeepWarm:
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
-        self._digests_by_request: dict[str, list[bytes]] = {}  # Of requests in flight.
         # Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes.
         self._fixed_models: set[str] = set()
 
@@ -83,32 +82,35 @@ class KeepWarm:
         for seconds, tenant, begin in pauses:
             self.pauses.add(seconds, tenant, datetime.fromtimestamp(begin).hour)
 
-    async def on_request(self, request: ApiRequest) -> int:
-        """Stop the session's keep-warm requests. Return the index of the last message to cache for one hour, or -1."""
+    async def on_request(self, request: ApiRequest) -> tuple[ApiRequest, int]:
+        """Stop the session's keep-warm requests. Return the request with the digests of its conversation.
+
+        The number is the index of the last message to cache for one hour, or -1.
+        """
         if not self._is_tracked(request):
-            return -1
+            return request, -1
         digests = await in_thread_if_large(len(request.raw), lambda: list(conversation_digests(request)))
-        self._digests_by_request[request.request_id] = digests
+        # Two requests of a client may have one id.
+        request = replace(request, conversation=digests)
         session = self._find_session(digests)
         if session is None:
-            return -1
+            return request, -1
         if session.task is not None:
             session.task.cancel()
         if request.model in self._fixed_models:
-            return -1
+            return request, -1
         tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
         is_alive = self._clock() - session.used < self.interval
         kept = session.one_hour_tokens if self._clock() - session.used < HOUR else 0
         new = tokens - (session.tokens if is_alive else kept)
         survival, prices = self.pauses.survival(*session.tenant_and_hour), self._prices_of(request.model)
         if should_cache_for_an_hour(new, tokens - kept, survival, prices):
-            return len(digests) - 1
-        return session.last_one_hour_message if kept else -1
+            return request, len(digests) - 1
+        return request, session.last_one_hour_message if kept else -1
 
     def on_finish(self, exchange: Exchange) -> None:
-        # Also after a failure, so that no digests remain.
-        digests = self._digests_by_request.pop(exchange.request_id, None)
         request, prefix = exchange.request, exchange.facts.prefix
+        digests = [] if request is None else list(request.conversation)
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
         if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
             return

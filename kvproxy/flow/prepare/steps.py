@@ -57,8 +57,8 @@ class SetBreakpoints:
         self._keep_warm = parts.keep_warm
 
     async def prepare(self, exchange: Exchange) -> None:
-        request = exchange.api_request
-        last_one_hour_message = await self._keep_warm.on_request(request)
+        request, last_one_hour_message = await self._keep_warm.on_request(exchange.api_request)
+        exchange.request = request
         if request.control.rule.breakpoints is not None:
             exchange.request = await in_thread_if_large(
                 len(request.raw), lambda: with_breakpoints(request, last_one_hour_message)

@@ -132,15 +132,23 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     return Workload(arrivals, size, (_ONLY_LENGTHS,) if has_only_lengths else (), has_only_lengths)
 
 
+_MAX_CHARACTERS = 2**31
+
+
 def read_text(path: Path, characters: int = -1) -> str:
     """Read a UTF-8 file, which may be gzipped, or its first characters. Raises TraceError."""
+    if path.exists() and not path.is_file() and not path.is_fifo():
+        raise TraceError(f"{path}, line 1: this is no file")
     try:
         with path.open("rb") as raw:
             opener: Any = gzip.open if raw.read(2) == b"\x1f\x8b" else open
         with opener(path, "rt", encoding="utf-8", errors="replace") as file:
-            return str(file.read(characters))
+            text = str(file.read(characters if characters >= 0 else _MAX_CHARACTERS + 1))
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
+    if len(text) > _MAX_CHARACTERS:
+        raise TraceError(f"{path}, line 1: the file unpacks to more than {_MAX_CHARACTERS:,} characters: split it")
+    return text
 
 
 def _read_lines(path: Path) -> list[_TraceLine]:

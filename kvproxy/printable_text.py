@@ -1,0 +1,22 @@
+"""Escapes characters that a terminal or a log would interpret instead of showing them."""
+
+# C0 and C1 controls could move the cursor or rename the window; bidirectional controls and separators reorder or split a line.
+_BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_LATER = (*range(0x7F, 0xA0), *_BIDIRECTIONAL, 0x2028, 0x2029)
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in (*range(0x20), *_LATER)}
+_LINE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _LATER}
+
+
+def escape_controls(text: str) -> str:
+    return text.translate(_ESCAPES)
+
+
+def escape_lines(text: str) -> str:
+    """Escape all controls but line breaks, and indent all lines but the first, so that a text cannot imitate another line."""
+    return text.translate(_LINE_ESCAPES).replace("\n", "\n  ")
+
+
+def escape_json_controls(document: str) -> str:
+    """Escape the controls that JSON permits in strings."""
+    return document.translate(_JSON_ESCAPES)

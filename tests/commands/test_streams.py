@@ -1,0 +1,48 @@
+"""Commands whose standard streams are closed or full, and inputs that do not end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands.run import kvproxy
+
+COMMAND = f"{sys.executable} -c 'from kvproxy.commands import main; main()'"
+
+
+def shell(line: str, data: Path) -> subprocess.CompletedProcess[str]:
+    environment = {"KVPROXY_DATA": str(data), "PATH": "/usr/bin:/bin"}
+    line = line.replace("kvproxy", COMMAND, 1)
+    return subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("command", ["log", "config check", "cache ls"])
+@pytest.mark.parametrize("closed", [">&-", "<&-", ">&- 2>&- <&-"])
+def test_a_closed_stream_is_like_dev_null(tmp_path: Path, command: str, closed: str) -> None:
+    done = shell(f"kvproxy {command} {closed}", tmp_path)
+    assert "unexpected" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 3)
+
+
+@pytest.mark.parametrize("command", ["config check", "--version", "--help", "config check --json"])
+def test_a_full_disk_is_named(tmp_path: Path, command: str) -> None:
+    done = shell(f"kvproxy {command} >/dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvproxy: cannot write (No space left on device)")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["log", "cache ls", "sessions", "log top"])
+def test_a_limit_beyond_every_table_is_refused(tmp_path: Path, command: str) -> None:
+    done = kvproxy(*command.split(), "--limit", "9" * 20, "--data", tmp_path)
+    assert done.returncode == 2
+    assert "2147483647" in done.stderr
+
+
+def test_a_device_is_no_trace() -> None:
+    done = kvproxy("simulate", "/dev/zero")
+    assert done.returncode != 0
+    assert "/dev/zero" in done.stderr
+    assert "no file" in done.stderr

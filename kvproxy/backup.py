@@ -6,22 +6,28 @@ import sqlite3
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, Field, TypeAdapter
 
 from kvproxy import __version__
 from kvproxy.data_folder import locked_folder
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.settings import Settings
+from kvproxy.units import format_bytes
 
 _MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 2**20
 _RESPONSES = "responses.db"
 _DATABASES = (_RESPONSES, "journal.db", "slots.db")
 _FILES = ("clients.json", "kvproxy.toml")
+_MAX_MANIFEST_BYTES = 2**16
+# Databases of texts compress to a tenth.
+_MAX_RATIO, _FREE_BYTES = 100, 64 * 2**20
 _SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
@@ -84,7 +90,8 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
     ):
         folder = Path(scratch)
         manifest = _read_manifest(tar, folder, archive)
-        digests: dict[str, str] = manifest["sha256"]
+        digests = manifest.sha256
+        _check_sizes(tar, digests, archive, settings.data)
         existing = [str(places[name]) for name in digests if places[name].exists()]
         if existing and not replace:
             raise InvalidRequest(f"{', '.join(existing)} would be overwritten: give --replace, or another --data")
@@ -96,7 +103,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
             sizes[name] = path.stat().st_size
         for name in digests:
             _replace_file(folder / name, places[name])
-    return BackupSummary(str(manifest["version"]), float(manifest["created"]), sizes)
+    return BackupSummary(manifest.version, manifest.created, sizes)
 
 
 def _files_to_back_up(settings: Settings) -> dict[str, Path]:
@@ -134,6 +141,17 @@ def _replace_file(source: Path, target: Path) -> None:
     shutil.move(source, target)
 
 
+class _Manifest(BaseModel):
+    """The file of an archive that describes the others; `sha256` has their digests by name."""
+
+    version: str = Field(pattern=r"^[0-9A-Za-z.+-]{1,64}$")
+    created: float = Field(strict=True, ge=0, le=2**40, allow_inf_nan=False)
+    sha256: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
+
+
+_MANIFEST_FORM = TypeAdapter(_Manifest)
+
+
 @contextmanager
 def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
@@ -147,15 +165,29 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
         raise InvalidRequest(f"cannot restore {archive} ({reason}): give a file of kvproxy backup") from None
 
 
-def _read_manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> dict[str, Any]:
+def _read_manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> _Manifest:
     try:
-        manifest = json.loads(_extract(tar, _MANIFEST, folder).read_bytes())
-        names = set(manifest["sha256"])
-    except (InvalidRequest, KeyError, TypeError, ValueError):
+        if tar.getmember(_MANIFEST).size > _MAX_MANIFEST_BYTES:
+            raise ValueError
+        manifest = _MANIFEST_FORM.validate_json(_extract(tar, _MANIFEST, folder).read_bytes())
+    except (InvalidRequest, KeyError, ValueError):
         raise InvalidRequest(f"{archive} is not a file of kvproxy backup") from None
-    if unknown := names - {*_DATABASES, *_FILES}:
+    if unknown := manifest.sha256.keys() - {*_DATABASES, *_FILES}:
         raise InvalidRequest(f"{archive} has the unknown file {min(unknown)!r}: it is of a later version")
-    return dict(manifest)
+    return manifest
+
+
+def _check_sizes(tar: tarfile.TarFile, names: Iterable[str], archive: Path, data: Path) -> None:
+    size = sum(member.size for member in tar.getmembers() if member.name in set(names))
+    packed, free = archive.stat().st_size, shutil.disk_usage(data).free
+    if size > _MAX_RATIO * packed + _FREE_BYTES:
+        raise InvalidRequest(
+            f"{archive} unpacks to {format_bytes(size)}, over {_MAX_RATIO} times its size: this is no backup"
+        )
+    if size > free:
+        raise InvalidRequest(
+            f"{archive} unpacks to {format_bytes(size)}, and {data} has {format_bytes(free)}: free space"
+        )
 
 
 def _extract(tar: tarfile.TarFile, name: str, folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """Backups of a running proxy, and their restoration."""
 
+import hashlib
 import io
 import itertools
 import json
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from kvproxy import backup
 from kvproxy.backup import restore_backup, write_backup
 from kvproxy.client_keys import add_client, all_clients
 from kvproxy.data_folder import locked_folder
@@ -127,7 +129,11 @@ def test_a_backup_is_restored_by_the_tarfile_of_python_3_11_2(
         ("clients.json", None, "is missing in the archive"),
         ("manifest.json", None, "is not a file of kvproxy backup"),
         ("manifest.json", b"[]", "is not a file of kvproxy backup"),
-        ("manifest.json", json.dumps({"sha256": {"../x": ""}}).encode(), "unknown file '../x'"),
+        (
+            "manifest.json",
+            json.dumps({"version": "1", "created": 1, "sha256": {"../x": "0" * 64}}).encode(),
+            "unknown file '../x'",
+        ),
     ],
 )
 def test_a_damaged_archive_changes_nothing(
@@ -190,3 +196,67 @@ def test_an_archive_that_does_not_fit_on_the_disk_is_refused_before_it_is_unpack
             tar.addfile(member, io.BytesIO(content))
     with pytest.raises(InvalidRequest, match=r"journal\.db in the archive has 1,000 bytes, and 100 are free"):
         restore_backup(load_settings(data=tmp_path / "data"), archive)
+
+
+def packed(folder: Path, manifest: bytes, files: dict[str, bytes]) -> Path:
+    archive = folder / "packed.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, content in {"manifest.json": manifest, **files}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return archive
+
+
+KEPT = b"[]"
+GOOD = {"version": "1.0", "created": 1.0, "sha256": {"clients.json": hashlib.sha256(KEPT).hexdigest()}}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"version": each} for each in ("\x1b[31m", "", 1, None, "x" * 100, "1\n2")),
+        *({"created": each} for each in ("x", None, True, -1, 1e300, [], "1e9")),
+        *(
+            {"sha256": each}
+            for each in (["clients.json"], {"clients.json": 1}, {"clients.json": "x"}, "clients.json", None)
+        ),
+        {"created": float("nan")},
+    ],
+)
+def test_a_manifest_is_checked_before_the_first_file_is_replaced(tmp_path: Path, changed: dict[str, object]) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "clients.json").write_bytes(b"before")
+    archive = packed(tmp_path, json.dumps(GOOD | changed).encode(), {"clients.json": KEPT})
+    done = kvproxy("restore", archive, "--data", data, "--replace")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a file of kvproxy backup" in done.stderr
+    assert (data / "clients.json").read_bytes() == b"before"
+    assert (
+        kvproxy(
+            "restore", packed(tmp_path, json.dumps(GOOD).encode(), {"clients.json": KEPT}), "--data", data, "--replace"
+        ).returncode
+        == 0
+    )
+    assert (data / "clients.json").read_bytes() == KEPT
+
+
+@pytest.mark.parametrize("manifest", [b"[" * 100_000, b"{}", b"null", b"\xff", b'{"version": 1}', b" " * 100_000])
+def test_an_odd_manifest_is_refused(tmp_path: Path, manifest: bytes) -> None:
+    done = kvproxy("restore", packed(tmp_path, manifest, {}), "--data", tmp_path / "data")
+    assert (done.returncode, "is not a file of kvproxy backup" in done.stderr) == (2, True)
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup, "_FREE_BYTES", 2**20)
+    bomb = b"0" * (64 * 2**20)
+    manifest = GOOD | {"sha256": {"journal.db": hashlib.sha256(bomb).hexdigest()}}
+    unpacked: list[str] = []
+    monkeypatch.setattr(backup, "_digest", lambda path: unpacked.append(path.name))
+    done = kvproxy(
+        "restore", packed(tmp_path, json.dumps(manifest).encode(), {"journal.db": bomb}), "--data", tmp_path / "d"
+    )
+    assert done.returncode == 2
+    assert "over 100 times its size" in done.stderr
+    assert unpacked == []

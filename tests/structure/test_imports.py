@@ -24,7 +24,7 @@ library: errors index open_response_cache settings units
 client_keys: errors index settings shared_state
 data_folder: errors index
 hugging_face_hub: errors index settings
-backup: data_folder errors settings
+backup: data_folder errors settings units
 optional_packages: errors
 exchange: apis backends.protocol index quotas settings trace_context
 quotas: errors index settings shared_state

@@ -121,6 +121,7 @@ _TEXTS = tuple(column.name for column in fields(Entry) if column.type is str)
 _COUNTS = (*(column.name for column in fields(Entry) if column.type is int), *_TOKENS)
 _NUMBERS = (*(column.name for column in fields(Entry) if column.type in (int, float)), *_TOKENS, "last_hit")
 _MAX_NUMBER = 2**40
+_MAX_ID = 512
 
 
 def _check_field(name: str, value: Any) -> None:
@@ -128,9 +129,14 @@ def _check_field(name: str, value: Any) -> None:
     if name in _TEXTS:
         is_required = name in ("id", "key", "namespace")
         is_valid = isinstance(value, str) and (value != "" or not is_required) and _is_unicode(value)
+        if is_valid and is_required:
+            # They occur in URLs and in output.
+            is_valid = value.isprintable() and len(value) <= _MAX_ID
     elif name in _NUMBERS:
         is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
         is_valid = is_number or (name in ("last_hit", *_TOKENS) and value is None)
+    elif name == "semantic":
+        is_valid = isinstance(value, bool)
     elif name == "tags":
         is_valid = all(map(_is_unicode, value))
     if not is_valid:

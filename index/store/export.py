@@ -1,8 +1,9 @@
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from kvproxy.index.entry import Entry
+from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.entry_redaction import Redactor, redact_entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store.store import Store
@@ -17,6 +18,19 @@ def export_lines(store: Store) -> Iterator[bytes]:
 
 def read_lines(lines: bytes) -> list[Entry]:
     return list({entry.key: entry for entry in _entries(lines)}.values())
+
+
+def new_entries(
+    store: Store, entries: Iterable[Entry], is_servable: Callable[[Entry], bool] = lambda entry: True
+) -> list[Entry]:
+    """Return the servable entries whose cache keys are not stored yet. An id that another entry has is replaced."""
+    found, ids = [], set[str]()
+    for entry in entries:
+        if not store.has_key(entry.key) and is_servable(entry):
+            is_taken = entry.id in ids or store.get(entry.id) is not None
+            found.append(replace(entry, id=new_id()) if is_taken else entry)
+            ids.add(found[-1].id)
+    return found
 
 
 def _entries(lines: bytes) -> Iterator[Entry]:
@@ -38,14 +52,19 @@ def _error_reason(error: Exception) -> str:
     return "not a JSON object" if isinstance(error, TypeError) else str(error)
 
 
-def import_into(store: Store, entries: Sequence[Entry], redact: Redactor | None = None) -> int:
-    """Store the entries whose cache keys are not stored yet, redacted, and return their number.
+def import_into(
+    store: Store,
+    entries: Sequence[Entry],
+    redact: Redactor | None = None,
+    is_servable: Callable[[Entry], bool] = lambda entry: True,
+) -> int:
+    """Store the servable entries whose cache keys are not stored yet, redacted, and return their number.
 
     The proxy embeds them at its next start.
     """
     imported = 0
     for start in range(0, len(entries), IMPORT_BATCH):
-        new = [entry for entry in entries[start : start + IMPORT_BATCH] if not store.has_key(entry.key)]
+        new = new_entries(store, entries[start : start + IMPORT_BATCH], is_servable)
         redacted = new if redact is None else [redact_entry(entry, redact) for entry in new]
         puts = [NewEntry(entry) for entry in redacted if entry is not None]
         store.put_many(puts)

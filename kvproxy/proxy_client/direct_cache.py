@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from kvproxy.apis.imported_entry import is_servable
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.index.entry_redaction import RedactionFailed, Redactor
 from kvproxy.index.errors import ImportFailed
@@ -90,7 +91,7 @@ class DirectCache:
     def import_(self, lines: bytes) -> dict[str, int]:
         try:
             entries = read_lines(lines)
-            imported = import_into(self._store, entries, self._redact)
+            imported = import_into(self._store, entries, self._redact, is_servable)
         except ImportFailed as error:
             raise InvalidRequest(str(error)) from None
         except RedactionFailed as error:

@@ -7,6 +7,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvproxy.apis.api_request import parse_body
+from kvproxy.apis.imported_entry import is_servable
 from kvproxy.errors import InvalidRequest, NotFound
 from kvproxy.http.admin.replies import parse_choice, parse_duration, parse_limit_and_offset, reply
 from kvproxy.http.request_bodies import read_body
@@ -14,7 +15,7 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
-from kvproxy.index.store.export import IMPORT_BATCH, export_lines, read_lines
+from kvproxy.index.store.export import IMPORT_BATCH, export_lines, new_entries, read_lines
 
 _USAGE_KEYS: tuple[UsageKey, ...] = get_args(UsageKey)
 _TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
@@ -141,8 +142,7 @@ async def import_(request: Request) -> Response:
         raise InvalidRequest(str(error)) from None
     store, imported = app.answerer.store, 0
     for start in range(0, len(entries), IMPORT_BATCH):
-        batch = entries[start : start + IMPORT_BATCH]
-        fresh = [entry for entry in batch if not await asyncio.to_thread(store.has_key, entry.key)]
+        fresh = await asyncio.to_thread(new_entries, store, entries[start : start + IMPORT_BATCH], is_servable)
         imported += await app.answerer.cache.insert_many(fresh)
     return reply({"imported": imported, "skipped": len(entries) - imported})
 

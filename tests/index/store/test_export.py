@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.apis.imported_entry import is_servable
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from tests.index.conftest import MakeStore
@@ -101,6 +102,14 @@ def test_an_impossible_number_is_bounded_and_keeps_no_other_entry_away(name: str
         {"response": "text"},
         {"request": {"a": float("inf")}},
         {"id": ""},
+        {"id": "\u0000"},
+        {"id": "a\x1b[2J"},
+        {"id": "x" * 600},
+        {"key": "\u202e"},
+        {"semantic": "no"},
+        {"semantic": 1},
+        {"semantic": None},
+        {"semantic": []},
         {"key": None},
     ],
 )
@@ -119,3 +128,32 @@ def test_an_invalid_entry_is_refused_with_its_line(changed: dict[str, Any]) -> N
 def test_a_line_of_another_file_is_refused_with_its_reason(line: bytes, reason: str) -> None:
     with pytest.raises(ImportFailed, match=re.escape(f"line 1 is no exported response ({reason})")):
         read_lines(line)
+
+
+def test_an_id_of_another_entry_is_replaced(make_store: MakeStore) -> None:
+    store, first = make_store(), make_entry("one").document()
+    lines = [json.dumps(first | {"key": key}).encode() for key in ("a", "b", "c")]
+    assert import_into(store, read_lines(lines[0])) == 1
+    assert import_into(store, read_lines(b"\n".join(lines))) == 2
+    ids = [entry.id for entry in store.entries()]
+    assert first["id"] in ids
+    assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("response", [{"choices": "x"}, {"error": "x"}, {"choices": []}, {}, {"choices": [None]}])
+def test_a_response_that_no_backend_could_store_is_not_imported(
+    make_store: MakeStore, response: dict[str, Any]
+) -> None:
+    message = {"role": "assistant", "content": "a"}
+    good = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    document = make_entry("one", endpoint="chat").document() | {"request": {"model": "m", "messages": []}}
+    lines = [
+        json.dumps(document | {"key": key, "response": each}).encode() for key, each in enumerate_keys(good, response)
+    ]
+    store = make_store()
+    assert import_into(store, read_lines(b"\n".join(lines)), None, is_servable) == 1
+    assert [entry.key for entry in store.entries()] == ["k0"]
+
+
+def enumerate_keys(*responses: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"k{number}", response) for number, response in enumerate(responses)]

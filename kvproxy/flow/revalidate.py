@@ -114,7 +114,8 @@ class Revalidator:
         kept = {tag for tag in entry.tags if not tag.startswith(PROVIDER_ID_TAG)}
         tags = tuple(sorted({*served.control.tags, *kept}))
         control = replace(served.control, tags=tags, confirm=False)
-        request = replace(served, control=control, request_id=_REQUEST_ID_PREFIX + served.request_id)
+        # It does not continue the conversation of the client.
+        request = replace(served, control=control, request_id=_REQUEST_ID_PREFIX + served.request_id, conversation=())
         key = exchange.cache_key
         if key.exact != entry.key:
             own = replace(request, body=as_object(loads(entry.request)), raw=entry.request)

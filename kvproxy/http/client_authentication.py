@@ -74,6 +74,9 @@ class Clients:
                 return client
         return None
 
+    def was_removed(self, client: ClientSettings) -> bool:
+        return self.requires_key and not any(digest in self._known for digest in client.digests)
+
     def knows(self, header: str) -> bool:
         """Whether the value of a header is the key of a client, also an expired one."""
         return key_digest(_without_bearer(header)) in self._known
@@ -132,7 +135,14 @@ class ClientGuard:
         self._authenticate(scope, client)
         quota = self._quotas.get(client)
 
+        was_removed = False
+
         async def labelled(message: Message) -> None:
+            nonlocal was_removed
+            if message.get("more_body") and not was_removed and self._clients.was_removed(client):
+                was_removed = True
+                # The response ends with this error, if it is a stream of events, or breaks off.
+                raise Unauthorized("the API key of this request was removed: ask the operator for another one")
             if message["type"] == "http.response.start":
                 self._metrics.count_client_request(client.name, message["status"])
                 if limits := quota.headers():

@@ -1,5 +1,6 @@
 """Paused sessions in front of a provider with short lifetimes: keep-warm requests, their budget, and one-hour breakpoints."""
 
+import asyncio
 import contextlib
 import math
 import sqlite3
@@ -287,3 +288,15 @@ async def test_concurrent_requests_with_one_id_keep_their_own_conversations(tmp_
     assert [each.request_id for each in tracked] == ["id", "id"]
     assert [list(each.conversation) for each in tracked] == [list(conversation_digests(each)) for each in requests]
     assert tracked[0].conversation != tracked[1].conversation
+
+
+def test_a_request_that_ends_after_the_shutdown_begins_no_keep_warm_requests(tmp_path: Path) -> None:
+    upstream = AnthropicUpstream()
+    with proxied(tmp_path, upstream, 10, 900, breakpoints="5m", keep_warm_tokens=10**9) as (client, services):
+        ask(client, "one")
+        until(lambda: sessions(services))
+        loop = sessions(services)[0].task.get_loop()
+        asyncio.run_coroutine_threadsafe(services.answerer.keep_warm.close(), loop).result(10)
+        ask(client, "another conversation")
+        until(lambda: len(sessions(services)) == 2)
+        assert sessions(services)[1].task is None

@@ -1,12 +1,17 @@
 """Clients and their keys: who has none is turned away, each is a tenant of its own, and no key leaves the proxy."""
 
+import asyncio
 import json
 import stat
+import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from kvproxy.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
@@ -17,7 +22,7 @@ from tests.commands.run import kvproxy
 from tests.http.conftest import Recorder
 from tests.polling import until
 from tests.requests import post
-from tests.servers import run_proxy
+from tests.servers import run_proxy, run_upstream
 from tests.statuses import makes_entry
 
 
@@ -195,3 +200,46 @@ def test_the_upstream_receives_no_key_of_another_client(tmp_path: Path, recorder
     for headers in recorder.headers:
         assert not {mine, other} & {value.removeprefix("Bearer ") for value in headers.values()}
         assert headers["x-goog-api-key"] == "own"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/events", "/v1/file"])
+def test_a_response_ends_when_its_client_is_removed(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream may last for an hour."""
+    monkeypatch.setattr(client_authentication, "_CHECK_SECONDS", 0.05)
+    ended = threading.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+                await asyncio.sleep(0.02)
+        finally:
+            ended.set()
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        media = "application/octet-stream" if request.url.path == "/v1/file" else "text/event-stream"
+        return StreamingResponse(parts(), media_type=media) if request.method == "POST" else Response()
+
+    with run_upstream(answer) as upstream:
+        found = settings(tmp_path, upstream)
+        key, _ = add_client(found, "one"), add_client(found, "two")
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        received, error = b"", None
+        with run_proxy(found) as (url, _), httpx.Client(timeout=30) as client:
+            headers = {"authorization": f"Bearer {key}"}
+            with client.stream("POST", url + path, json=body, headers=headers) as response:
+                assert response.status_code == 200
+                try:
+                    for part in response.iter_bytes():
+                        if not received:
+                            remove_client(found, "one")
+                        received += part
+                except httpx.RemoteProtocolError as broken:
+                    error = broken
+            # The upstream is not read further.
+            assert ended.wait(10)
+    if path == "/v1/file":
+        assert error is not None
+    else:
+        assert b"the API key of this request was removed" in received.split(b"data: ")[-1]

@@ -73,6 +73,7 @@ class KeepWarm:
         self._pin = pin
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._bytes = 0
+        self._is_closed = False
         self._budgets: dict[tuple[str, str], TokenBucket] = {}
         # Models whose provider writes the whole prefix again if the lifetime of a breakpoint changes.
         self._fixed_models: set[str] = set()
@@ -139,7 +140,7 @@ class KeepWarm:
         self._bytes += len(request.raw)
         while len(self._sessions) > _MAX_SESSIONS or self._bytes > _MAX_BYTES:
             self._remove(next(iter(self._sessions.values())))
-        if session in self._sessions.values():
+        if session in self._sessions.values() and not self._is_closed:
             session.task = asyncio.create_task(self._keep_prefix(session))
 
     def _prices_of(self, model: str) -> PriceSettings:
@@ -225,7 +226,7 @@ class KeepWarm:
             return False
         control = replace(session.request.control, no_cache=True, no_store=True, warming=True, tags=(KEEP_WARM_TAG,))
         id = f"{KEEP_WARM_TAG}-{session.request.request_id}"
-        request = replace(session.request, body=body, raw=dumps(body), control=control, request_id=id)
+        request = replace(session.request, body=body, raw=dumps(body), control=control, request_id=id, conversation=())
         exchange = Exchange(request.api.name, id, request.tenant, self._clock(), request=request)
         session.used = exchange.arrived
         try:
@@ -237,6 +238,8 @@ class KeepWarm:
         return prefix is not None and 2 * prefix.cached_tokens > session.tokens
 
     async def close(self) -> None:
+        # A request may end later, and must not begin keep-warm requests.
+        self._is_closed = True
         await cancel_tasks(session.task for session in self._sessions.values() if session.task is not None)
 
 

@@ -91,7 +91,7 @@ def restore_backup(settings: Settings, archive: Path, *, replace: bool = False) 
         folder = Path(scratch)
         manifest = _read_manifest(tar, folder, archive)
         digests = manifest.sha256
-        _check_sizes(tar, digests, archive, settings.data)
+        _check_sizes(tar, digests, archive)
         existing = [str(places[name]) for name in digests if places[name].exists()]
         if existing and not replace:
             raise InvalidRequest(f"{', '.join(existing)} would be overwritten: give --replace, or another --data")
@@ -177,16 +177,11 @@ def _read_manifest(tar: tarfile.TarFile, folder: Path, archive: Path) -> _Manife
     return manifest
 
 
-def _check_sizes(tar: tarfile.TarFile, names: Iterable[str], archive: Path, data: Path) -> None:
-    size = sum(member.size for member in tar.getmembers() if member.name in set(names))
-    packed, free = archive.stat().st_size, shutil.disk_usage(data).free
+def _check_sizes(tar: tarfile.TarFile, names: Iterable[str], archive: Path) -> None:
+    size, packed = sum(member.size for member in tar.getmembers() if member.name in set(names)), archive.stat().st_size
     if size > _MAX_RATIO * packed + _FREE_BYTES:
         raise InvalidRequest(
             f"{archive} unpacks to {format_bytes(size)}, over {_MAX_RATIO} times its size: this is no backup"
-        )
-    if size > free:
-        raise InvalidRequest(
-            f"{archive} unpacks to {format_bytes(size)}, and {data} has {format_bytes(free)}: free space"
         )
 
 

@@ -1,6 +1,6 @@
 """Decides how a provider should keep a session's prompt prefix cached during the pause before the next request.
 
-A provider such as Anthropic drops a prefix five minutes after its last use, or after one hour at a higher price. A keep-warm
+A provider such as Anthropic drops a prefix some minutes after its last use, or after one hour at a higher price. A keep-warm
 request is a use that only keeps the prefix cached. The policy minimises the expected price, given the earlier pauses.
 """
 
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from kvproxy.providers.cache_rules import ANTHROPIC_LIFETIMES
 from kvproxy.settings.journal import PriceSettings
 
-KEEP_WARM_SECONDS = 290.0
-"""Interval of keep-warm requests for a prefix that expires after five minutes."""
-HOUR = 3_600.0
+KEEP_WARM_SECONDS = ANTHROPIC_LIFETIMES["5m"] - 10.0
+"""Interval of keep-warm requests for a prefix with the shorter lifetime, in seconds."""
+HOUR = ANTHROPIC_LIFETIMES["1h"]
 _MOST_REQUESTS = 12
 # Upper bounds of the classes of pauses, in seconds.
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
@@ -21,8 +22,6 @@ _LIKELY = 0.95
 _PRIOR_WEIGHT = 500.0  # Number of pauses that a prior distribution counts as.
 # Number of pauses in each class, in 60 Claude Code sessions (callanjfox/kv-cache-tester); the last one counts ends of sessions.
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
-ANTHROPIC_PRICES = PriceSettings(input=1.0, cached=0.1, write_5m=1.25, write_1h=2.0)
-"""Prices as multiples of the price of uncached tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,30 @@
 """Reads the prefix reuse that a server reports, in the formats of all supported servers."""
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvproxy.apis.json import MAX_TOKENS, Json, JsonMap, JsonObject, as_token_count, field, loads
 from kvproxy.apis.sse import Event
 from kvproxy.units import MAX_SECONDS
 
-_PROMPT, _COMPLETION = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
-_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens", "prompt_cache_hit_tokens")
+_PROMPT = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount")
+_COMPLETION = ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount", "thoughtsTokenCount")
+# Reported beside the uncached prompt tokens.
+_READ = ("cache_read_input_tokens", "cacheReadInputTokens")
+_WRITTEN = ("cache_creation_input_tokens", "cacheWriteInputTokens")
+_CACHED = ("prompt_cache_hit_tokens", "cachedContentTokenCount", "cached_prompt_text_tokens", "num_cached_tokens")
+_DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _log = logging.getLogger("kvproxy")
-_MARKS = (b'"usage"', b'"timings"')
+_MARKS = (b'"usage"', b'"usageMetadata"', b'"timings"')
 
 
 class PrefixReuse(NamedTuple):
     """How many tokens of a prompt came from a prefix cache.
 
     Attributes:
-        written_5m, written_1h: tokens that the provider cached for five minutes or one hour; None if not reported.
+        written_5m, written_1h: tokens that the provider cached for its shorter or only lifetime (Anthropic: five minutes,
+            OpenAI: 30 minutes), and for one hour; None if not reported.
         tier_tokens: the part of `cached_tokens` from tiers (host memory, disk, Redis).
     """
 
@@ -28,36 +35,80 @@ class PrefixReuse(NamedTuple):
     tier_tokens: int = 0
 
 
+class _ContradictionError(ValueError):
+    pass
+
+
 def reported_reuse(response: JsonMap) -> PrefixReuse | None:
     """Return the prefix reuse that a complete response reports; None if it has no report, or an impossible one.
 
-    OpenAI, vLLM and SGLang report `usage.prompt_tokens_details.cached_tokens` (`input_tokens_details` in Responses),
-    llama.cpp `timings.cache_n`, DeepSeek `prompt_cache_hit_tokens`. Anthropic counts `cache_read_input_tokens` and
-    `cache_creation_input_tokens` beside `input_tokens`.
+    OpenAI, OpenRouter, xAI, Mistral, vLLM, and SGLang report `usage.prompt_tokens_details.cached_tokens`
+    (`input_tokens_details` in Responses), and OpenAI and OpenRouter also `cache_write_tokens` there; llama.cpp
+    `timings.cache_n`; DeepSeek `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`; Gemini
+    `usageMetadata.cachedContentTokenCount`. These are parts of the prompt. Anthropic counts `cache_read_input_tokens` and
+    `cache_creation_input_tokens`, and Bedrock `cacheReadInputTokens` and `cacheWriteInputTokens`, beside the input tokens.
     """
-    usage, timings = response.get("usage"), response.get("timings")
-    prompt, read = as_token_count(field(usage, "input_tokens")), as_token_count(field(usage, "cache_read_input_tokens"))
-    if prompt is not None and read is not None:
-        written = as_token_count(field(usage, "cache_creation_input_tokens")) or 0
-        hour = as_token_count(field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")) or 0
-        return PrefixReuse(prompt + read + written, read, max(0, written - hour), min(hour, written))
-    prompt = as_token_count(field(usage, "prompt_tokens")) if prompt is None else prompt
-    fields = (
-        field(field(usage, "prompt_tokens_details"), "cached_tokens"),
-        field(field(usage, "input_tokens_details"), "cached_tokens"),
-        field(usage, "prompt_cache_hit_tokens"),
-        field(timings, "cache_n"),
-    )
-    cached = next((count for each in fields if (count := as_token_count(each)) is not None), None)
+    try:
+        return _read_reuse(response)
+    except _ContradictionError:
+        return None
+
+
+def _usage_of(response: JsonMap) -> Json:
+    usage = response.get("usage")
+    return usage if isinstance(usage, dict) else response.get("usageMetadata")
+
+
+def _read_reuse(response: JsonMap) -> PrefixReuse | None:
+    usage, timings = _usage_of(response), response.get("timings")
+    uncached = _first_count(usage, ("input_tokens", "inputTokens"))
+    if uncached is not None and (read := _first_count(usage, _READ)) is not None:
+        return _reuse_beside_input(usage, uncached, read)
+    prompt = _first_count(usage, ("input_tokens", "prompt_tokens", "inputTokens", "promptTokenCount"))
+    details = [field(usage, name) for name in _DETAILS]
+    counts = [as_token_count(field(each, "cached_tokens")) for each in details]
+    counts += [as_token_count(field(usage, name)) for name in _CACHED]
+    known = [count for count in counts if count is not None]
+    cached = known[0] if known else as_token_count(field(timings, "cache_n"))
     if prompt is None and cached is not None and (computed := as_token_count(field(timings, "prompt_n"))) is not None:
         # llama.cpp streams timings always, but usage only on request.
         prompt = cached + computed
-    return None if prompt is None or cached is None or cached > prompt else PrefixReuse(prompt, cached)
+    if prompt is None or cached is None:
+        return None
+    if len(set(known)) > 1:
+        raise _ContradictionError(
+            f"both {known[0]:,} and {next(each for each in known if each != cached):,} are cached"
+        )
+    written = next(
+        (count for each in details if (count := as_token_count(field(each, "cache_write_tokens"))) is not None), None
+    )
+    if cached + (written or 0) > prompt:
+        verb = "cached" if written is None else "cached or written"
+        raise _ContradictionError(f"{cached + (written or 0):,} of {prompt:,} prompt tokens are reported as {verb}")
+    missed = as_token_count(field(usage, "prompt_cache_miss_tokens"))
+    if missed is not None and cached + missed != prompt:
+        raise _ContradictionError(f"{cached:,} cached and {missed:,} other tokens are not {prompt:,} prompt tokens")
+    return PrefixReuse(prompt, cached, written, None if written is None else 0)
+
+
+def _reuse_beside_input(usage: Json, uncached: int, read: int) -> PrefixReuse:
+    written, lifetimes = _first_count(usage, _WRITTEN) or 0, field(usage, "cache_creation")
+    hour = as_token_count(field(lifetimes, "ephemeral_1h_input_tokens")) or 0
+    short = as_token_count(field(lifetimes, "ephemeral_5m_input_tokens"))
+    if hour > written or (short is not None and short + hour != written):
+        raise _ContradictionError(
+            f"{(short or 0) + hour:,} tokens are reported as written by lifetime, and {written:,} together"
+        )
+    return PrefixReuse(uncached + read + written, read, written - hour, hour)
+
+
+def _first_count(usage: Json, names: Sequence[str]) -> int | None:
+    return next((count for name in names if (count := as_token_count(field(usage, name))) is not None), None)
 
 
 def tokens_used(response: JsonMap) -> int | None:
     """Return the sum of prompt and completion tokens that a response reports; None if it reports none, or impossible ones."""
-    usage = response.get("usage")
+    usage = _usage_of(response)
     reported = [count for name in (*_PROMPT, *_COMPLETION) if (count := field(usage, name)) is not None]
     counts = [count for each in reported if (count := as_token_count(each)) is not None]
     return sum(counts) if counts and len(counts) == len(reported) else None
@@ -65,15 +116,18 @@ def tokens_used(response: JsonMap) -> int | None:
 
 def usage_problem(response: JsonMap) -> str | None:
     """Return why the usage in a response is impossible, such as `prompt_tokens is -1`; None if it is possible."""
-    usage = response.get("usage")
-    for name in (*_PROMPT, *_COMPLETION, *_CACHED):
-        value = field(usage, name)
+    usage = _usage_of(response)
+    numbers = [(name, field(usage, name)) for name in (*_PROMPT, *_COMPLETION, *_READ, *_WRITTEN, *_CACHED)]
+    numbers += [
+        (name, field(field(usage, each), name)) for each in _DETAILS for name in ("cached_tokens", "cache_write_tokens")
+    ]
+    for name, value in numbers:
         if isinstance(value, int | float) and as_token_count(value) is None:
             return f"{name} is {_short(value)}, which is not a whole number from 0 to {MAX_TOKENS:,}"
-    for details, prompt_name in (("prompt_tokens_details", "prompt_tokens"), ("input_tokens_details", "input_tokens")):
-        cached, prompt = field(field(usage, details), "cached_tokens"), field(usage, prompt_name)
-        if isinstance(cached, int | float) and isinstance(prompt, int) and not 0 <= cached <= prompt:
-            return f"{_short(cached)} of {_short(prompt)} prompt tokens are reported as cached"
+    try:
+        _read_reuse(response)
+    except _ContradictionError as problem:
+        return str(problem)
     return None
 
 
@@ -113,7 +167,7 @@ class ReuseReader:
         except ValueError:
             return
         for holder in (part, field(part, "message"), field(part, "response")):
-            self._usage |= _without_nulls(field(holder, "usage"))
+            self._usage |= _without_nulls(field(holder, "usage")) | _without_nulls(field(holder, "usageMetadata"))
             self._timings |= _without_nulls(field(holder, "timings"))
         response: JsonObject = {"usage": self._usage, "timings": self._timings}
         self.reuse = reported_reuse(response) or self.reuse

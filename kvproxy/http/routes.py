@@ -44,6 +44,7 @@ from kvproxy.http.services import services
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.providers.prices import ModelPrices
 
 _DOUBLED = b"/v1/v1/"
 _TAILS = tuple(api.path.removeprefix("/v1") for api in APIS.values())
@@ -191,7 +192,7 @@ async def metrics(request: Request) -> Response:
         found.learned.set(overall)
     found.lost_records.set(answerer.journal.lost)
     with contextlib.suppress(KvproxyError):
-        read, prices = answerer.journal.read, app.settings.journal.prices
+        read, prices = answerer.journal.read, ModelPrices(app.settings.journal)
         for saving in await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []):
             found.savings.set(saving, saving.name)
         found.set_forecasts(await app.forecasts())

@@ -12,6 +12,7 @@ from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
 from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, hit_price, price_of, storage_price
 
 _MAX_SAMPLED = 5_000
@@ -108,7 +109,7 @@ def savings_report(
         seconds_ago: seconds before now; counts whole UTC days from that time on. None counts all days.
     """
     wrong = _wrong_hit_interval(comparison_counts)
-    rows = savings(reader, by, journal.prices, wrong, first_utc_day(seconds_ago))
+    rows = savings(reader, by, ModelPrices(journal), wrong, first_utc_day(seconds_ago))
     layers = Counter[str]()
     for row in reader.totals("layer", first_utc_day(seconds_ago)):
         layers[row.layer] += row.requests

@@ -19,6 +19,7 @@ from kvproxy.offline.prefix_estimate import (
     reused_blocks,
     tokenize_request,
 )
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.settings import Settings
 from kvproxy.settings.journal import MILLION, PriceSettings, hit_price, price_of
 from kvproxy.upstreams.prompt_tokenizer import prompt_input
@@ -134,7 +135,8 @@ async def estimate(
     alone = estimate_prefix_reuse(every, block_size, [point.blocks for point in prefix.points])
     reused = iter(reused_blocks(block_chains(every, block_size)))
     shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
-    prices = [price_of(each.request.model, settings.journal.prices) for each in replayed]
+    known_prices = ModelPrices(settings.journal)
+    prices = [price_of(each.request.model, known_prices) for each in replayed]
     savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
     known_ids: set[object] = set()
     for (each, tokens), share, price in zip(pairs, shares, prices, strict=True):

@@ -31,10 +31,9 @@ from kvproxy.offline.log_formats.log_format import LoggedRequest
 from kvproxy.offline.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
 from kvproxy.offline.simulate.trace_reader import TraceSession
 from kvproxy.provider_cache_policy import PauseTimes
+from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits
 from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
 
-# Anthropic's prices as multiples of the input price.
-RELATIVE_PRICES = {"*": PriceSettings(input=1, cached=0.1, write_5m=1.25, write_1h=2)}
 _BATCH = 64
 _FIRST_TRACE_NUMBER = 10_000_000
 
@@ -84,8 +83,9 @@ def report_sessions(
     """Assign requests to sessions, and find the cause of each prompt token that was not reused."""
     models = {request.body.get("model") for request in requests}
     models |= {request.get("model") for trace in traces for request in trace.requests}
-    is_relative = not all(price_of(str(model), settings.prices) for model in models)
-    prices = RELATIVE_PRICES if is_relative else settings.prices
+    prices: Mapping[str, PriceSettings] = ModelPrices(settings)
+    is_relative = not all(price_of(str(model), prices) for model in models)
+    prices = RelativePrices() if is_relative else prices
     turns, without_usage = _turns_of_requests(requests, prices, progress)
     for trace in traces:
         turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
@@ -168,7 +168,7 @@ def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, Pr
         shared = min(prompt, common_prefix_length(before, ids) * trace.block_size)
         pause = None if ended is None else max(0.0, time - ended)
         model = str(row.get("model", ""))
-        is_expired = pause is not None and pause > (price_of(model, prices) or PriceSettings()).ttl
+        is_expired = pause is not None and pause > cache_limits(model, prices).lifetime
         reused = 0 if is_expired else shared
         lost = lost_tokens(prompt, reused, ExpectedReuse(tokens=shared, expired=is_expired))
         seconds, out = row.get("api_time"), row.get("out")

@@ -24,6 +24,7 @@ from kvproxy.journal.sessions.session_reader import (
     Turn,
     turn_tree,
 )
+from kvproxy.providers.prices import ModelPrices
 from kvproxy.proxy_client.client import ProxyClient, client_of_running_proxy, configured_url, quote_path_segment
 from kvproxy.settings import load_settings
 
@@ -125,7 +126,7 @@ class DirectJournal:
         return self._sessions().ledger(self._settings.journal.currency, first_utc_day(since))
 
     def _sessions(self) -> SessionReader:
-        return SessionReader(self.reader, self._settings.journal.prices)
+        return SessionReader(self.reader, ModelPrices(self._settings.journal))
 
     def request_bodies(self, prompts: Sequence[PromptCount]) -> Generator[JsonObject | None]:
         """Yield the request body of each prompt, from the store or the journal; None if neither has it."""

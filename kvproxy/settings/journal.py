@@ -20,8 +20,12 @@ class PriceSettings(Section):
     )
     storage: float = Field(0.0, ge=0, description="Price of storing reused prompt tokens for one hour, as in Gemini.")
     output: float = Field(0.0, ge=0, description="Price of response tokens.")
-    least_cached_tokens: int = Field(1_024, ge=0, description="Length of the shortest prefix that the provider caches.")
-    ttl: Seconds = Field(300.0, gt=0, description="Time after which the provider drops an unused prefix.")
+    least_cached_tokens: int | None = Field(
+        None, ge=0, description="Length of the shortest prefix that the provider caches; by default its published rule."
+    )
+    ttl: Seconds | None = Field(
+        None, gt=0, description="Time after which the provider drops an unused prefix; by default its published rule."
+    )
 
     @property
     def price_of_reuse(self) -> float:
@@ -71,7 +75,8 @@ class JournalSettings(Section):
     prices: Annotated[dict[str, Annotated[PriceSettings, _TABLES]], _TABLES] = Field(
         {},
         description="Prices by model: tables with input, cached, write_5m, write_1h, storage and output per million"
-        " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies.",
+        " tokens, and with least_cached_tokens and ttl. Names may contain *; the first match applies. By default, the list"
+        " prices of the providers in USD.",
     )
 
 

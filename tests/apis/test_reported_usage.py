@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse
+from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse, usage_problem
 from kvproxy.apis.sse import Event
 
 
@@ -46,6 +46,75 @@ def test_anthropic_reports_written_tokens_by_lifetime() -> None:
     assert reported_reuse({"usage": usage}) == PrefixReuse(102, 90, 7, 0)
     hour: JsonObject = {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4}
     assert reported_reuse({"usage": {**usage, "cache_creation": hour}}) == PrefixReuse(102, 90, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("response", "reuse"),
+    [
+        # OpenAI (GPT-5.6 and later) and OpenRouter report writes inside the prompt.
+        (
+            {"usage": {"input_tokens": 7521, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 6001}}},
+            PrefixReuse(7521, 0, 6001, 0),
+        ),
+        (
+            {"usage": {"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 30}}},
+            PrefixReuse(90, 40, 30, 0),
+        ),
+        # Gemini.
+        ({"usageMetadata": {"promptTokenCount": 90, "cachedContentTokenCount": 40}}, PrefixReuse(90, 40)),
+        # Bedrock's Converse counts both beside the input.
+        (
+            {"usage": {"inputTokens": 5, "outputTokens": 1, "cacheReadInputTokens": 90, "cacheWriteInputTokens": 7}},
+            PrefixReuse(102, 90, 7, 0),
+        ),
+        # DeepSeek reports the same number twice.
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 20,
+                    "prompt_tokens_details": {"cached_tokens": 16},
+                    "prompt_cache_hit_tokens": 16,
+                    "prompt_cache_miss_tokens": 4,
+                }
+            },
+            PrefixReuse(20, 16),
+        ),
+        # xAI and Mistral.
+        (
+            {"usage": {"prompt_tokens": 20, "prompt_tokens_details": {"text_tokens": 20, "cached_tokens": 8}}},
+            PrefixReuse(20, 8),
+        ),
+        ({"usage": {"prompt_tokens": 20, "num_cached_tokens": 8}}, PrefixReuse(20, 8)),
+    ],
+)
+def test_writes_and_reads_of_each_provider(response: JsonObject, reuse: PrefixReuse) -> None:
+    assert reported_reuse(response) == reuse
+    assert usage_problem(response) is None
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": 20, "prompt_cache_hit_tokens": 16, "prompt_cache_miss_tokens": 5},
+        {"prompt_tokens": 20, "prompt_cache_hit_tokens": 16, "prompt_tokens_details": {"cached_tokens": 15}},
+        {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 5}},
+        {
+            "input_tokens": 5,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 7,
+            "cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 5},
+        },
+    ],
+)
+def test_contradictory_usage_is_unknown_and_reported(usage: JsonObject) -> None:
+    assert reported_reuse({"usage": usage}) is None
+    assert usage_problem({"usage": usage}) is not None
+
+
+def test_a_stream_of_gemini_reports_its_reuse() -> None:
+    reader = ReuseReader()
+    reader.push(Event(b'{"candidates": [], "usageMetadata": {"promptTokenCount": 9, "cachedContentTokenCount": 4}}'))
+    assert reader.reuse == PrefixReuse(9, 4)
 
 
 def test_a_stream_reports_in_one_or_several_events() -> None:

@@ -24,9 +24,12 @@ from kvproxy.offline.pause_costs import (
     tokens_still_cached,
 )
 from kvproxy.offline.transcripts import read_transcripts
-from kvproxy.provider_cache_policy import ANTHROPIC_PRICES, PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.provider_cache_policy import PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.providers.prices import relative_prices
 from kvproxy.settings.journal import PriceSettings
 from tests.benchmarks.options import read_options
+
+ANTHROPIC_PRICES = relative_prices("claude-opus-4-8")
 
 
 def read_sessions(path: Path) -> list[Session]:

@@ -10,14 +10,16 @@ import pytest
 
 from kvproxy.offline.pause_costs import Session, SessionStep, provider_policy_price, session_price
 from kvproxy.provider_cache_policy import (
-    ANTHROPIC_PRICES,
     HOUR,
     KEEP_WARM_SECONDS,
     PauseTimes,
     keep_warm_requests,
     should_cache_for_an_hour,
 )
+from kvproxy.providers.prices import relative_prices
 from tests.benchmarks.pauses import compare_policies, learn, lowest_price, read_sessions, warm_price
+
+ANTHROPIC_PRICES = relative_prices("claude-opus-4-8")
 
 
 def _times(*pauses: float, repeat: int = 1_000, client: str = "", hour: int = 0) -> PauseTimes:

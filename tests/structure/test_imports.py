@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Package: our packages that it may import, besides itself. The longest name that matches a module counts.
 ALLOWED_IMPORTS = """
 index errors units charts generation limited_fetch printable_text trace_context upstreams.routing:
-provider_cache_policy: settings
+providers: settings
+provider_cache_policy: providers settings
 # The library's names are imported at their first use.
 kvproxy: blocks commands index library offline.simulate settings
 open_response_cache: encryption errors index optional_packages pattern_redaction settings
@@ -42,10 +43,10 @@ apis: errors generation index settings units
 # The flow uses only these two modules of the backends.
 backends.protocol: apis errors generation
 backends.prefix_cache: apis blocks errors mirror tiers
-journal: apis blocks errors exchange index optional_packages settings units
+journal: apis blocks errors exchange index optional_packages providers settings units
 telemetry: apis errors exchange index journal printable_text settings trace_context
 flow: apis backends.prefix_cache backends.protocol errors exchange generation index journal provider_cache_policy quotas
-    open_response_cache
+    open_response_cache providers
     settings shared_state telemetry trace_context
 backends.admission: errors
 upstreams: apis backends.admission backends.prefix_cache backends.protocol blocks demo encryption engine errors
@@ -55,14 +56,14 @@ backends: apis backends.admission backends.prefix_cache backends.protocol blocks
 offline.simulate: blocks charts errors limited_fetch upstreams.routing
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 offline: apis backends.protocol blocks charts demo errors exchange flow generation index journal mirror offline.simulate
-    provider_cache_policy open_response_cache settings units upstreams
+    provider_cache_policy providers open_response_cache settings units upstreams
 http: apis backends backends.prefix_cache backends.protocol blocks client_keys data_folder errors exchange flow
     generation
     hugging_face_hub index journal optional_packages quotas pattern_redaction
-    open_response_cache settings shared_state telemetry tiers trace_context
+    open_response_cache providers settings shared_state telemetry tiers trace_context
     units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-proxy_client: apis checks data_folder errors flow index journal limited_fetch offline pattern_redaction settings
+proxy_client: apis checks data_folder errors flow index journal limited_fetch offline pattern_redaction providers settings
     shared_state units
 commands: apis backup charts checks client_keys errors optional_packages http index journal offline offline.simulate
     printable_text proxy_client

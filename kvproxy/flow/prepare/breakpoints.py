@@ -1,30 +1,23 @@
 """Sets Anthropic's cache breakpoints (`cache_control`) on content blocks.
 
-Anthropic caches the prefix that ends at a breakpoint: tools, system prompt, and messages, in this order. A request may have
-four breakpoints; blocks of some types accept no breakpoint. Anthropic does not cache short prefixes. It searches for a cached
-prefix at most 20 blocks before a breakpoint, so the last block of the previous request gets a breakpoint, too.
+Anthropic caches the prefix that ends at a breakpoint: tools, system prompt, and messages, in this order. Blocks of some types
+accept no breakpoint. Anthropic does not cache short prefixes, and searches for a cached prefix only a few blocks before a
+breakpoint, so the last block of the previous request gets a breakpoint, too. `providers/cache_rules.py` has the limits.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field, objects
 from kvproxy.apis.message_parts import REASONING_BLOCKS
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, content_blocks
+from kvproxy.providers.cache_rules import CacheRule, rule_of_marks
 
 Lifetime = Literal["5m", "1h"]
-_MAX_BREAKPOINTS = 4
 _EVERY_MESSAGE = 2**31
 _SECTIONS = ("tools", "system", "messages")
-_MINIMUMS = (
-    *((pattern, 4_096) for pattern in ("*opus-4-[567]*", "*haiku-4-5*")),
-    *((pattern, 2_048) for pattern in ("*haiku-3*", "*3-haiku*", "*3-5-haiku*")),
-    ("*", 1_024),
-)
-"""Minimum tokens of a cached prefix, by pattern of the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +39,7 @@ def with_breakpoints(request: ApiRequest, last_one_hour_message: int = -1) -> Ap
     if lifetime is None or request.api.name != "messages" or not _is_well_formed(request.body):
         return request
     positions = list(_find_positions(request.body))
-    minimum = next(tokens for pattern, tokens in _MINIMUMS if fnmatchcase(request.model, pattern))
-    chosen = _choose_breakpoints(request.body, positions, minimum * BYTES_PER_TOKEN, last_one_hour_message)
+    chosen = _choose_breakpoints(request.body, positions, rule_of_marks(request.model), last_one_hour_message)
     if lifetime != "auto":
         last_one_hour_message = _EVERY_MESSAGE if lifetime == "1h" else -1
     body = _set_breakpoints(request.body, chosen, last_one_hour_message)
@@ -85,7 +77,7 @@ def _accepts_breakpoint(block: JsonObject) -> bool:
 
 
 def _choose_breakpoints(
-    body: JsonObject, positions: list[_BlockPosition], minimum: int, last_one_hour_message: int
+    body: JsonObject, positions: list[_BlockPosition], rule: CacheRule, last_one_hour_message: int
 ) -> set[_BlockPosition]:
     answers = [item for item, message in enumerate(objects(body.get("messages"))) if message.get("role") == "assistant"]
     messages, system, tools = (
@@ -99,8 +91,9 @@ def _choose_breakpoints(
         *system[-1:],
         *tools[-1:],
     ]
-    # A breakpoint of the body itself counts as one of the four.
-    most = _MAX_BREAKPOINTS - 1 if isinstance(body.get(BREAKPOINT_FIELD), dict) else _MAX_BREAKPOINTS
+    # A breakpoint of the body itself counts, too.
+    most = rule.max_marks - 1 if isinstance(body.get(BREAKPOINT_FIELD), dict) else rule.max_marks
+    minimum = (rule.minimum_tokens or 0) * BYTES_PER_TOKEN
     long_enough = dict.fromkeys(position for position in wanted if position.end >= minimum)
     return set(list(long_enough)[:most])
 

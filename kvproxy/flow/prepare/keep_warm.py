@@ -22,7 +22,6 @@ from kvproxy.flow.revalidate import BackgroundRequests
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.provider_cache_policy import (
-    ANTHROPIC_PRICES,
     HOUR,
     KEEP_WARM_SECONDS,
     PauseTimes,
@@ -30,6 +29,7 @@ from kvproxy.provider_cache_policy import (
     pause_quantile,
     should_cache_for_an_hour,
 )
+from kvproxy.providers.prices import relative_prices
 from kvproxy.quotas import TokenBucket
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
 
@@ -144,10 +144,10 @@ class KeepWarm:
             session.task = asyncio.create_task(self._keep_prefix(session))
 
     def _prices_of(self, model: str) -> PriceSettings:
-        """Return a model's prices, or those of Anthropic if the settings lack a price of the provider's cache."""
+        """Return the model's prices of the settings, or its provider's price ratios if one of the cache's prices is missing."""
         price = price_of(model, self._model_prices)
         if price is None or None in (price.cached, price.write_5m, price.write_1h):
-            return ANTHROPIC_PRICES
+            return relative_prices(model)
         return price
 
     def _is_tracked(self, request: ApiRequest) -> bool:

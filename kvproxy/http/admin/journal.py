@@ -24,6 +24,7 @@ from kvproxy.journal.reasons import REASONS, check_reason_prefix, meaning_of_rea
 from kvproxy.journal.record import Layer, Record, RecordWithQuestions
 from kvproxy.journal.savings import first_utc_day, savings_report
 from kvproxy.journal.sessions.session_reader import SessionReader, turn_tree
+from kvproxy.providers.prices import ModelPrices
 
 _MAX_ROWS = 1_000
 _MAX_LIVE = 200
@@ -192,7 +193,7 @@ async def ledger(request: Request) -> Response:
 
 async def _read_sessions(request: Request, work: Callable[[SessionReader], T]) -> T:
     app = services(request)
-    return await _read_journal(app, lambda reader: work(SessionReader(reader, app.settings.journal.prices)))
+    return await _read_journal(app, lambda reader: work(SessionReader(reader, ModelPrices(app.settings.journal))))
 
 
 ROUTES = [

@@ -20,7 +20,6 @@ REPEATED = "repeated_"
 STORED_TOKEN_HOURS = "stored"
 """Name of the ledger's row for storage in the provider's cache: reused tokens times hours."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
-_PROVIDER_BLOCK = 128  # OpenAI caches prefixes in multiples of this number of tokens.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 
 
@@ -40,6 +39,7 @@ class ExpectedReuse:
         minimum: tokens of the shortest prefix that the provider stores; 0 for an engine.
         repeated: tokens after the first difference whose text is also in the earlier prompt.
         block: tokens in a block of the engine; 0 if unknown.
+        step: the provider caches multiples of this number of tokens.
     """
 
     tokens: int = 0
@@ -53,6 +53,7 @@ class ExpectedReuse:
     minimum: int = 0
     repeated: int = 0
     block: int = 0
+    step: int = 1
 
 
 def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: ExpectedReuse) -> dict[str, int]:
@@ -78,7 +79,8 @@ def lost_tokens(prompt_tokens: int, reused_tokens: int | None, expected: Expecte
 def _reuse_tolerance(reused_tokens: int, prefix_tokens: int, expected: ExpectedReuse) -> int:
     if _is_below_minimum(reused_tokens, prefix_tokens, expected):
         return 0
-    block = _PROVIDER_BLOCK if expected.minimum and reused_tokens % _PROVIDER_BLOCK == 0 else max(BLOCK, expected.block)
+    is_stepped = bool(expected.minimum) and reused_tokens % expected.step == 0
+    block = max(BLOCK, expected.block, expected.step if is_stepped else 0)
     return block if expected.is_exact else block + round(_ESTIMATE_ERROR * prefix_tokens)
 
 

@@ -30,7 +30,8 @@ from kvproxy.journal.sessions.session_matching import (
     SessionIndex,
     chain_of,
 )
-from kvproxy.settings.journal import PriceSettings, price_of
+from kvproxy.providers.prices import CacheLimits, cache_limits
+from kvproxy.settings.journal import PriceSettings
 
 KEEP_WARM_TAG = "keep-warm"
 """Tag of the requests with which the proxy keeps a prefix in a provider's cache."""
@@ -117,14 +118,14 @@ class TurnWriter:
             if len(self._block_sizes) >= _MAX_BLOCK_SIZES:
                 self._block_sizes.clear()
             self._block_sizes[record.model] = exchange.facts.block_size
-        price = price_of(record.model, self._prices) or PriceSettings()
+        limits = cache_limits(record.model, self._prices)
         parent, session = self._index.find_parent(chain, tenant, name)
         known = self._index.find_longest_prefix(chain, prompt_tokens)
         closest = parent or self._index.latest_session_start(tenant)
         if known is not None and known.regions > (0 if parent is None else chain.first) and _has_text(chain, known):
             closest = known.turn
         change = self._prompt_change(chain, closest, record)
-        earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, price, change.repeated)
+        earlier, region = self._expected_reuse_and_region(exchange, record, chain, known, limits, change.repeated)
         if region is not None:
             change = _PromptChange(region, None, change.repeated)
         lost = lost_tokens(prompt_tokens, record.reused_tokens, earlier)
@@ -141,7 +142,7 @@ class TurnWriter:
             prompt_tokens=prompt_tokens,
             completion_tokens=record.completion_tokens or 0,
             stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
-            ttl=_prefix_ttl(use, known, price),
+            ttl=_prefix_ttl(use, known, limits.lifetime),
             answer=exchange.facts.answer_digests,
         )
         pause = None if parent is None else record.time - parent.ended
@@ -197,12 +198,12 @@ class TurnWriter:
         record: Record,
         chain: PromptChain,
         common_prefix: CommonPrefix | None,
-        price: PriceSettings,
+        limits: CacheLimits,
         repeated: int,
     ) -> tuple[ExpectedReuse, str | None]:
-        minimum = 0 if exchange.facts.is_engine else price.least_cached_tokens
+        minimum = 0 if exchange.facts.is_engine else limits.minimum_tokens
         if common_prefix is None:
-            return ExpectedReuse(minimum=minimum, repeated=repeated), None
+            return ExpectedReuse(minimum=minimum, repeated=repeated, step=limits.step_tokens), None
         turn, answer, region = common_prefix.turn, 0, None
         is_whole_turn = turn.prompt_hash == chain.prefixes[common_prefix.regions - 1]
         follows = is_whole_turn and common_prefix.regions in chain.assistant_indexes()
@@ -230,6 +231,7 @@ class TurnWriter:
             minimum=minimum,
             repeated=repeated,
             block=exchange.facts.block_size,
+            step=limits.step_tokens,
         ), region
 
     def _prompt_change(self, chain: PromptChain, earlier: KnownTurn | None, record: Record) -> _PromptChange:
@@ -287,7 +289,7 @@ class TurnWriter:
             self._index, self._newest = SessionIndex(), 0
         for row in reversed(self._database.rows(_LATEST, [self._newest, _MAX_RESTORED])):
             known, (written_1h, tenant, model, name, reused, *stored) = KnownTurn(*row[:11]), row[11:]
-            known.ttl = _HOUR if written_1h else (price_of(model, self._prices) or PriceSettings()).ttl
+            known.ttl = _HOUR if written_1h else cache_limits(model, self._prices).lifetime
             chain = chain_of(self._strings.regions(*stored), tenant)
             self._index.add(known, chain, tenant, name)
             if not is_start:
@@ -310,11 +312,11 @@ def _has_text(chain: PromptChain, prefix: CommonPrefix) -> bool:
     return chain.names[prefix.regions - 1] != "model"
 
 
-def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, price: PriceSettings) -> float:
+def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: float) -> float:
     if use.written_1h:
         return _HOUR
     return (
-        common_prefix.turn.ttl if common_prefix is not None and use.cached_tokens and not use.written_5m else price.ttl
+        common_prefix.turn.ttl if common_prefix is not None and use.cached_tokens and not use.written_5m else lifetime
     )
 
 

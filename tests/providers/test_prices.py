@@ -1,0 +1,79 @@
+"""Prices of models, from the settings and from the list prices."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from kvproxy.providers.prices import ModelPrices, cache_limits, list_price
+from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
+
+
+@pytest.mark.parametrize(
+    ("model", "prices"),
+    [
+        ("claude-opus-5", (5, 0.5, 6.25, 10, 25)),
+        ("claude-opus-5-5", (4, 0.2, 5, 8, 20)),
+        ("claude-sonnet-5-5", (2, 0.1, 2.5, 4, 10)),
+        ("claude-fable-5-1", (10, 0.25, 12.5, 20, 50)),
+        ("claude-haiku-4-5-20251001", (1, 0.1, 1.25, 2, 5)),
+        ("us.anthropic.claude-opus-4-5-20251101-v1:0", (5.5, 0.55, 6.875, 11, 27.5)),
+        ("anthropic/claude-opus-4.5", (5, 0.5, 6.25, 10, 25)),
+        ("gpt-5.6", (4, 0.4, 5, None, 20)),
+        ("gpt-5.6-luna", (0.2, 0.02, 0.25, None, 1.2)),
+        ("gpt-4o-2024-08-06", (2.5, 1.25, None, None, 10)),
+        ("gemini-2.5-pro", (1.25, 0.125, None, None, 10)),
+    ],
+)
+def test_list_prices(model: str, prices: tuple[float | None, ...]) -> None:
+    price = list_price(model, datetime(2026, 11, 28, 12, tzinfo=UTC))
+    assert price is not None
+    found = (price.input, price.cached, price.write_5m, price.write_1h, price.output)
+    assert found == tuple(each if each is None else pytest.approx(each) for each in prices)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["m", "claude-opus-5-6", "claude-opus-6", "gpt-5.6-foo", "gemini-2.5-pro-foo", "gpt-4o-finetune", "qwen/qwen3-32b"],
+)
+def test_an_unknown_model_has_no_price_of_its_neighbour(model: str) -> None:
+    assert list_price(model) is None
+    assert price_of(model, ModelPrices(JournalSettings())) is None
+
+
+def test_prices_depend_on_the_time_of_the_request() -> None:
+    day, night = (list_price("deepseek-chat", datetime(2026, 11, 28, hour, tzinfo=UTC)) for hour in (12, 20))
+    assert day is not None
+    assert night is not None
+    assert (day.input, night.input) == (0.27, 0.135)
+
+
+def test_prices_of_the_settings_win() -> None:
+    own = PriceSettings(input=1.0)
+    prices = ModelPrices(JournalSettings(prices={"gpt-4o*": own}))
+    assert price_of("gpt-4o", prices) == own
+    listed = price_of("claude-opus-5", prices)
+    assert listed is not None
+    assert listed.input == 5
+
+
+def test_list_prices_do_not_apply_to_another_currency() -> None:
+    assert price_of("claude-opus-5", ModelPrices(JournalSettings(currency="EUR"))) is None
+
+
+def test_limits_of_the_settings_win_over_the_rule() -> None:
+    assert cache_limits("claude-opus-4-7", {}).minimum_tokens == 2_048
+    assert cache_limits("gpt-5.6", {}).lifetime == 1_800
+    own = {"*": PriceSettings(least_cached_tokens=9, ttl=20.0)}
+    assert cache_limits("gpt-5.6", own).minimum_tokens == 9
+    assert cache_limits("gpt-5.6", own).lifetime == 20
+
+
+def test_the_price_list_is_loaded_at_the_first_price() -> None:
+    code = (
+        "import sys; from kvproxy.settings.journal import JournalSettings; from kvproxy.providers.prices import ModelPrices;"
+        "assert 'm' not in ModelPrices(JournalSettings()); assert 'genai_prices' not in sys.modules;"
+        "assert 'gpt-4o' in ModelPrices(JournalSettings()); assert 'genai_prices' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

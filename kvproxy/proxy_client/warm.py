@@ -245,7 +245,7 @@ class WarmReport:
             self.outcomes["semantic" if "semantic" in status else "exact"] += 1
             self.cached.append(request)
             return
-        if "stored" in status:
+        if "; stored" in status:
             self.outcomes["stored"] += 1
             self.cached.append(request)
         else:

@@ -68,7 +68,7 @@ def test_a_pin_ends_by_itself(url: str) -> None:
 
 def test_warm_counts_shared_pinned_blocks_once(url: str) -> None:
     prompts = f"{SYSTEM}one\n{SYSTEM}two".encode()
-    warmed = kvproxy("warm", "-", "--prefix-only", "--keep", "--json", url=url, stdin=prompts)
+    warmed = kvproxy("warm", "-", "--format", "prompts", "--prefix-only", "--keep", "--json", url=url, stdin=prompts)
     pins = result("blocks", "pins", url=url)
     assert json.loads(warmed.stdout)["tokens_pinned"] == 16 * len({id for pin in pins for id in pin["blocks"]})
     assert sum(len(pin["blocks"]) for pin in pins) > 1.5 * states(url).count("pinned") > 0
@@ -86,7 +86,7 @@ def test_pin_errors_are_one_line(url: str) -> None:
     assert (code, "no full block of this prompt is cached" in message) == (3, True)
     code, message = failed("pin", "x", "short")
     assert (code, "fewer than a block (16), so it cannot be pinned" in message) == (2, True)
-    warmed = kvproxy("warm", "-", "--prefix-only", "--keep", url=url, stdin=b"short\nbrief")
+    warmed = kvproxy("warm", "-", "--format", "prompts", "--prefix-only", "--keep", url=url, stdin=b"short\nbrief")
     assert (warmed.returncode, warmed.stderr.count("\n")) == (1, 1)
     assert re.search(r"Total\s+2\b", warmed.stdout)
     assert re.search(r"Failed\s+0\b", warmed.stdout)

@@ -216,7 +216,13 @@ def test_each_line_is_in_one_count_and_a_failed_request_determines_no_field(tmp_
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [("other; hit, kvproxy; fwd=bypass", 1), ("kvproxy; fwd=uri-miss; stored", 0), ("kvproxy; hit", 0), ("", 0)],
+    [
+        ("other; hit, kvproxy; fwd=bypass", 1),
+        ('kvproxy; fwd=uri-miss; detail="not stored: private"', 1),
+        ("kvproxy; fwd=uri-miss; stored", 0),
+        ("kvproxy; hit", 0),
+        ("", 0),
+    ],
 )
 def test_warm_fails_if_the_cache_stores_nothing(status: str, code: int) -> None:
     with Upstream(headers={"cache-status": status} if status else None).run() as url:

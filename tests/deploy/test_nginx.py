@@ -123,7 +123,7 @@ def ask(site: Site, url: str, question: str, **more: object) -> httpx.Response:
 
 def test_what_one_stores_the_other_gives(site: Site) -> None:
     first, second = site.proxies
-    assert "stored" in ask(site, first.url, "Shared?").headers["cache-status"]
+    assert "; stored" in ask(site, first.url, "Shared?").headers["cache-status"]
     assert "; hit" in ask(site, second.url, "Shared?").headers["cache-status"]
     assert "; hit" in ask(site, site.url, "Shared?").headers["cache-status"]
     assert site.upstream.asked.count("Shared?") == 1

@@ -36,7 +36,7 @@ def ask(url: str, question: str, **more: object) -> httpx.Response:
 
 
 def stored(answer: httpx.Response) -> bool:
-    return "stored" in answer.headers["cache-status"]
+    return "; stored" in answer.headers["cache-status"]
 
 
 def hit(answer: httpx.Response) -> bool:

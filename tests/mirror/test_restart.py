@@ -71,7 +71,7 @@ def find_it_again(url: str, before: dict[str, str], folder: Path) -> None:
     assert 'kvproxy_tier_hits_total{tier="disk"}' in metrics
     for name in ("queue", "ttft", "tpot"):
         assert f"kvproxy_{name}_seconds_count 1.0" in metrics
-    warmed = result("warm", prompts, "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
+    warmed = result("warm", prompts, "--format", "prompts", "--system", f"Warm. {SYSTEM}", "--prefix-only", url=url)
     assert (warmed["total"], warmed["computed_not_stored"], warmed["failed"]) == (1, 1, 0)
     chunks = wait_for_chunks(url, more_than=rows["disk"]["chunks"])
     assert 'kvproxy_tier_dropped_total{tier="disk"} 0.0' in metrics

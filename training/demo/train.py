@@ -21,7 +21,7 @@ from training.demo.conversations import BatchMaker, ConversationSampler, read_un
 from training.demo.corpus import Pair, load_pairs
 from training.demo.evaluate import print_accuracy
 
-MAX_LENGTH = 4096
+MAX_POSITIONS = 16_384  # the prompts of coding agents fit
 PEAK_RATE = 2.5e-3
 TEMPERATURE = 0.1
 MAX_NEW_TOKENS = 256
@@ -70,7 +70,7 @@ def build_model() -> Any:
             num_hidden_layers=6,
             num_attention_heads=6,
             num_key_value_heads=3,
-            max_position_embeddings=MAX_LENGTH,
+            max_position_embeddings=MAX_POSITIONS,
             rope_theta=10_000.0,
             tie_word_embeddings=True,
             bos_token_id=None,
@@ -113,7 +113,7 @@ def train(out: Path, steps: int, seed: int, rate: float = PEAK_RATE, start: Path
 
 def _new_model(pairs: list[Pair], unrelated: str) -> tuple[Any, Any]:
     texts = [text for pair in pairs for text in (*pair.wordings, pair.answer)] * 4
-    return build_model(), train_tokenizer([*texts, unrelated[:200_000]], MAX_LENGTH)
+    return build_model(), train_tokenizer([*texts, unrelated[:200_000]], MAX_POSITIONS)
 
 
 def _load_model(folder: Path) -> tuple[Any, Any]:

@@ -72,7 +72,7 @@ def test_requests_are_answered_without_the_tables(empty_postgres: str, tmp_path:
             assert answer.status_code == 200
             return answer.headers["cache-status"]
 
-        assert "stored" in ask()
+        assert "; stored" in ask()
         alter("kvproxy rename to elsewhere")
         try:
             assert "fwd=uri-miss" in ask()

@@ -17,8 +17,8 @@ def doctor(
 ) -> Output:
     """Check the installation, the model and the upstreams.
 
-    It also checks the data folder, stored responses, tiers, and a running proxy. Each failure names its fix. The exit code is
-    1 if a check fails; warnings are recommendations.
+    It also checks the data folder, stored responses, tiers, a running proxy, and the rules and prices of paid models. Each
+    failure names its fix. The exit code is 1 if a check fails; warnings are recommendations.
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """

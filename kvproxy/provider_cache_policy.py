@@ -12,7 +12,9 @@ from math import inf
 from kvproxy.providers.cache_rules import ANTHROPIC_LIFETIMES
 from kvproxy.settings.journal import PriceSettings
 
-KEEP_WARM_SECONDS = ANTHROPIC_LIFETIMES["5m"] - 10.0
+KEEP_WARM_MARGIN = 10.0
+"""Seconds from a keep-warm request to the expiry of the prefix."""
+KEEP_WARM_SECONDS = ANTHROPIC_LIFETIMES["5m"] - KEEP_WARM_MARGIN
 """Interval of keep-warm requests for a prefix with the shorter lifetime, in seconds."""
 HOUR = ANTHROPIC_LIFETIMES["1h"]
 _MOST_REQUESTS = 12

@@ -15,7 +15,7 @@ from kvproxy.commands.analyse.options import (
     parse_sizes,
     read_requests,
 )
-from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report
+from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report, with_prices
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import Data, Plot, load_settings
 from kvproxy.commands.output import Output, print_text, progress_bar
@@ -24,6 +24,7 @@ from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.offline.estimate import Estimate, HitSavings
+    from kvproxy.settings.journal import PriceSettings
 
 
 def estimate(
@@ -66,10 +67,10 @@ def estimate(
     from kvproxy.offline.estimate import estimate_charts
     from kvproxy.offline.log_tokenizer import load_log_tokenizer
 
-    report = read_session_report(log, sessions, model, data, format)
+    report = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
     if report is not None:
         return Output(asdict(report), lambda: print_costs(report))
-    settings = load_settings(data=data, journal=_price_settings(price))
+    settings = with_prices(load_settings(data=data), _command_line_prices(price))
     loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_requests(log, model, format, tokenizer)
     with progress_bar("estimating") as progress:
@@ -85,7 +86,7 @@ def estimate(
     return Output(_json_document(found, prefill_and_decode_rate) | more, show, charts=charts)
 
 
-def _price_settings(price: str | None) -> dict[str, Any] | None:
+def _command_line_prices(price: str | None) -> "dict[str, PriceSettings] | None":
     if price is None:
         return None
     try:
@@ -93,7 +94,9 @@ def _price_settings(price: str | None) -> dict[str, Any] | None:
         (found,) = cached or (None,)
     except ValueError:
         raise typer.BadParameter(f"--price takes two or three numbers, such as 2.5,10,1.25, not {price!r}") from None
-    return {"prices": {"*": {"input": given, "output": computed, "cached": found}}}
+    from kvproxy.settings.journal import PriceSettings
+
+    return {"*": PriceSettings(input=given, output=computed, cached=found)}
 
 
 def _seconds_saved_by_hits(hits: "HitSavings", prefill_and_decode_rate: tuple[float, float]) -> float:

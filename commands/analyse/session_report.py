@@ -13,7 +13,11 @@ from kvproxy.journal.sessions.ledger import main_cause
 from kvproxy.units import format_seconds, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvproxy.offline.session_report import SessionReport
+    from kvproxy.settings import Settings
+    from kvproxy.settings.journal import PriceSettings
 
 SessionsOption = Annotated[
     bool, Option("--sessions", help="Report sessions by the usage in a log, as for transcripts.")
@@ -21,8 +25,20 @@ SessionsOption = Annotated[
 _SHOWN_CHANGES = 5
 
 
+def with_prices(settings: "Settings", prices: "Mapping[str, PriceSettings] | None") -> "Settings":
+    """Return the settings with `prices` instead of their own; unchanged for None."""
+    if prices is None:
+        return settings
+    return settings.model_copy(update={"journal": settings.journal.model_copy(update={"prices": dict(prices)})})
+
+
 def read_session_report(
-    log: Path, sessions: bool, model: str, data: Path | None, format: str | None = None
+    log: Path,
+    sessions: bool,
+    model: str,
+    data: Path | None,
+    format: str | None = None,
+    prices: "Mapping[str, PriceSettings] | None" = None,
 ) -> "SessionReport | None":
     """Report the sessions in transcripts of agents; for a log of requests return None unless `sessions`. Raises KvproxyError."""
     from kvproxy.errors import InvalidRequest
@@ -32,7 +48,7 @@ def read_session_report(
     files = None if str(log) == "-" else transcript_files(log)
     if files is None and not sessions:
         return None
-    settings = load_settings(data=data).journal
+    settings = with_prices(load_settings(data=data), prices).journal
     if files is None:
         report = report_sessions(read_requests(log, model, format).requests, [], settings)
     else:

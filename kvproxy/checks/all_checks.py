@@ -7,6 +7,7 @@ from importlib import metadata
 from tempfile import TemporaryFile
 
 from kvproxy.checks.configured_store import open_configured_store, store_exists
+from kvproxy.checks.paid_models import check_paid_models
 from kvproxy.checks.servers import check_proxy, check_upstream
 from kvproxy.encryption import is_encrypted, load_cipher
 from kvproxy.errors import KvproxyError, SettingsError
@@ -34,6 +35,7 @@ def all_checks(settings: Settings, url: str, token: str | None = None) -> list[t
         ("weights", lambda: check_weights(settings.embedder)),
         ("languages", lambda: _check_languages(settings)),
         *engine,
+        ("prices", lambda: check_paid_models(settings)),
         ("proxy", lambda: check_proxy(url, token, settings.data)),
     ]
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from kvproxy.flow.conversation_digests import conversation_digests
 from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader, RecordQuery
 from kvproxy.journal.savings import savings
-from kvproxy.provider_cache_policy import KEEP_WARM_SECONDS, PauseTimes
+from kvproxy.provider_cache_policy import HOUR, KEEP_WARM_MARGIN, KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import AnthropicUpstream
@@ -288,6 +290,47 @@ async def test_concurrent_requests_with_one_id_keep_their_own_conversations(tmp_
     assert [each.request_id for each in tracked] == ["id", "id"]
     assert [list(each.conversation) for each in tracked] == [list(conversation_digests(each)) for each in requests]
     assert tracked[0].conversation != tracked[1].conversation
+
+
+class _OverloadedUpstream(AnthropicUpstream):
+    """Refuses conversations that end with `refused`."""
+
+    async def answer(self, request: Request) -> Response:
+        if b'"refused"' in await request.body():
+            return JSONResponse({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, 529)
+        return await AnthropicUpstream.answer(self, request)
+
+
+def test_keep_warm_requests_continue_after_a_failed_request(tmp_path: Path) -> None:
+    clock = Clock()
+    upstream = _OverloadedUpstream(clock=clock)
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 10, 900, clock=clock, **rule) as (client, services):
+        ask(client, "one")
+        until(lambda: len(sessions(services)) == 1)
+        body = {"model": "claude-test", "max_tokens": 9, "system": LONG}
+        texts = (("user", "one"), ("assistant", "Yes."), ("user", "refused"))
+        messages = [{"role": role, "content": text} for role, text in texts]
+        assert client.post("/v1/messages", json=body | {"messages": messages}).status_code == 529
+        until(lambda: sessions(services)[0].task is not None)
+        clock.now += KEEP_WARM_SECONDS
+        until(lambda: len(pings(upstream)) == 1)
+
+
+def test_no_keep_warm_request_is_sent_after_the_prefix_expired(tmp_path: Path) -> None:
+    clock = Clock()
+    upstream = AnthropicUpstream(clock=clock)
+    rule = {"breakpoints": "5m", "keep_warm_tokens": 10**9}
+    with proxied(tmp_path, upstream, 10, 900, clock=clock, **rule) as (client, services):
+        ask(client, "one")
+        until(lambda: len(sessions(services)) == 1)
+        clock.now += KEEP_WARM_SECONDS + KEEP_WARM_MARGIN
+        # The task waits for the next state: the end of the session.
+        time.sleep(0.2)
+        assert pings(upstream) == []
+        clock.now += HOUR
+        until(lambda: not sessions(services))
+    assert pings(upstream) == []
 
 
 def test_a_request_that_ends_after_the_shutdown_begins_no_keep_warm_requests(tmp_path: Path) -> None:

@@ -190,3 +190,19 @@ def test_the_commands_report_transcripts(tmp_path: Path) -> None:
     assert rows["today"] == "100.0"
     assert float(rows["nothing lost to expired"]) < 100 < float(rows["without a cache"]) < 1_000
     assert "pause policy" in costs
+
+
+@pytest.mark.parametrize(
+    "settings", ["", '[journal.prices."*"]\ninput = 100\n', '[journal.prices."claude-*"]\ninput = 100\n']
+)
+def test_the_price_of_the_command_line_wins(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "kvproxy.toml").write_text(settings)
+    conversation().write(tmp_path / "5e55.jsonl")
+
+    def cost(price: str) -> float:
+        found = kvproxy("estimate", str(tmp_path), "--price", price, "--data", str(tmp_path))
+        assert "has no price" not in found.stdout + found.stderr
+        (today,) = re.findall(r"^today\t([\d.]+)\t", found.stdout, re.MULTILINE)
+        return float(today)
+
+    assert cost("6,30,0.6") == pytest.approx(2 * cost("3,15,0.3"), rel=1e-3)

@@ -33,7 +33,8 @@ shared_state: errors index
 encryption: errors optional_packages settings
 pattern_redaction: errors index settings
 settings: errors units
-checks: blocks demo encryption engine errors hugging_face_hub index limited_fetch settings tiers units
+checks: blocks demo encryption engine errors hugging_face_hub index journal limited_fetch providers settings tiers
+    units
 blocks: errors
 demo: errors
 engine: blocks demo encryption errors generation optional_packages settings tiers

@@ -23,6 +23,7 @@ from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.provider_cache_policy import (
     HOUR,
+    KEEP_WARM_MARGIN,
     KEEP_WARM_SECONDS,
     PauseTimes,
     keep_warm_requests,
@@ -98,6 +99,7 @@ class KeepWarm:
             return request, -1
         if session.task is not None:
             session.task.cancel()
+            session.task = None
         if request.model in self._fixed_models:
             return request, -1
         tokens = max(session.tokens, len(request.raw) // BYTES_PER_TOKEN)
@@ -113,9 +115,11 @@ class KeepWarm:
         request, prefix = exchange.request, exchange.facts.prefix
         digests = [] if request is None else list(request.conversation)
         succeeded = exchange.status == 200 and exchange.failure is None and exchange.hit is None
-        if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
-            return
         before = self._find_session(digests)
+        if request is None or not digests or prefix is None or not succeeded or exchange.was_collapsed:
+            if before is not None:
+                self._start(before)
+            return
         until = find_last_one_hour_message(request.body)
         if before is not None:
             self._remove(before)
@@ -140,7 +144,12 @@ class KeepWarm:
         self._bytes += len(request.raw)
         while len(self._sessions) > _MAX_SESSIONS or self._bytes > _MAX_BYTES:
             self._remove(next(iter(self._sessions.values())))
-        if session in self._sessions.values() and not self._is_closed:
+        if session in self._sessions.values():
+            self._start(session)
+
+    def _start(self, session: _Session) -> None:
+        """Start the session's keep-warm requests, unless they were started already."""
+        if session.task is None and not self._is_closed:
             session.task = asyncio.create_task(self._keep_prefix(session))
 
     def _prices_of(self, model: str) -> PriceSettings:
@@ -176,6 +185,9 @@ class KeepWarm:
             survival, prices = self.pauses.survival(*session.tenant_and_hour), self._prices_of(session.model)
             for _ in range(keep_warm_requests(survival, prices, kept)):
                 await self._sleep_until(session.used + self.interval)
+                if self._clock() >= session.used + self.interval + KEEP_WARM_MARGIN:
+                    # After the response or a suspension of the machine, the prefix has expired: a request would write it.
+                    break
                 if not self._charge_budgets(session) or not await self._send(session):
                     break
         except Exception:

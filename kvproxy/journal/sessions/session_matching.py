@@ -86,6 +86,8 @@ class KnownTurn:
         ttl: seconds for which the provider stores an unused prefix.
         answer: kind and digest of each part of its answer; None if unknown.
         prompt_hash: hash of its whole prompt; `SessionIndex.add` sets it.
+        cached: prompt tokens that the backend reused.
+        marked_regions: numbers of regions of the prefixes that end at its `cache_control` breakpoints; None if unknown.
     """
 
     number: int
@@ -102,6 +104,8 @@ class KnownTurn:
     ttl: float = 0.0
     answer: tuple[tuple[str, bytes], ...] | None = None
     prompt_hash: int = 0
+    cached: int = 0
+    marked_regions: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

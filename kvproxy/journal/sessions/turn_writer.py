@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvproxy.apis.api_request import session_name
-from kvproxy.apis.json import Json, field, loads, objects
+from kvproxy.apis.api_request import ApiRequest, session_name
+from kvproxy.apis.json import Json, JsonObject, field, loads, objects
+from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.apis.message_parts import call_arguments, part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
 from kvproxy.blocks.divergence import common_prefix_length, reusable_tokens
@@ -144,6 +145,8 @@ class TurnWriter:
             stored=None if use.written_5m is None else use.cached_tokens + use.written_5m + (use.written_1h or 0),
             ttl=_prefix_ttl(use, known, limits.lifetime),
             answer=exchange.facts.answer_digests,
+            cached=use.cached_tokens,
+            marked_regions=_marked_regions(exchange.request, chain),
         )
         pause = None if parent is None else record.time - parent.ended
         where = (change.region, change.place) if "changed" in lost else (None, None)
@@ -219,12 +222,19 @@ class TurnWriter:
                 answer = (
                     chain.estimate_tokens(common_prefix.regions + 1, record.prompt_tokens, start) - common_prefix.tokens
                 )
+        stored = turn.stored
+        if stored and not is_whole_turn and not record.reused_tokens and turn.marked_regions is not None:
+            # The earlier prompt differs after the prefix, so only breakpoints within the prefix stored a part of it.
+            last = max((count for count in turn.marked_regions if count <= common_prefix.regions), default=0)
+            share = sum(chain.sizes[:last]) / max(1, sum(chain.sizes[: common_prefix.regions]))
+            marked = round(share * common_prefix.tokens)
+            stored = min(stored, max(marked, turn.cached if turn.cached <= common_prefix.tokens else 0))
         return ExpectedReuse(
             tokens=common_prefix.tokens,
             is_exact=common_prefix.is_exact,
             answer=answer,
             answer_changed=region is not None,
-            stored=None if exchange.facts.is_engine else turn.stored,
+            stored=None if exchange.facts.is_engine else stored,
             moved=turn.upstream != record.upstream,
             expired=not exchange.facts.is_engine and record.time - turn.time > turn.ttl,
             diverges=not exchange.facts.is_engine and turn.stored is not None and not is_whole_turn,
@@ -310,6 +320,28 @@ def _is_turn(exchange: Exchange, record: Record) -> bool:
 
 def _has_text(chain: PromptChain, prefix: CommonPrefix) -> bool:
     return chain.names[prefix.regions - 1] != "model"
+
+
+def _marked_regions(request: ApiRequest, chain: PromptChain) -> tuple[int, ...] | None:
+    """Return the numbers of regions of the prefixes that end at `cache_control` breakpoints; None if the API has none."""
+    if request.api.name != "messages":
+        return None
+    messages = objects(request.body.get("messages"))
+    contents = {"tools": request.body.get("tools"), "system": request.body.get("system")}
+    marked = {name for name, content in contents.items() if _has_mark(content)}
+    marked |= {f"messages[{index}]" for index, message in enumerate(messages) if _has_mark(message.get("content"))}
+    counts = [count for count, name in enumerate(chain.names, 1) if name.partition(" ")[0] in marked]
+    if _is_marked(request.body):
+        counts.append(len(chain.names))
+    return tuple(counts)
+
+
+def _has_mark(content: Json) -> bool:
+    return any(_is_marked(block) or _has_mark(block.get("content")) for block in objects(content))
+
+
+def _is_marked(value: JsonObject) -> bool:
+    return any(name in value for name in MARKER_FIELDS)
 
 
 def _prefix_ttl(use: PrefixReuse, common_prefix: CommonPrefix | None, lifetime: float) -> float:

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, closing
 from typing import Any
 
+from kvproxy.apis.api import ApiName
 from kvproxy.apis.json import Json, JsonObject
 from kvproxy.apis.message_parts import part_digests
 from kvproxy.apis.reported_usage import PrefixReuse
@@ -37,6 +38,7 @@ def request(
     written: tuple[int, int] | None = None,
     headers: dict[str, str] | None = None,
     body: JsonObject | None = None,
+    api: ApiName = "chat",
     **fields: Any,
 ) -> Exchange:
     """A request that ended after one second.
@@ -46,10 +48,8 @@ def request(
         written: tokens written for five minutes and one hour; None for a backend that does not report them.
     """
     whole: JsonObject = {"model": "m", "messages": list[Json](messages), **(body or {})}
-    made = api_request(whole, headers=headers or {})
-    exchange = Exchange(
-        "chat", f"r{at:g}", "public", request=made, key=cache_key(made, "b"), status=200, layer="forward"
-    )
+    made = api_request(whole, api, headers=headers or {})
+    exchange = Exchange(api, f"r{at:g}", "public", request=made, key=cache_key(made, "b"), status=200, layer="forward")
     exchange.arrived = START + at
     exchange.first_byte = exchange.ended = exchange.started + 1.0
     exchange.facts = ResponseFacts(

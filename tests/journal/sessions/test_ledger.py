@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvproxy.apis.json import JsonObject
+from kvproxy.apis.json import Json, JsonObject
 from kvproxy.backends.protocol import ServingUpstream
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reader import JournalReader
@@ -117,6 +117,50 @@ def test_a_changed_system_prompt_names_the_character(sessions: Sessions) -> None
     turn = sessions.last()
     assert (turn.region, turn.place) == ("messages[0] system", 290)
     assert main_cause(turn.lost) == "changed"
+
+
+MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
+
+
+def _claude_code(system: str, at: float, reused: int, written: int, *, tools_marked: bool = False) -> Exchange:
+    tool: JsonObject = {"name": "read", "description": "Reads a file. " * 800, "input_schema": {}}
+    body: JsonObject = {
+        "tools": [tool | MARK if tools_marked else tool],
+        "system": [{"type": "text", "text": f"{system} Be careful. " * 20, **MARK}],
+        "max_tokens": 9,
+    }
+    fields = provider()
+    return request([user("Hi")], 3_700, reused, at, written=(written, 0), body=body, api="messages", **fields)
+
+
+def test_tools_without_a_breakpoint_are_unmarked_if_the_system_prompt_differs(sessions: Sessions) -> None:
+    sessions.add(_claude_code("Here.", 0, 0, 3_690), _claude_code("There.", 9, 0, 3_690))
+    assert main_cause(sessions.last().lost) == "unmarked"
+    assert "evicted" not in sessions.last().lost
+
+
+def test_tools_with_a_breakpoint_are_evicted_if_the_system_prompt_differs(sessions: Sessions) -> None:
+    sessions.add(*(_claude_code(name, at, 0, 3_690, tools_marked=True) for name, at in (("Here.", 0), ("There.", 9))))
+    assert main_cause(sessions.last().lost) == "evicted"
+    assert "unmarked" not in sessions.last().lost
+
+
+def test_string_contents_that_the_proxy_marks_are_no_change(sessions: Sessions) -> None:
+    def turn(marked: int, texts: list[str], at: float, reused: int, prompt: int) -> Exchange:
+        messages: list[JsonObject] = []
+        for place, text in enumerate(texts):
+            content: Json = [{"type": "text", "text": text, **MARK}] if place == marked else text
+            messages.append({"role": ("user", "assistant")[place % 2], "content": content})
+        fields = provider()
+        return request(messages, prompt, reused, at, written=(prompt - reused, 0), api="messages", **fields)
+
+    texts = [f"{name} " * 900 for name in ("one", "two", "three", "four", "five")]
+    sessions.add(
+        turn(0, texts[:1], 0, 0, 2_000),
+        turn(2, texts[:3], 9, 2_000, 4_000),
+        turn(4, texts, 18, 4_000, 6_000),
+    )
+    assert sessions.last().lost == {"new": 2_000}
 
 
 def test_another_model_is_a_change(sessions: Sessions) -> None:

@@ -10,6 +10,7 @@ from kvproxy.providers.cache_rules import CacheRule, cache_rule, cache_rule_or_a
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 LIST_CURRENCY = "USD"
+_FIRST_PRICES = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 # Dates and revisions, such as -20251101, -2026-07-01, -latest, @20251101, -v1:0, -preview-05-06, and -001.
 _REVISION = re.compile(
     r"(?:[-@](?:\d{8}|\d{4}-\d\d-\d\d|latest|default|preview(?:-\d\d-\d(?:\d|\d{3}))?|\d{3,4}|v\d+(?::\d+)?))+$"
@@ -28,12 +29,15 @@ class ModelPrices(Mapping[str, PriceSettings]):
         self._has_list_prices = settings.currency == LIST_CURRENCY
 
     def __getitem__(self, model: str) -> PriceSettings:
-        price = price_of(model, self._configured)
-        if price is None and self._has_list_prices:
-            price = list_price(model)
+        price = self.at(model)
         if price is None:
             raise KeyError(model)
         return price
+
+    def at(self, model: str, moment: datetime | None = None, prompt_tokens: int = 0) -> PriceSettings | None:
+        """Return the price of a request; see `list_price` for the arguments."""
+        price = price_of(model, self._configured)
+        return list_price(model, moment, prompt_tokens) if price is None and self._has_list_prices else price
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._configured)
@@ -64,21 +68,51 @@ def cache_limits(model: str, prices: Mapping[str, PriceSettings]) -> CacheLimits
     return CacheLimits(minimum or 0, rule.default_lifetime if price.ttl is None else price.ttl, rule.step_tokens)
 
 
-def list_price(model: str, moment: datetime | None = None) -> PriceSettings | None:
+def list_price(model: str, moment: datetime | None = None, prompt_tokens: int = 0) -> PriceSettings | None:
     """Return the list price of a model in US dollars per million tokens; None if it is unknown.
 
-    A price with tiers by the length of the prompt is the one of the shortest prompts. The first call loads the package, which
-    takes half a second.
+    The first call loads the package, which takes half a second.
 
     Args:
         moment: time of the request, because prices change, for some providers by the hour; by default noon UTC of this day.
+        prompt_tokens: length of the prompt, because long ones may cost more.
     """
     rule = cache_rule(model)
     if rule is None:
         # Names of open weights on other servers may equal names of hosted models.
         return None
     now = datetime.now(UTC).replace(hour=12) if moment is None else moment
-    return _list_price(model, rule, now.replace(minute=0, second=0, microsecond=0))
+    # The hours of a price begin and end at half hours.
+    listed = _listed_prices(model, rule, now.replace(minute=now.minute // 30 * 30, second=0, microsecond=0))
+
+    def usd(name: str, ratio: float | None = None) -> float | None:
+        value = getattr(listed, name, None)
+        tiers = [tier.price for tier in getattr(value, "tiers", ()) if prompt_tokens > tier.start]
+        value = tiers[-1] if tiers else getattr(value, "base", value)
+        if value is not None:
+            return float(value)
+        return None if ratio is None or uncached is None else uncached * ratio
+
+    uncached = usd("input_mtok")
+    output = usd("output_mtok")
+    if uncached is None or output is None:
+        return None
+    return PriceSettings(
+        input=uncached,
+        output=output,
+        cached=usd("cache_read_mtok", rule.read_ratio),
+        write_5m=usd("cache_write_mtok", rule.default_write_ratio),
+        write_1h=usd("cache_write_1h_mtok", rule.write_ratios.get("1h")),
+    )
+
+
+def price_at(model: str, prices: Mapping[str, PriceSettings], time: float, prompt_tokens: int) -> PriceSettings | None:
+    """Return the price of a request at a time in seconds since the epoch; see `list_price`."""
+    if isinstance(prices, ModelPrices):
+        # Traces may count from their own start.
+        moment = datetime.fromtimestamp(time, UTC) if time > _FIRST_PRICES else None
+        return prices.at(model, moment, prompt_tokens)
+    return price_of(model, prices)
 
 
 def _gateway(model: str) -> str | None:
@@ -91,7 +125,7 @@ def _gateway(model: str) -> str | None:
 
 
 @lru_cache(maxsize=4_096)
-def _list_price(model: str, rule: CacheRule, moment: datetime) -> PriceSettings | None:
+def _listed_prices(model: str, rule: CacheRule, moment: datetime) -> object:
     from genai_prices.data_snapshot import get_snapshot
 
     try:
@@ -102,16 +136,7 @@ def _list_price(model: str, rule: CacheRule, moment: datetime) -> PriceSettings 
     if _without_revision(model) not in {_without_revision(name) for name in names}:
         # The package also matches by the beginning of a name, so a new model would get the price of an earlier one.
         return None
-    price = found.get_prices(moment)
-    if (uncached := _usd(price, "input_mtok")) is None or (output := _usd(price, "output_mtok")) is None:
-        return None
-    return PriceSettings(
-        input=uncached,
-        output=output,
-        cached=_usd(price, "cache_read_mtok", uncached, rule.read_ratio),
-        write_5m=_usd(price, "cache_write_mtok", uncached, rule.default_write_ratio),
-        write_1h=_usd(price, "cache_write_1h_mtok", uncached, rule.write_ratios.get("1h")),
-    )
+    return found.get_prices(moment)
 
 
 def relative_prices(model: str) -> PriceSettings:
@@ -148,11 +173,3 @@ def _names(clause: object) -> Iterator[str]:
 
 def _without_revision(name: str) -> str:
     return _REVISION.sub("", name.lower())
-
-
-def _usd(price: object, name: str, uncached: float = 0.0, ratio: float | None = None) -> float | None:
-    value = getattr(price, name, None)
-    value = getattr(value, "base", value)
-    if value is not None:
-        return float(value)
-    return None if ratio is None else uncached * ratio

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvproxy.providers.prices import ModelPrices, cache_limits, list_price
+from kvproxy.providers.prices import ModelPrices, cache_limits, list_price, price_at
 from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
 
 
@@ -47,6 +47,15 @@ def test_prices_depend_on_the_time_of_the_request() -> None:
     assert day is not None
     assert night is not None
     assert (day.input, night.input) == (0.27, 0.135)
+
+
+def test_long_prompts_have_the_price_of_their_tier() -> None:
+    moment = datetime(2026, 11, 28, 12, tzinfo=UTC)
+    prices = [list_price("gpt-5.6", moment, tokens) for tokens in (272_000, 272_001)]
+    found = [(each.input, each.cached, each.write_5m, each.output) for each in prices if each is not None]
+    assert found == [(4, 0.4, 5, 20), (8, 0.8, 10, 30)]
+    listed = price_at("gpt-5.6", ModelPrices(JournalSettings()), moment.timestamp(), 300_000)
+    assert listed == prices[1]
 
 
 def test_prices_of_the_settings_win() -> None:

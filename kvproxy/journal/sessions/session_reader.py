@@ -8,6 +8,7 @@ from typing import Any
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS
+from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, price_of, storage_price
 
 _TURNS = (
@@ -74,7 +75,7 @@ class Turn:
     cost: float | None
 
     def with_cost(self, prices: Mapping[str, PriceSettings]) -> "Turn":
-        price = price_of(self.model, prices)
+        price = price_at(self.model, prices, self.time, self.prompt_tokens)
         if price is None:
             return self
         written = (self.written_5m or 0, self.written_1h or 0)

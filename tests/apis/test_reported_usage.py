@@ -111,6 +111,20 @@ def test_contradictory_usage_is_unknown_and_reported(usage: JsonObject) -> None:
     assert usage_problem({"usage": usage}) is not None
 
 
+def test_a_later_event_of_a_stream_may_report_more_writes() -> None:
+    reader = ReuseReader()
+    start = (
+        b'{"message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 6, "cache_creation_input_tokens": 5,'
+        b' "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 5}}}}'
+    )
+    reader.push(Event(start))
+    assert reader.reuse == PrefixReuse(15, 6, 0, 5)
+    reader.push(
+        Event(b'{"usage": {"input_tokens": 4, "cache_read_input_tokens": 11, "cache_creation_input_tokens": 8}}')
+    )
+    assert reader.reuse == PrefixReuse(23, 11, 3, 5)
+
+
 def test_a_stream_of_gemini_reports_its_reuse() -> None:
     reader = ReuseReader()
     reader.push(Event(b'{"candidates": [], "usageMetadata": {"promptTokenCount": 9, "cachedContentTokenCount": 4}}'))

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
+from random import Random
 
 import pytest
+from genai_prices import Usage, calc_price
 
 from kvproxy.providers.prices import ModelPrices, cache_limits, list_price, price_at
-from kvproxy.settings.journal import JournalSettings, PriceSettings, price_of
+from kvproxy.settings.journal import MILLION, JournalSettings, PriceSettings, input_price, price_of
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,40 @@ def test_long_prompts_have_the_price_of_their_tier() -> None:
     assert found == [(4, 0.4, 5, 20), (8, 0.8, 10, 30)]
     listed = price_at("gpt-5.6", ModelPrices(JournalSettings()), moment.timestamp(), 300_000)
     assert listed == prices[1]
+
+
+@pytest.mark.parametrize(
+    ("provider", "models", "writes"),
+    [
+        ("anthropic", ("claude-opus-5", "claude-opus-5-5", "claude-fable-5-1", "claude-haiku-4-5"), 2),
+        ("openai", ("gpt-5.6", "gpt-5.6-luna", "gpt-6.1-sol"), 1),
+        ("openai", ("gpt-4o", "gpt-4.1"), 0),
+        ("google", ("gemini-2.5-pro", "gemini-2.5-flash"), 0),
+        ("deepseek", ("deepseek-chat",), 0),
+    ],
+)
+def test_random_requests_cost_what_the_price_list_calculates(
+    provider: str, models: tuple[str, ...], writes: int
+) -> None:
+    random, prices = Random(7), ModelPrices(JournalSettings())
+    for _ in range(200):
+        model, time, prompt = random.choice(models), random.uniform(1.78e9, 1.795e9), random.randint(1_000, 400_000)
+        cached, completion = random.randint(0, prompt), random.randint(1, 4_000)
+        short = random.randint(0, prompt - cached) if writes else 0
+        long = random.randint(0, prompt - cached - short) if writes == 2 else 0
+        written = {"cache_write_tokens": short + long} | ({"cache_write_1h_tokens": long} if long else {})
+        usage = Usage(
+            input_tokens=prompt,
+            cache_read_tokens=cached,
+            output_tokens=completion,
+            **(written if writes else {}),
+        )
+        moment = datetime.fromtimestamp(time, UTC)
+        expected = calc_price(usage, model, provider_id=provider, genai_request_timestamp=moment).total_price
+        price = price_at(model, prices, time, prompt)
+        assert price is not None
+        paid = input_price(price, prompt, cached, short, long) + completion * price.output / MILLION
+        assert paid == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_prices_of_the_settings_win() -> None:

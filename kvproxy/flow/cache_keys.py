@@ -3,11 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 
-import orjson
-
 from kvproxy.apis.api import Question
 from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
-from kvproxy.apis.json import Json, JsonMap, JsonObject, field, objects
+from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects
 from kvproxy.apis.key_fields import MARKER_FIELDS
 from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
@@ -154,9 +152,9 @@ def _with_plain_texts(value: Json) -> Json:
 
 def _digest(value: JsonObject) -> str:
     try:
-        return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    except orjson.JSONEncodeError:
-        raise InvalidRequest("the body is nested more than 250 levels deep, or has an integer beyond 64 bits") from None
+        return hashlib.sha256(dumps(value, sort_keys=True)).hexdigest()
+    except ValueError:
+        raise InvalidRequest("the body is nested too deeply, or has half of a surrogate pair") from None
 
 
 def _may_contain(raw: bytes, words: Sequence[str]) -> bool:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvproxy.apis.api import ApiName
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.errors import InvalidRequest
 from kvproxy.exchange import CacheKey
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.tenants import tenant_of
@@ -69,18 +68,28 @@ def test_keys_are_equal_exactly_for_equal_requests(one: dict, other: dict, a: st
         )
 
 
-def test_backend_and_query_are_part_of_the_key_and_depth_is_bounded() -> None:
+def test_backend_and_query_are_part_of_the_key() -> None:
     body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
     turned = {"messages": [{"content": "x", "role": "user"}], "model": "a"}
     assert cache_key(call(body), "x") == cache_key(call(turned), "x")
     assert cache_key(call(body), "x").namespace != cache_key(call(body), "y").namespace
     assert cache_key(call(body, query="v=1"), "x").exact != cache_key(call(body, query="v=2"), "x").exact
-    deep: list[Any] = []
-    for _ in range(300):
-        deep = [deep]
-    for vendor in (deep, 2**64):
-        with pytest.raises(InvalidRequest, match="nested"):
-            cache_key(call(body | {"vendor": vendor}), "x")
+
+
+def test_integers_beyond_64_bits_are_part_of_the_key() -> None:
+    """Amounts in wei in the input of a tool, for example."""
+    keys = [cache_key(call({"model": "a", "messages": [], "vendor": 10**20 + extra}), "x").exact for extra in (0, 0, 1)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_deep_values_are_part_of_the_key() -> None:
+    keys = []
+    for levels in (300, 300, 301):
+        deep: list[Any] = []
+        for _ in range(levels):
+            deep = [deep]
+        keys.append(cache_key(call({"model": "a", "messages": [], "vendor": deep}), "x").exact)
+    assert keys[0] == keys[1] != keys[2]
 
 
 @pytest.mark.parametrize(

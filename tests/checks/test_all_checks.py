@@ -86,7 +86,9 @@ def test_exports_are_in_clear_and_imports_are_encrypted(tmp_path: Path) -> None:
     keys = {"KVPROXY_ENCRYPTION__KEY_FILE": str(tmp_path / "keys")}
     for name in ("one.db", "two.db"):
         open_store(tmp_path / name, cipher=Cipher([KEY])).close()
-    line = make_entry("my secret", key="k").export_line()
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    response = json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+    line = make_entry("my secret", key="k", response=response).export_line()
     (tmp_path / "in.jsonl").write_bytes(line)
     assert result("cache", "import", tmp_path / "in.jsonl", "--store", tmp_path / "one.db", **keys)["imported"] == 1
     assert b"my secret" not in (tmp_path / "one.db").read_bytes()

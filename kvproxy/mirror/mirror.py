@@ -193,7 +193,8 @@ class _ReplayBacklog:
     async def get(self, timeout: float) -> tuple[bytes, bytes] | None:
         """Return the next message; None if none arrives within `timeout` seconds."""
         try:
-            number, payload = await asyncio.wait_for(self._messages.get(), timeout)
+            async with asyncio.timeout(timeout):
+                number, payload = await self._messages.get()
         except TimeoutError:
             return None
         self._bytes -= len(payload)
@@ -318,7 +319,9 @@ class EventSubscriber:
     async def _request_replays(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._replay_requested.wait(), self._idle)
+                # Unlike `wait_for` of Python 3.11, it does not lose a cancellation in the moment of the event.
+                async with asyncio.timeout(self._idle):
+                    await self._replay_requested.wait()
             except TimeoutError:
                 if self.is_connected:
                     self.sequencer.on_idle()

@@ -1,5 +1,6 @@
 """Event streams over real sockets: replays, restarts, and errors."""
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -170,6 +171,17 @@ async def test_a_new_connection_to_the_same_process_needs_one_replay(sockets: So
         subscriber._replay_requested.set()
         await until_async(lambda: shown(mirror) == {1, 2})
         assert (subscriber.status().restarts, subscriber.status().losses, mirror.is_complete) == (0, 0, True)
+
+
+async def test_a_subscriber_can_be_closed_in_the_moment_of_an_event(sockets: Sockets) -> None:
+    """`asyncio.wait_for` of Python 3.11 loses a cancellation in this moment."""
+    subscriber = EventSubscriber(sockets.events)
+    await subscriber.start()
+    await until_async(lambda: subscriber.is_connected)
+    await asyncio.sleep(0.05)
+    subscriber._replay_requested.set()
+    async with asyncio.timeout(30):
+        await subscriber.close()
 
 
 def test_an_endpoint_expands_to_its_sockets() -> None:

@@ -14,6 +14,7 @@ async def with_timeout(seconds: float | None, work: Awaitable[T], problem: str) 
     if seconds is None:
         return await work
     try:
-        return await asyncio.wait_for(work, seconds)
+        async with asyncio.timeout(seconds):
+            return await work
     except TimeoutError:
         raise DeadlineExceeded(f"{problem} within x-kvproxy-timeout") from None

@@ -125,7 +125,8 @@ class SlotTable:
     async def _wait(self, seconds: float) -> None:
         self._released.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._released.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._released.wait()
 
     def release(self, slot: Slot) -> None:
         slot.locked = slot.saving = False

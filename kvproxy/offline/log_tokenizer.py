@@ -24,7 +24,7 @@ def load_log_tokenizer(name: str | None) -> PromptEncoder:
     A folder needs `tokenizer.json`, and a chat template for conversations. Other names are loaded by transformers.
     """
     if name is None or name == DEMO:
-        # The demonstration model's template has no tools: the model calls none.
+        # The template of the demonstration model has no tools, because that model calls no tools.
         return LogTokenizer(model_path(), render_conversation)
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").is_file():

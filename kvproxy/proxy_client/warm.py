@@ -298,12 +298,16 @@ async def send_all(
     timeout = httpx.Timeout(600.0, connect=3.0)
     context = tls_context(url)
     async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=control, timeout=timeout, verify=context) as client:
+        is_lost = False
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, len(requests))):
                     group.create_task(work(client))
         except* httpx.TransportError:
-            raise ProxyUnreachable(f"{url} stopped answering: start it, then run the command again") from None
+            # Python before 3.11.4 puts an exception that is raised here into a group.
+            is_lost = True
+        if is_lost:
+            raise ProxyUnreachable(f"{url} stopped answering: start it, then run the command again")
 
 
 def pin_all(client: ProxyClient, requests: Sequence[WarmRequest], source: str, report: WarmReport) -> None:

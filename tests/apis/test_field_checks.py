@@ -206,7 +206,7 @@ MESSAGES_ERRORS = {
 def test_error_bodies(status: int, kind: str) -> None:
     error = KvproxyError("what is wrong", param="p")
     error.status, error.code = status, "c"  # type: ignore[misc]
-    retried = "x-should-retry" not in error_response(error, "/v1/models").headers
+    retried = "x-should-retry" not in error_response(error, {"path": "/v1/models"}).headers
     assert retried is (status in (429, 500, 503))
     for name in ("chat", "completions", "embeddings", "responses"):
         told = error_body(error, APIS[name].path)

@@ -12,7 +12,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.store import open_store
 from tests.commands.run import ask, kvproxy, result
 from tests.commands.upstream import proxied
-from tests.index.entries import make_entry
+from tests.index.entries import SERVABLE, make_entry
 from tests.statuses import makes_entry
 
 
@@ -25,7 +25,10 @@ def stored(path: Path, *entries: Entry) -> Path:
 
 
 def test_cache_of_a_stopped_proxy(tmp_path: Path) -> None:
-    entries = [make_entry(f"question {number}", model=f"m{number % 2}", created=time.time()) for number in range(6)]
+    entries = [
+        make_entry(f"question {number}", model=f"m{number % 2}", created=time.time(), response=SERVABLE)
+        for number in range(6)
+    ]
     path = stored(tmp_path / "responses.db", *entries)
     assert len(result("cache", "ls", "--store", path)) == 6
     assert len(result("cache", "ls", "--data", tmp_path, "--model", "m1")) == 3

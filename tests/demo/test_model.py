@@ -30,7 +30,7 @@ SYSTEMS = {"none": "", "short": "You are a helpful assistant.", "long": read_unr
 def test_it_is_a_plain_llama_for_long_prompts(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
     assert type(model).__name__ == "LlamaForCausalLM"
-    assert model.config.max_position_embeddings == tokenizer.model_max_length == 16_384
+    assert model.config.max_position_embeddings == tokenizer.model_max_length == 8_192
     assert len(tokenizer) <= model.config.vocab_size
 
 

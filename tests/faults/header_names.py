@@ -19,6 +19,7 @@ _READERS = (
     "flow/quota",
     "trace_context",
     "rules",
+    "settings/access",
 )
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 

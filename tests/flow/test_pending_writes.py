@@ -168,10 +168,10 @@ def test_a_failed_write_is_logged_once_and_fails_no_request(
             for question in (QUESTION, FAR):
                 answer = ask(url, question)
                 assert answer.status_code == 200
-                assert "stored" not in answer.headers["cache-status"]
+                assert "; stored" not in answer.headers["cache-status"]
                 until_stored(services)
             sure = status(url, QUESTION, "confirm")
-            assert sure == "kvproxy; fwd=uri-miss"
+            assert sure == 'kvproxy; fwd=uri-miss; detail="not stored: store"'
             assert httpx.get(f"{url}/health").json()["status"] == "degraded"
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert [(each.levelname, "no room" in each.getMessage(), each.exc_info) for each in lines] == [

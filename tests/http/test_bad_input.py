@@ -20,8 +20,6 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 FIELDS: list[tuple[str, str, Any]] = [
     *((path, "tools", tools) for path in (CHAT, MESSAGES, RESPONSES) for tools in (5, [5])),
-    # Prose with a 200 would look as if the engine had heeded the field.
-    (CHAT, "tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
     (CHAT, "response_format", {"type": "regex"}),
     (RESPONSES, "text", 5),
     (CHAT, "stream_options", 2**64),
@@ -74,3 +72,11 @@ def test_a_number_of_many_digits_is_refused(client: httpx.Client, digits: int) -
 @pytest.mark.parametrize("id", ["9" * 5000, "x", "%C2%B2", "-1"])
 def test_a_block_has_a_number(client: httpx.Client, id: str) -> None:
     assert client.get(f"/admin/blocks/{id}").status_code == 400
+
+
+def test_tools_that_the_model_cannot_call_are_named(client: httpx.Client) -> None:
+    """Coding agents send tools with each request; only a required call makes their absence a wrong answer."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    answer = client.post(CHAT, json=ASKED[CHAT] | {"tools": tools})
+    assert (answer.status_code, "tools" in answer.headers["x-kvproxy-ignored"]) == (200, True)
+    assert client.post(CHAT, json=ASKED[CHAT] | {"tools": tools, "tool_choice": "required"}).status_code == 400

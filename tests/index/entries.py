@@ -6,6 +6,9 @@ from kvproxy.index.entry import Entry, new_id
 from kvproxy.index.search.vector_index import VectorIndex
 from kvproxy.index.store import Store
 
+SERVABLE = b'{"choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]}'
+"""A response that an import accepts."""
+
 
 def make_entry(prompt: str = "What is a block?", **fields: Any) -> Entry:
     values: dict[str, Any] = {

@@ -66,7 +66,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
     data: Path = tmp_path_factory.mktemp("dashboard")
     settings = load_settings(
         data=data,
-        engine={"num_blocks": 512},
+        engine={"num_blocks": 768},
         cache={"policy": "threshold", "min_similarity": 0.85},
         journal={"prices": {"demo": {"input": 2.5, "output": 10.0}}},
     )

@@ -21,7 +21,7 @@ from training.demo.conversations import BatchMaker, ConversationSampler, read_un
 from training.demo.corpus import Pair, load_pairs
 from training.demo.evaluate import print_accuracy
 
-MAX_POSITIONS = 16_384  # the prompts of coding agents fit
+MAX_POSITIONS = 8_192  # the prompts of coding agents fit
 PEAK_RATE = 2.5e-3
 TEMPERATURE = 0.1
 MAX_NEW_TOKENS = 256

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from pathlib import Path
 
 from kvproxy.apis import APIS
@@ -24,7 +25,7 @@ class LineError:
     message: str
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestLog:
     """The content of a log, in file order.
 
@@ -42,7 +43,7 @@ class RequestLog:
     errors: list[LineError] = dataclass_field(default_factory=list)
     ignored_fields: set[str] = dataclass_field(default_factory=set)
 
-    @property
+    @cached_property
     def num_conversations(self) -> int:
         """Number of requests that continue no earlier request."""
         return count_conversations(self.requests)

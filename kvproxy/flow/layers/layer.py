@@ -15,7 +15,7 @@ Send: TypeAlias = Callable[[Exchange], Awaitable[BackendResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a layer would do with a request.
+    """The answer that a layer would give to a request.
 
     Attributes:
         layer: as in the journal: a stored response, the response to an identical request in flight, or a refusal.

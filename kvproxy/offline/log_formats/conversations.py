@@ -45,9 +45,7 @@ def _read_sharegpt(row: Row) -> Iterator[LoggedRequest]:
 def _read_conversation(row: Row) -> Iterator[LoggedRequest]:
     turns = [(str(turn.get("role")), turn.get("content")) for turn in objects(row.value["conversation"])]
     fields: JsonObject = {"model": row.value["model"]} if isinstance(row.value.get("model"), str) else {}
-    time = parse_time(row.value.get("timestamp"))
-    for request in conversation_requests(row, turns, fields):
-        yield LoggedRequest(request.line, request.api, request.body, time=time, response=request.response)
+    yield from conversation_requests(row, turns, fields, parse_time(row.value.get("timestamp")))
 
 
 def _read_mt_bench(row: Row) -> Iterator[LoggedRequest]:

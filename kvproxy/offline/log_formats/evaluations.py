@@ -18,6 +18,7 @@ from kvproxy.offline.log_formats.log_format import (
     is_failed,
     parse_time,
     request_of,
+    seconds_of,
 )
 
 
@@ -44,7 +45,6 @@ def _read_har(row: Row) -> Iterator[LoggedRequest]:
     if not body:
         raise SkipRow("no body")
     headers = {str(each.get("name")).lower(): str(each.get("value")) for each in objects(field(request, "headers"))}
-    duration = row.value.get("time")
     yield request_of(
         row,
         body,
@@ -52,7 +52,7 @@ def _read_har(row: Row) -> Iterator[LoggedRequest]:
         headers=headers,
         time=parse_time(row.value.get("startedDateTime")),
         response=decoded_response(_har_text(field(response, "content"))),
-        seconds=duration / 1000 if isinstance(duration, int | float) and duration > 0 else 0.0,
+        seconds=seconds_of(row.value.get("time")),
     )
 
 

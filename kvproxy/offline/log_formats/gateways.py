@@ -21,6 +21,8 @@ from kvproxy.offline.log_formats.log_format import (
     known_fields,
     parse_time,
     request_of,
+    seconds_between,
+    seconds_of,
 )
 
 # LiteLLM's names of its functions; an `a` before them is the asynchronous one.
@@ -70,7 +72,7 @@ def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
         headers=_litellm_session(value),
         time=start,
         response=decoded_response(value.get("response")),
-        seconds=max(0.0, end - start) if start is not None and end is not None else 0.0,
+        seconds=seconds_between(start, end),
     )
 
 
@@ -85,14 +87,13 @@ def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
     body = decoded_object(value["request_body"])
     if not body:
         raise SkipRow("no body")
-    delay = value.get("delay_ms")
     yield request_of(
         row,
         body,
         api=api,
         time=parse_time(value.get("request_created_at")),
         response=decoded_response(value.get("response_body")),
-        seconds=delay / 1000 if isinstance(delay, int | float) and delay > 0 else 0.0,
+        seconds=seconds_of(value.get("delay_ms")),
     )
 
 
@@ -103,7 +104,6 @@ def _read_portkey(row: Row) -> Iterator[LoggedRequest]:
     request = decoded_object(value["request"]) or {}
     body = decoded_object(request.get("body")) or request
     route = first_of(value, "request_url", "request.url")
-    seconds = value.get("response_time")
     yield request_of(
         row,
         body,
@@ -111,7 +111,7 @@ def _read_portkey(row: Row) -> Iterator[LoggedRequest]:
         headers=_litellm_session(value),
         time=parse_time(value.get("created_at")),
         response=decoded_response(value.get("response")),
-        seconds=seconds / 1000 if isinstance(seconds, int | float) and seconds > 0 else 0.0,
+        seconds=seconds_of(value.get("response_time")),
     )
 
 
@@ -128,14 +128,13 @@ def _read_bifrost(row: Row) -> Iterator[LoggedRequest]:
     body: JsonObject = {**(decoded_object(value.get("params")) or {}), "messages": history, "model": value.get("model")}
     if tools := objects(decoded(value.get("tools"))):
         body["tools"] = list(tools)
-    latency = value.get("latency")
     yield request_of(
         row,
         known_fields(body, APIS["chat"]),
         api=APIS["chat"],
         time=parse_time(first_of(value, "timestamp", "created_at")),
         response=_with_usage(chat_response(value.get("output_message")), decoded(value.get("token_usage"))),
-        seconds=latency / 1000 if isinstance(latency, int | float) and latency > 0 else 0.0,
+        seconds=seconds_of(value.get("latency")),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from datetime import UTC, datetime
 from math import isfinite
+from types import MappingProxyType
 
 from kvproxy.apis import APIS
 from kvproxy.apis.api import Api, ApiName
@@ -102,7 +103,16 @@ def has_path(value: Json, path: str) -> bool:
     return True
 
 
-def request_of(row: Row, body: JsonObject, *, api: Api | None = None, **facts: object) -> LoggedRequest:
+def request_of(
+    row: Row,
+    body: JsonObject,
+    *,
+    api: Api | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    time: float | None = None,
+    response: JsonObject | str | None = None,
+    seconds: float = 0.0,
+) -> LoggedRequest:
     """Return the request with a body. Raises InvalidRequest if its API is ambiguous or its prompt is missing."""
     if not any(body.get(name) for name in PROMPT_FIELDS):
         raise InvalidRequest(f"the request has no {', '.join(PROMPT_FIELDS[:-1])}, or {PROMPT_FIELDS[-1]}")
@@ -114,7 +124,7 @@ def request_of(row: Row, body: JsonObject, *, api: Api | None = None, **facts: o
         paths = ", ".join(api.path for api in APIS.values())
         raise InvalidRequest(f"the API is ambiguous: add the route as url or path, one of {paths}")
     named = body if body.get("model") else body | {"model": row.model}
-    return LoggedRequest(row.number, api, named | {"stream": False}, **facts)  # type: ignore[arg-type]
+    return LoggedRequest(row.number, api, named | {"stream": False}, headers, time, response, seconds)
 
 
 def known_fields(fields: JsonMap, api: Api | None = None) -> JsonObject:
@@ -171,6 +181,16 @@ def parse_time(time: Json) -> float | None:
     while time > _MAX_SECONDS:
         time /= 1000
     return float(time)
+
+
+def seconds_between(start: float | None, end: float | None) -> float:
+    """Return the duration of a request; 0 if a time is unknown."""
+    return max(0.0, end - start) if start is not None and end is not None else 0.0
+
+
+def seconds_of(milliseconds: Json) -> float:
+    """Return the duration of a request from milliseconds; 0 if it is unknown."""
+    return milliseconds / 1000 if isinstance(milliseconds, int | float) and milliseconds > 0 else 0.0
 
 
 def logged_time(value: JsonMap) -> float | None:
@@ -240,14 +260,15 @@ def is_failed(status: Json) -> bool:
 
 
 def conversation_requests(
-    row: Row, turns: Iterable[tuple[str, Json]], fields: JsonObject | None = None
+    row: Row, turns: Iterable[tuple[str, Json]], fields: JsonObject | None = None, time: float | None = None
 ) -> Iterable[LoggedRequest]:
     """Yield a chat request for each answer of a recorded conversation. `turns` are roles and contents."""
     messages: list[Json] = []
     for role, content in turns:
         if role == "assistant" and messages:
             body: JsonObject = {**(fields or {}), "messages": list(messages)}
-            yield request_of(row, body, api=APIS["chat"], response=chat_response({"role": role, "content": content}))
+            response = chat_response({"role": role, "content": content})
+            yield request_of(row, body, api=APIS["chat"], time=time, response=response)
         messages.append({"role": role, "content": content})
 
 

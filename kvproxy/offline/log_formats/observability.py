@@ -20,6 +20,7 @@ from kvproxy.offline.log_formats.log_format import (
     known_fields,
     parse_time,
     request_of,
+    seconds_between,
 )
 
 
@@ -50,7 +51,7 @@ def _read_langfuse(row: Row) -> Iterator[LoggedRequest]:
         headers={"x-session-id": str(session)} if session else {},
         time=start,
         response=_with_usage(chat_response(value.get("output")), value),
-        seconds=max(0.0, end - start) if start is not None and end is not None else 0.0,
+        seconds=seconds_between(start, end),
     )
 
 
@@ -165,7 +166,7 @@ def _read_span(row: Row) -> Iterator[LoggedRequest]:
             api=APIS[detect_api(body) or "chat"],
             time=start,
             response=chat_response(output),
-            seconds=max(0.0, end - start) if start is not None and end is not None else 0.0,
+            seconds=seconds_between(start, end),
         )
 
 

@@ -10,7 +10,7 @@ from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
-    from kvproxy.backup import BackupSummary
+    from kvproxy.installation.backup import BackupSummary
 
 Archive = Annotated[Path, Argument(help="Archive: a .tar, .tar.gz or .tgz file.")]
 
@@ -26,7 +26,7 @@ def backup(
     The proxy may run: each database is copied in one transaction. The archive contains prompts, and its settings may contain
     secrets. Encryption keys, tiers, and responses in PostgreSQL are not included.
     """
-    from kvproxy.backup import write_backup
+    from kvproxy.installation.backup import write_backup
 
     settings = load_settings(data=data, store=store)
     found = write_backup(settings, archive, print_note, replace=force)
@@ -49,7 +49,7 @@ def restore(
 
     Example: kvproxy restore kvproxy.tar.gz --data /var/lib/kvproxy
     """
-    from kvproxy.backup import restore_backup
+    from kvproxy.installation.backup import restore_backup
 
     return _archive_output(restore_backup(load_settings(data=data, store=store), archive, replace=replace), archive)
 

@@ -16,7 +16,7 @@ from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.proxy_client.cache import FilterValues, Rows
+from kvproxy.operations.cache import FilterValues, Rows
 from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
@@ -318,7 +318,7 @@ def encrypt(store: Store = None, data: Data = None) -> Output:
 
     It encrypts plain responses, and those under older keys, which can then be removed from the settings. The proxy may run.
     """
-    from kvproxy.checks.configured_store import open_configured_store, store_exists
+    from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
 
     settings = load_settings(store=store, data=data)
     if not settings.encryption.enabled:

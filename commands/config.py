@@ -14,7 +14,7 @@ def check(data: Data = None) -> Output:
     The data folder and the encryption keys are checked too. Each error is one line, with the flag, the variable, or the line
     of the file that has the invalid value.
     """
-    from kvproxy.checks.all_checks import check_files
+    from kvproxy.installation.checks.all_checks import check_files
 
     settings = load_settings(data=data)
     check_files(settings)

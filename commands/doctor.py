@@ -22,8 +22,8 @@ def doctor(
 
     Example: kvproxy doctor --upstream http://127.0.0.1:8000
     """
-    from kvproxy.checks.all_checks import all_checks
-    from kvproxy.checks.servers import CheckWarning
+    from kvproxy.installation.checks.all_checks import all_checks
+    from kvproxy.installation.checks.servers import CheckWarning
     from kvproxy.optional_packages import missing_extra_error
 
     settings = load_settings(

@@ -12,12 +12,12 @@ from kvproxy.commands.request_body import PromptOptions, RequestFieldOptions
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
-from kvproxy.printable_text import escape_controls
-from kvproxy.proxy_client.client import ApiName, ProxyClient, credential_headers
+from kvproxy.operations.client import ApiName, ProxyClient, credential_headers
+from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.proxy_client.journal import ExplanationReport
+    from kvproxy.operations.journal import ExplanationReport
 
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
@@ -57,7 +57,7 @@ def explain(
         return Output(miss.document, lambda: _print_miss(miss))
     client = proxy.client()
     body = prompt.body()
-    from kvproxy.offline.log_formats.log_format import detect_api
+    from kvproxy.analyse.log_formats.log_format import detect_api
 
     # A body with only `input` is most likely for Responses.
     chosen = api or detect_api(body) or ("responses" if "input" in body else "chat")

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kvproxy.charts import Chart, save
+from kvproxy.analyse.charts import Chart, save
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.optional_packages import require_package
 

@@ -4,7 +4,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from kvproxy.printable_text import escape_controls, escape_json_controls
+from kvproxy.telemetry.printable_text import escape_controls, escape_json_controls
 from kvproxy.units import format_seconds
 
 

@@ -10,7 +10,7 @@ from kvproxy.commands.formatting import format_age, local_time, table_time
 from kvproxy.commands.options import Data, LimitOrAll, duration_option, load_settings, size_option
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Layout, Row, table_output, text_column
-from kvproxy.proxy_client.client import used_data_folder
+from kvproxy.operations.client import used_data_folder
 from kvproxy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add(*, name: Name, limits: LimitOptions, data: Data = None) -> Output:
 
     Example: kvproxy keys add search-team --requests-per-minute 600
     """
-    from kvproxy.client_keys import add_client, all_clients
+    from kvproxy.clients.client_keys import add_client, all_clients
 
     settings = _load_settings(data)
     key = add_client(settings, name, **asdict(limits))
@@ -53,7 +53,7 @@ def ls(*, layout: Layout, data: Data = None) -> Output:
 
     The last use is the last request in the journal.
     """
-    from kvproxy.client_keys import all_clients
+    from kvproxy.clients.client_keys import all_clients
 
     settings = _load_settings(data)
     clients, used = all_clients(settings), _last_use_by_client(settings.journal_location)
@@ -81,7 +81,7 @@ def history(*, limit: LimitOrAll = 50, layout: Layout, data: Data = None) -> Out
 
     With a store in a file, changes are not recorded. The newest --limit changes are listed.
     """
-    from kvproxy.client_keys import operator_changes
+    from kvproxy.clients.client_keys import operator_changes
 
     found = operator_changes(_load_settings(data), limit or None)
     rows: list[Row] = [
@@ -119,7 +119,7 @@ def rotate(
 
     Example: kvproxy keys rotate search-team --grace 7d
     """
-    from kvproxy.client_keys import rotate_key
+    from kvproxy.clients.client_keys import rotate_key
 
     key = rotate_key(_load_settings(data), name, grace)
     return text_output({"name": name, "key": key, "grace": grace}, key)
@@ -133,7 +133,7 @@ def reset(name: Name, data: Data = None) -> Output:
 
     Example: kvproxy keys reset search-team
     """
-    from kvproxy.client_keys import reset_counts
+    from kvproxy.clients.client_keys import reset_counts
 
     settings = _load_settings(data)
     reset_counts(settings, name)
@@ -148,7 +148,7 @@ def rm(name: Name, data: Data = None) -> Output:
 
     Example: kvproxy keys rm search-team
     """
-    from kvproxy.client_keys import remove_client
+    from kvproxy.clients.client_keys import remove_client
 
     settings = _load_settings(data)
     remove_client(settings, name)

@@ -11,12 +11,12 @@ import typer
 from typer import Option
 
 from kvproxy.commands.files import checked_plot
-from kvproxy.proxy_client.cache import CacheClient, open_cache
-from kvproxy.proxy_client.client import ProxyClient, configured_token, configured_url
+from kvproxy.operations.cache import CacheClient, open_cache
+from kvproxy.operations.client import ProxyClient, configured_token, configured_url
 from kvproxy.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from kvproxy.proxy_client.journal import DirectJournal, JournalClient
+    from kvproxy.operations.journal import DirectJournal, JournalClient
     from kvproxy.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8484"
@@ -128,11 +128,11 @@ class StoreOptions:
 @dataclass(frozen=True, slots=True)
 class JournalOptions(ProxyOptions):
     def open(self) -> "JournalClient":
-        from kvproxy.proxy_client.journal import open_journal
+        from kvproxy.operations.journal import open_journal
 
         return open_journal(self.url, self.token, self.data)
 
     def open_direct(self, purpose: str) -> "DirectJournal":
-        from kvproxy.proxy_client.journal import open_direct_journal
+        from kvproxy.operations.journal import open_direct_journal
 
         return open_direct_journal(self.url, self.token, self.data, purpose)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from kvproxy.charts import Chart, draw
+from kvproxy.analyse.charts import Chart, draw
 from kvproxy.commands.formatting import json_text, one_line
 
 _CHART_WIDTH = 100

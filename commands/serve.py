@@ -20,8 +20,8 @@ from kvproxy.commands.options import (
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
-    from kvproxy.checks.servers import UpstreamCheck
     from kvproxy.http.services import Services
+    from kvproxy.installation.checks.servers import UpstreamCheck
     from kvproxy.settings import Settings, UpstreamServer
 
 _UPSTREAM_SECONDS = 1.0
@@ -143,8 +143,8 @@ def _print_json(services: "Services", url: str) -> None:
 def _check_upstreams(settings: "Settings") -> "list[UpstreamCheck | str]":
     from concurrent.futures import ThreadPoolExecutor
 
-    from kvproxy.checks.servers import check_upstream
     from kvproxy.errors import KvproxyError
+    from kvproxy.installation.checks.servers import check_upstream
 
     def check(server: "UpstreamServer") -> "UpstreamCheck | str":
         try:

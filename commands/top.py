@@ -16,9 +16,9 @@ from kvproxy.commands.options import Json, ProxyOptions, duration_option
 from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Column, Row, build_table, text_column
 from kvproxy.errors import ProxyUnreachable
-from kvproxy.printable_text import escape_controls
-from kvproxy.proxy_client.client import ProxyClient
-from kvproxy.proxy_client.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
+from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.proxy_statistics import LAYERS, get_optional, rates_between, take_snapshot
+from kvproxy.telemetry.printable_text import escape_controls
 
 _REQUESTS = 10
 _TIMEOUT = 5.0

@@ -10,11 +10,11 @@ from kvproxy.commands.options import ApiKey, ProxyOptions
 from kvproxy.commands.output import Output, print_facts, print_note, print_text, progress_bar
 from kvproxy.commands.request_body import SAMPLING, RequestFieldOptions
 from kvproxy.errors import InvalidRequest, KvproxyError, ProxyUnreachable
-from kvproxy.proxy_client.client import API_NAMES, ProxyClient, configured_token, credential_headers
+from kvproxy.operations.client import API_NAMES, ProxyClient, configured_token, credential_headers
 from kvproxy.units import format_line_numbers, plural, tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.proxy_client.warm import WarmReport, WarmRequest
+    from kvproxy.operations.warm import WarmReport, WarmRequest
 
 _LISTED_ERRORS = 20
 
@@ -64,7 +64,7 @@ def warm(
 
     from kvproxy.apis.api_request import requests_sampling
     from kvproxy.commands.files import read_text
-    from kvproxy.proxy_client import warm as warming
+    from kvproxy.operations import warm as warming
 
     if (file is not None) + cache + from_log != 1:
         raise InvalidRequest("give one of a file, --cache, and --from-log")

@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvproxy.analyse.simulate.pool_simulation import ChainRequest, PoolSimulation
+    from kvproxy.analyse.simulate.pool_simulation import simulate as simulate_pool
+    from kvproxy.analyse.simulate.pool_size_sweep import Sweep, sweep
+    from kvproxy.analyse.simulate.trace_reader import TraceError, read_chains
     from kvproxy.blocks.block_hash import BlockHasher
     from kvproxy.blocks.cache_request import CacheRequest, MMItem
     from kvproxy.blocks.manager import ComputedBlocks, KVCacheManager
     from kvproxy.blocks.row_types import PoolStats
     from kvproxy.blocks.single_type_manager import GroupSpec
     from kvproxy.library import AsyncCache, Cache, CachedAnswer, open_async_cache, open_cache
-    from kvproxy.offline.simulate.pool_simulation import ChainRequest, PoolSimulation
-    from kvproxy.offline.simulate.pool_simulation import simulate as simulate_pool
-    from kvproxy.offline.simulate.pool_size_sweep import Sweep, sweep
-    from kvproxy.offline.simulate.trace_reader import TraceError, read_chains
     from kvproxy.settings.cache import CacheSettings
 
 __version__ = "0.1.0"
@@ -28,13 +28,13 @@ _MODULES = {
     "blocks.row_types": ("PoolStats",),
     "blocks.single_type_manager": ("GroupSpec",),
     "library": ("AsyncCache", "Cache", "CachedAnswer", "open_async_cache", "open_cache"),
-    "offline.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
-    "offline.simulate.pool_size_sweep": ("Sweep", "sweep"),
-    "offline.simulate.trace_reader": ("TraceError", "read_chains"),
+    "analyse.simulate.pool_simulation": ("ChainRequest", "PoolSimulation", "simulate_pool"),
+    "analyse.simulate.pool_size_sweep": ("Sweep", "sweep"),
+    "analyse.simulate.trace_reader": ("TraceError", "read_chains"),
     "settings.cache": ("CacheSettings",),
 }
 _PLACES = {name: (f"kvproxy.{module}", name) for module, names in _MODULES.items() for name in names}
-_PLACES["simulate_pool"] = ("kvproxy.offline.simulate.pool_simulation", "simulate")
+_PLACES["simulate_pool"] = ("kvproxy.analyse.simulate.pool_simulation", "simulate")
 
 __all__ = [
     "AsyncCache",

@@ -10,12 +10,12 @@ from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
+from kvproxy.apis.trace_context import Trace
 from kvproxy.backends.protocol import ServingUpstream
+from kvproxy.clients.quotas import Account
 from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Candidate, Lookup
-from kvproxy.quotas import Account
 from kvproxy.settings.access import ClientSettings
-from kvproxy.trace_context import Trace
 
 Layer = Literal["exact", "semantic", "forward", "bypass", "refused", "disconnected", "error", "revalidated"]
 """Source of the response.

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from kvproxy.encryption import load_cipher
 from kvproxy.errors import SettingsError
 from kvproxy.index.errors import CacheStoreError, EmbedderError, VerifierError
 from kvproxy.index.models.embedder import DEFAULT, load_embedder
@@ -21,7 +20,8 @@ from kvproxy.index.search.semantic_cache import SemanticCache
 from kvproxy.index.store import Capacity, Store, open_store
 from kvproxy.index.store.observations import Observations
 from kvproxy.optional_packages import missing_extra_error
-from kvproxy.pattern_redaction import load_redactor
+from kvproxy.privacy.encryption import load_cipher
+from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.settings.cache import CacheSettings, PolicyName
 from kvproxy.settings.privacy import EncryptionSettings, RedactionSettings
 

@@ -13,11 +13,11 @@ import hypothesis
 import pytest
 
 import kvproxy.open_response_cache as response_cache
+from kvproxy.analyse import calibration
 from kvproxy.http.services import Services
 from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL, Embedder, load_embedder
 from kvproxy.index.models.verifier import BUILT_IN, Verifier, load_verifier
 from kvproxy.index.search.lookup_queue import model_threads
-from kvproxy.offline import calibration
 from kvproxy.settings import load_settings
 from tests.postgres_server import empty, run_postgres
 from tests.redis_server import RedisServer, run_redis
@@ -29,7 +29,7 @@ _LONGEST = (
     "tests/faults/test_harnesses",
     "tests/fleet/",
     "tests/commands/test_no_calls_home",
-    "tests/backends/test_reasoning",
+    "tests/engine/backend/test_reasoning",
     "tests/structure/test_wheel",
     "tests/upstreams/llama/",
     "tests/telemetry/",
@@ -39,7 +39,7 @@ _LONGEST = (
     "tests/commands/",
     "tests/http/",
     "tests/faults/",
-    "tests/backends/",
+    "tests/engine/backend/",
     "tests/gpu/",
 )
 

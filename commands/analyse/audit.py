@@ -11,8 +11,8 @@ from kvproxy.commands.tables import print_table
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
 
 if TYPE_CHECKING:
+    from kvproxy.analyse.audit import AuditedPair, AuditedResponse
     from kvproxy.apis.json import JsonObject
-    from kvproxy.offline.audit import AuditedPair, AuditedResponse
 
 _LISTED_PAIRS = 20
 
@@ -43,8 +43,8 @@ def audit(
     """
     import asyncio
 
-    from kvproxy.offline.audit import Auditor, generate_bodies
-    from kvproxy.proxy_client.client import ProxyClient, credential_headers
+    from kvproxy.analyse.audit import Auditor, generate_bodies
+    from kvproxy.operations.client import ProxyClient, credential_headers
 
     headers = credential_headers("chat", api_key)
     model = model or ProxyClient(url).first_model(headers)
@@ -59,9 +59,9 @@ def audit(
 
 
 def _read_chats(file: Path, model: str, format: str | None) -> "list[JsonObject]":
+    from kvproxy.analyse.request_log import read_log
     from kvproxy.commands.files import read_text
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.request_log import read_log
 
     requests = read_log(file, read_text(file), model, format=format).requests
     bodies = [each.body for each in requests if each.api.name == "chat"]

@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from kvproxy.charts import Chart
+from kvproxy.analyse.charts import Chart
 from kvproxy.commands.formatting import percent
 from kvproxy.commands.options import Plot, load_settings
 from kvproxy.commands.output import Output, print_charts, print_text, progress_bar
@@ -40,9 +40,9 @@ def calibrate(
 
     Example: kvproxy calibrate --stream questions.jsonl.gz --max-error 0.02
     """
+    from kvproxy.analyse import calibration
     from kvproxy.commands.files import save_charts, stdin_or_path
     from kvproxy.errors import SettingsError
-    from kvproxy.offline import calibration
 
     settings = load_settings(embedder=embedder, cache={"verifier": verifier} if verifier else None)
     if stream is not None and pairs is None:

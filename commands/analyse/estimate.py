@@ -23,7 +23,7 @@ from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
-    from kvproxy.offline.estimate import Estimate, HitSavings
+    from kvproxy.analyse.estimate import Estimate, HitSavings
     from kvproxy.settings.journal import PriceSettings
 
 
@@ -62,10 +62,10 @@ def estimate(
     """
     import asyncio
 
+    from kvproxy.analyse.estimate import estimate as run
+    from kvproxy.analyse.estimate import estimate_charts
+    from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import save_charts
-    from kvproxy.offline.estimate import estimate as run
-    from kvproxy.offline.estimate import estimate_charts
-    from kvproxy.offline.log_tokenizer import load_log_tokenizer
 
     report = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
     if report is not None:

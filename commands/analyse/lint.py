@@ -21,7 +21,7 @@ from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.units import plural
 
 if TYPE_CHECKING:
-    from kvproxy.offline.lint import EditSaving, FamilyReport, LintReport
+    from kvproxy.analyse.lint import EditSaving, FamilyReport, LintReport
 
 _HEAD_CHARACTERS = 80
 
@@ -58,9 +58,9 @@ def lint(
     """
     import asyncio
 
+    from kvproxy.analyse.lint import lint as run
+    from kvproxy.analyse.log_tokenizer import load_log_tokenizer
     from kvproxy.commands.files import check_writable, explain_write_errors
-    from kvproxy.offline.lint import lint as run
-    from kvproxy.offline.log_tokenizer import load_log_tokenizer
 
     report = read_session_report(log, sessions, model, data, format)
     if report is not None:

@@ -11,7 +11,7 @@ from kvproxy.units import plural
 _LISTED_ERRORS = 5
 
 if TYPE_CHECKING:
-    from kvproxy.offline.request_log import RequestLog
+    from kvproxy.analyse.request_log import RequestLog
 
 Log = Annotated[Path, Argument(help="Requests, a batch, a log, an export of another tool, or transcripts; - is stdin.")]
 Tokenizer = Annotated[str | None, Option(help="Folder or Hugging Face id of the tokenizer.", show_default="demo")]
@@ -24,8 +24,8 @@ LogModel = Annotated[str, Option("--model", help="Model of requests without a mo
 
 def read_requests(file: Path, model: str, format: str | None, tokenizer: str | None = None) -> "RequestLog":
     """Read a log, and report on stderr what was read. Raises KvproxyError."""
+    from kvproxy.analyse.request_log import read_log
     from kvproxy.commands.files import read_text
-    from kvproxy.offline.request_log import read_log
 
     log = read_log(file, read_text(file), model, format=format)
     for line in describe_log(log, tokenizer):

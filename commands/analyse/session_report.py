@@ -15,7 +15,7 @@ from kvproxy.units import format_seconds, plural
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvproxy.offline.session_report import SessionReport
+    from kvproxy.analyse.session_report import SessionReport
     from kvproxy.settings import Settings
     from kvproxy.settings.journal import PriceSettings
 
@@ -41,9 +41,9 @@ def read_session_report(
     prices: "Mapping[str, PriceSettings] | None" = None,
 ) -> "SessionReport | None":
     """Report the sessions in transcripts of agents; for a log of requests return None unless `sessions`. Raises KvproxyError."""
+    from kvproxy.analyse.session_report import report_sessions
+    from kvproxy.analyse.transcripts import read_transcripts, transcript_files
     from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.session_report import report_sessions
-    from kvproxy.offline.transcripts import read_transcripts, transcript_files
 
     files = None if str(log) == "-" else transcript_files(log)
     if files is None and not sessions:

@@ -14,10 +14,10 @@ from kvproxy.commands.tables import Row, print_table
 from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
-    from kvproxy.offline.simulate.capacity_plan import CapacityPlan
-    from kvproxy.offline.simulate.pool_cost import EngineSpeed, Tier
-    from kvproxy.offline.simulate.routing_simulation import RoutingResult
-    from kvproxy.offline.simulate.trace_reader import Workload
+    from kvproxy.analyse.simulate.capacity_plan import CapacityPlan
+    from kvproxy.analyse.simulate.pool_cost import EngineSpeed, Tier
+    from kvproxy.analyse.simulate.routing_simulation import RoutingResult
+    from kvproxy.analyse.simulate.trace_reader import Workload
 
 
 _DEFAULT_POLICIES = "lru,s3fifo,belady"
@@ -66,10 +66,10 @@ def simulate(
 
     Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
+    from kvproxy.analyse.simulate.capacity_plan import plan_capacity, write_report
+    from kvproxy.analyse.simulate.pool_size_sweep import default_sizes
+    from kvproxy.analyse.workload_reader import read_workload
     from kvproxy.errors import InvalidRequest, NotFound
-    from kvproxy.offline.simulate.capacity_plan import plan_capacity, write_report
-    from kvproxy.offline.simulate.pool_size_sweep import default_sizes
-    from kvproxy.offline.workload_reader import read_workload
 
     if not trace.exists():
         raise NotFound(f"no trace {trace}: check the path")
@@ -120,7 +120,7 @@ def _reject_options(values: Mapping[str, object], mode: str) -> None:
 
 
 def _parse_policies(text: str) -> list[str]:
-    from kvproxy.offline.simulate.pool_simulation import POLICY_NAMES
+    from kvproxy.analyse.simulate.pool_simulation import POLICY_NAMES
 
     chosen = [name.strip() for name in text.split(",")]
     unknown = [name for name in chosen if name not in POLICY_NAMES]
@@ -130,7 +130,7 @@ def _parse_policies(text: str) -> list[str]:
 
 
 def _engine_speed(engine: SimulatedEngineOptions, workload: "Workload") -> "EngineSpeed | None":
-    from kvproxy.offline.simulate.pool_cost import EngineSpeed, kv_size
+    from kvproxy.analyse.simulate.pool_cost import EngineSpeed, kv_size
 
     token_bytes: float | None = engine.bytes_per_token
     if token_bytes is None and engine.model is not None:
@@ -140,7 +140,7 @@ def _engine_speed(engine: SimulatedEngineOptions, workload: "Workload") -> "Engi
 
 
 def _parse_tiers(engine: SimulatedEngineOptions) -> "list[Tier]":
-    from kvproxy.offline.simulate.pool_cost import parse_tier
+    from kvproxy.analyse.simulate.pool_cost import parse_tier
 
     try:
         return [parse_tier(text) for text in engine.tier or []]
@@ -161,8 +161,7 @@ def _memory_sizes_in_blocks(text: str | None, speed: "EngineSpeed | None", workl
 def _compare_routing(
     trace: Path, workload: "Workload", fleet: FleetOptions, sizes: list[int], prefill_rate: float
 ) -> Output:
-    from kvproxy.errors import InvalidRequest
-    from kvproxy.offline.simulate.routing_simulation import (
+    from kvproxy.analyse.simulate.routing_simulation import (
         MAX_ENGINES,
         POLICIES,
         FleetShape,
@@ -170,6 +169,7 @@ def _compare_routing(
         simulate_routing,
         smallest_fleet,
     )
+    from kvproxy.errors import InvalidRequest
 
     if len(sizes) > 1:
         raise typer.BadParameter("for routing, --blocks and --memory take one size: the pool of each engine")

@@ -8,7 +8,7 @@ from kvproxy.commands.output import Output, print_facts, print_text
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, table_output, text_column
 from kvproxy.errors import NotFound
-from kvproxy.proxy_client.client import quote_path_segment
+from kvproxy.operations.client import quote_path_segment
 
 State = Literal["free", "cached", "used", "pinned"]
 

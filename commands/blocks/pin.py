@@ -6,7 +6,7 @@ from kvproxy.commands.options import ProxyOptions, duration_option
 from kvproxy.commands.output import Output, text_output
 from kvproxy.commands.request_body import PromptOptions
 from kvproxy.commands.tables import Row, table_output, text_column
-from kvproxy.proxy_client.client import quote_path_segment
+from kvproxy.operations.client import quote_path_segment
 from kvproxy.units import format_seconds
 
 

@@ -6,7 +6,7 @@ from typer import Argument
 from kvproxy.commands.options import ProxyOptions
 from kvproxy.commands.output import Output, print_note, text_output
 from kvproxy.commands.tables import Row, table_output
-from kvproxy.proxy_client.client import quote_path_segment
+from kvproxy.operations.client import quote_path_segment
 from kvproxy.units import format_bytes, plural
 
 _COUNTS = ("hits", "misses", "damaged", "errors", "dropped", "evictions")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 from typer import Argument, Option
 
-from kvproxy.charts import Chart, ChartLine
+from kvproxy.analyse.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
@@ -28,7 +28,7 @@ from kvproxy.units import format_seconds, tenant_name
 if TYPE_CHECKING:
     from kvproxy.journal.reader import RecordQuery
     from kvproxy.journal.record import Record, RecordWithQuestions
-    from kvproxy.proxy_client.journal import DirectJournal, JournalClient
+    from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
@@ -45,7 +45,7 @@ class QueryOptions:
     where: Annotated[str | None, Option(help='Only this SQL condition, such as "total_ms > 500".')] = None
 
     def query(self, limit: int | None = None) -> "RecordQuery":
-        from kvproxy.proxy_client.journal import journal_query
+        from kvproxy.operations.journal import journal_query
 
         return journal_query(**asdict(self), limit=limit)
 

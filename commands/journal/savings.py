@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from kvproxy.charts import Chart
+from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import money, percent
 from kvproxy.commands.options import JournalOptions, Plot, duration_option

@@ -39,7 +39,7 @@ _log = logging.getLogger("kvproxy")
 
 
 class EntryCipher(Protocol):
-    """Authenticated encryption; see `kvproxy.encryption`. Thread-safe.
+    """Authenticated encryption; see `kvproxy.privacy.encryption`. Thread-safe.
 
     Attributes:
         name: name of the key that encrypts.

@@ -16,8 +16,33 @@ from kvproxy.blocks.row_types import (
     PoolReport,
 )
 from kvproxy.errors import NoPrefixCache
-from kvproxy.mirror.sequencer import StreamStatus
 from kvproxy.tiers.chunk_store import TierStats
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """Counts of batches and incidents of one event stream since the proxy's start."""
+
+    batches: int = 0
+    duplicates: int = 0
+    gaps: int = 0  # In the batch numbers.
+    restarts: int = 0
+    replays: int = 0
+    losses: int = 0  # Times that the mirror was cleared, because batches were lost.
+    malformed: int = 0  # Messages that could not be decoded.
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamStatus(StreamCounts):
+    """Status of one event stream. `next` is the number of the next batch to apply; `complete`: no batch is missing."""
+
+    endpoint: str
+    connected: bool
+    next: int
+    complete: bool
+    unknown_removals: int
+    error: str | None
+    replay_fails: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from typing import Protocol, TypeAlias
 
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import Echo
+from kvproxy.apis.codecs.generation import Delta, Usage
 from kvproxy.apis.json import JsonObject
-from kvproxy.generation import Delta, Usage
 
 Headers: TypeAlias = list[tuple[str, str]]
 Body: TypeAlias = bytes | AsyncIterator[bytes]

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import torch
 
+from kvproxy.apis.codecs.generation import Delta, GenerationRequest
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.events import AllBlocksCleared
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
-from kvproxy.encryption import Cipher
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.event_publisher import KVEventPublisher
 from kvproxy.engine.models.loader import LoadedModel, load_model
@@ -22,7 +22,7 @@ from kvproxy.engine.models.lora import LoraManager
 from kvproxy.engine.step_errors import StepFailed, error_for_client, first_line, is_device_error
 from kvproxy.engine.text.tokenizer import AsyncTokenizer
 from kvproxy.errors import KvproxyError, ModelUnsupported, Overloaded, TierUnavailable
-from kvproxy.generation import Delta, GenerationRequest
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_store import TierError, TierStats
 

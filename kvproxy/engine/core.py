@@ -6,11 +6,11 @@ from itertools import chain, islice
 
 import torch
 
+from kvproxy.apis.codecs.generation import GenerationRequest
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.manager import KVCacheManager
 from kvproxy.blocks.pins import Pins
 from kvproxy.blocks.residency import ResidencyTracker
-from kvproxy.encryption import Cipher
 from kvproxy.engine.attention.selector import select_backends
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.request_validation import EngineLimits
@@ -26,7 +26,7 @@ from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.memory_profiling import determine_num_blocks
 from kvproxy.engine.worker.model_runner import ModelRunner, SequenceLogits
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.generation import GenerationRequest
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings import EngineSettings, TierSettings
 
 _log = logging.getLogger("kvproxy")

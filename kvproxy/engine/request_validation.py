@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
+from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
 from kvproxy.errors import ContextTooLong, InvalidRequest
-from kvproxy.generation import GenerationRequest, SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 32

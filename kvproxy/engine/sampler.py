@@ -6,8 +6,8 @@ from itertools import islice
 import numpy as np
 import torch
 
+from kvproxy.apis.codecs.generation import SamplingParams
 from kvproxy.engine.worker.host_device_copies import upload
-from kvproxy.generation import SamplingParams
 
 _SCORED_ROWS = 256
 

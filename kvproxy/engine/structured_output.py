@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kvproxy.apis.codecs.generation import Grammar
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.text.tool_calls import COMPACT_JSON
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

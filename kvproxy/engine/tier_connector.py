@@ -18,13 +18,13 @@ import xxhash
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.manager import KVCacheManager
-from kvproxy.encryption import Cipher
 from kvproxy.engine.chunk_transfer import ChunkTransfer, PinnedBufferPool
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.scheduler.scheduler_output import ChunkedPrefill
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.step_errors import is_device_error
 from kvproxy.engine.worker.kv_pool import KVPool
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.checks import check_host_memory
 from kvproxy.tiers.chunk_format import ChunkName, read_payload, write_header

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
 from kvproxy.backends.protocol import Backend
+from kvproxy.clients.shared_state import SharedState
 from kvproxy.exchange import CacheKey, Exchange
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.compare_responses import ResponseComparer
@@ -24,7 +25,6 @@ from kvproxy.journal.journal import Journal
 from kvproxy.settings import CacheSettings
 from kvproxy.settings.access import AccessSettings
 from kvproxy.settings.journal import PriceSettings
-from kvproxy.shared_state import SharedState
 
 
 class Answerer:

@@ -10,6 +10,7 @@ from kvproxy.apis.api import Api, Assembler
 from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import ResponseEncoder
+from kvproxy.apis.codecs.generation import Delta
 from kvproxy.apis.json import JsonObject, as_object, dumps, loads
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
 from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader
@@ -25,7 +26,6 @@ from kvproxy.backends.protocol import (
     no_op,
 )
 from kvproxy.exchange import ResponseFacts
-from kvproxy.generation import Delta
 from kvproxy.index.entry import Entry
 from kvproxy.index.pending_writes import PendingWrite
 from kvproxy.settings.rules import RuleSettings

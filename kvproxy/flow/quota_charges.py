@@ -7,9 +7,9 @@ from kvproxy.apis.json import Json, JsonMap, as_object, loads
 from kvproxy.apis.reported_usage import UsageLog, tokens_used
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Body, RelayedResponse
+from kvproxy.clients.quotas import Account
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.backend_response import BackendResponse
-from kvproxy.quotas import Account
 
 _IMAGE_TOKENS = 1000
 """Estimated tokens of an image or a file."""

@@ -8,13 +8,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvproxy.client_keys import all_clients, clients_file, key_digest, requires_client_key
+from kvproxy.clients.client_keys import all_clients, clients_file, key_digest, requires_client_key
+from kvproxy.clients.quotas import Quotas
 from kvproxy.errors import MissingKey, SettingsError, StoreUnavailable, TooManyRequests, Unauthorized
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import exchange_of, is_proxy_path
 from kvproxy.http.metrics import Metrics
 from kvproxy.index.store import is_url
-from kvproxy.quotas import Quotas
 from kvproxy.settings import Settings
 from kvproxy.settings.access import CLIENT_PREFIX, ClientSettings
 

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvproxy.apis import PATHS, is_messages_path
+from kvproxy.apis.trace_context import TRACE_HEADER
 from kvproxy.exchange import Exchange
 from kvproxy.flow.tenants import Tenants
-from kvproxy.trace_context import TRACE_HEADER
 
 _EXCHANGE = "exchange"
 _OWN_PATHS = ("/health", "/ready", "/metrics", "/admin", "/ui")

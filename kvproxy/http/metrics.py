@@ -6,10 +6,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvproxy.apis.codecs.generation import Delta
 from kvproxy.blocks.row_types import PoolStats
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
-from kvproxy.generation import Delta
 from kvproxy.journal.pool_forecast import PoolForecast
 from kvproxy.upstreams.fleet_engine import EngineStatus
 

@@ -8,8 +8,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from kvproxy.client_keys import all_clients
-from kvproxy.data_folder import locked_folder
+from kvproxy.clients.client_keys import all_clients
 from kvproxy.errors import SettingsError
 from kvproxy.http.access_rules import is_loopback
 from kvproxy.http.app import create_app
@@ -17,8 +16,9 @@ from kvproxy.http.client_connection import refuse_connection
 from kvproxy.http.exchange_middleware import ExchangeMiddleware
 from kvproxy.http.proxy_server import ProxyServer
 from kvproxy.http.services import Services, build_services
-from kvproxy.hugging_face_hub import prefer_cached_models
 from kvproxy.index.private_files import make_private_folder
+from kvproxy.installation.data_folder import locked_folder
+from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import Settings
 from kvproxy.telemetry.process_log import log_to_stderr
 from kvproxy.units import plural

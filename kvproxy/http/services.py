@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from kvproxy.apis.reported_usage import UsageLog
-from kvproxy.backends.build import BuiltBackend, build_backend
 from kvproxy.backends.prefix_cache import PrefixCache
+from kvproxy.clients.quotas import Quotas
+from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
@@ -18,6 +19,7 @@ from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
 from kvproxy.flow.tenants import Tenants
 from kvproxy.http.access_rules import AccessRules
+from kvproxy.http.build_backend import BuiltBackend, build_backend
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.deadlines_and_disconnects import Deadlines
 from kvproxy.http.metrics import Metrics
@@ -29,11 +31,9 @@ from kvproxy.journal.savings import prefill_costs
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.optional_packages import install_command
-from kvproxy.pattern_redaction import load_redactor
-from kvproxy.quotas import Quotas
+from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.settings import Settings
 from kvproxy.settings.telemetry import TelemetrySettings
-from kvproxy.shared_state import SharedState
 
 if TYPE_CHECKING:
     from kvproxy.telemetry.otlp_export import Exporter

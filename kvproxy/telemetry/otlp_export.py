@@ -28,11 +28,11 @@ from opentelemetry.trace import (
 
 from kvproxy import __version__
 from kvproxy.apis.json import Json
+from kvproxy.apis.trace_context import Trace
 from kvproxy.exchange import Exchange
 from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.telemetry.collector_session import CollectorSession
-from kvproxy.trace_context import Trace
 
 _TIMEOUT_SECONDS = 5.0
 _CLOSE_SECONDS = 3.0

@@ -6,8 +6,8 @@ import orjson
 from kvproxy.exchange import Exchange
 from kvproxy.journal.reasons import reason_of_unexplained_miss
 from kvproxy.journal.record import record_of
-from kvproxy.printable_text import escape_json_controls, escape_lines
 from kvproxy.settings.telemetry import LogSettings
+from kvproxy.telemetry.printable_text import escape_json_controls, escape_lines
 
 _access = logging.getLogger("kvproxy.access")
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvproxy.encryption import Cipher, is_encrypted
 from kvproxy.errors import SettingsError
+from kvproxy.privacy.encryption import Cipher, is_encrypted
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkData, ChunkStore, TierError, TierStats
 from kvproxy.tiers.local_stores import DiskStore, HostStore

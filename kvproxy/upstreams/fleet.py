@@ -12,14 +12,14 @@ from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, session_name
 from kvproxy.apis.json import JsonObject, dumps, field
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
-from kvproxy.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.settings import RoutingSettings
 from kvproxy.upstreams.fleet_engine import FleetEngine
+from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import engine_order, rank_engines
 
 if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.mirror.mirror import Mirror
 
 TOKENIZE_SECONDS = 0.5  # After this timeout, routing ignores cached prefixes.
 _CONTEXT_FIELDS = ("system", "instructions", "tools")

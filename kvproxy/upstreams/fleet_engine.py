@@ -4,13 +4,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.backends.prefix_cache import EngineMetrics
+from kvproxy.backends.prefix_cache import EngineMetrics, StreamStatus
 from kvproxy.backends.protocol import RelayedResponse, ServingUpstream
 from kvproxy.blocks.block_hash import BlockHasher
-from kvproxy.encryption import load_cipher
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.mirror.prefix_match import HashedPrompt
-from kvproxy.mirror.sequencer import StreamStatus
+from kvproxy.privacy.encryption import load_cipher
 from kvproxy.settings import Settings, UpstreamServer
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.engine_metrics import read_metrics
@@ -18,11 +16,12 @@ from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slots import SlotsStatus
+from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
 from kvproxy.upstreams.mirror_monitor import MirrorMonitor, ReuseStats
 from kvproxy.upstreams.routing import EngineCandidate, EngineLoad
 
 if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.mirror.mirror import Mirror
 
 _MAX_MODELS = 64
 _OTHER_MODELS = "others"
@@ -199,7 +198,7 @@ class FleetEngine:
 def _make_mirror(server: UpstreamServer) -> "Mirror | None":
     if server.kv_events is None:
         return None
-    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.mirror.mirror import Mirror
 
     hasher = BlockHasher(server.hash_algorithm, server.hash_seed)
     try:

@@ -18,15 +18,15 @@ from kvproxy.backends.prefix_cache import (
 from kvproxy.blocks.pool_rows import TreeNode, tree_nodes_from_rows
 from kvproxy.blocks.row_types import BlockContent, BlockRow, ChainRow, PoolReport
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache
-from kvproxy.mirror import pool_rows
-from kvproxy.mirror.prefix_match import compute_hashes
 from kvproxy.upstreams.fleet import Fleet
 from kvproxy.upstreams.fleet_engine import FleetEngine
 from kvproxy.upstreams.llama.slot_view import SlotView
+from kvproxy.upstreams.mirror import pool_rows
+from kvproxy.upstreams.mirror.prefix_match import compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.mirror.mirror import Mirror
 
 _MAX_TEXTS = 50  # Each chain's text may require a request to the engine.
 _TOKENIZE_SECONDS = 5.0

@@ -18,12 +18,12 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, dumps, field
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import KvproxyError
-from kvproxy.mirror.prefix_match import CachedChains, HashedPrompt, compute_hashes
 from kvproxy.upstreams.client import UpstreamClient
+from kvproxy.upstreams.mirror.prefix_match import CachedChains, HashedPrompt, compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import cache_salt
 
 if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.mirror.mirror import Mirror
 
 _APIS = ("chat", "messages")
 _PARAMETERS = "kv_transfer_params"

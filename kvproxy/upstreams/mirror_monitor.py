@@ -10,7 +10,7 @@ from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.settings import UpstreamServer
 
 if TYPE_CHECKING:
-    from kvproxy.mirror.mirror import Mirror
+    from kvproxy.upstreams.mirror.mirror import Mirror
 
 GRACE_SECONDS = 10.0  # Without a connection, or without events, before a problem is reported.
 RESTART_REPORT_SECONDS = 600.0

@@ -9,8 +9,8 @@ from kvproxy.apis.codecs.codec import Conversation, PromptInput
 from kvproxy.apis.json import JsonObject
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.errors import InvalidRequest, SettingsError, UpstreamError, UpstreamUnreachable
-from kvproxy.mirror.prefix_match import HashedPrompt
 from kvproxy.upstreams.client import UpstreamClient
+from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
 
 _UPSTREAM = "upstream"
 # vLLM's fields that change the tokens of a prompt.

@@ -11,10 +11,10 @@ from kvproxy.apis import APIS
 from kvproxy.apis.api import STREAM_FIELD, ApiName
 from kvproxy.apis.codecs import CODECS
 from kvproxy.apis.codecs.codec import Conversation, DecodedRequest, Echo, ResponseEncoder
+from kvproxy.apis.codecs.generation import Delta, FinishReason, SamplingParams, TokenLogprob, ToolCall, Usage
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.sse import EventReader
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, FinishReason, SamplingParams, TokenLogprob, ToolCall, Usage
 from tests.requests import api_request
 
 CHATS: list[ApiName] = ["chat", "messages", "responses"]

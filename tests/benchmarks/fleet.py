@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 import psycopg
 
-from kvproxy.client_keys import add_client
+from kvproxy.clients.client_keys import add_client
 from kvproxy.settings import load_settings
 from tests.benchmarks.load import wrk
 from tests.benchmarks.options import read_options

@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvproxy.analyse.simulate.pool_simulation import lru_hits
+from kvproxy.analyse.workload_reader import read_workload
 from kvproxy.apis.json import JsonObject
 from kvproxy.blocks.reuse_distance import LiveHitCurve
-from kvproxy.offline.simulate.pool_simulation import lru_hits
-from kvproxy.offline.workload_reader import read_workload
 from tests.benchmarks.options import read_options
 from tests.journal.sessions.requests import START, Sessions, assistant, request, user
 

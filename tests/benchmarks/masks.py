@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kvproxy.apis.codecs.generation import Grammar
 from kvproxy.engine import core
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import load_model
 from kvproxy.engine.scheduler.sequence import SequenceState
-from kvproxy.generation import Grammar
 from kvproxy.settings import EngineSettings
 from tests.benchmarks.options import read_options
 from tests.benchmarks.random_engine import submit

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 import msgpack
 import zmq
 
-from kvproxy.mirror.mirror import EventSubscriber
+from kvproxy.upstreams.mirror.mirror import EventSubscriber
 from tests.benchmarks.options import read_options
-from tests.mirror.publisher import Model
+from tests.upstreams.mirror.publisher import Model
 
 
 def publish(pipe: Connection, events: int, rate: float) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from kvproxy.blocks.divergence import common_prefix_length
-from kvproxy.offline.pause_costs import (
+from kvproxy.analyse.pause_costs import (
     KeepWarmCount,
     LongWrite,
     Session,
@@ -23,8 +22,9 @@ from kvproxy.offline.pause_costs import (
     session_price,
     tokens_still_cached,
 )
-from kvproxy.offline.transcripts import read_transcripts
-from kvproxy.provider_cache_policy import PauseTimes, SurvivalFunction, keep_warm_requests
+from kvproxy.analyse.transcripts import read_transcripts
+from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.providers.cache_policy import PauseTimes, SurvivalFunction, keep_warm_requests
 from kvproxy.providers.prices import relative_prices
 from kvproxy.settings.journal import PriceSettings
 from tests.benchmarks.options import read_options

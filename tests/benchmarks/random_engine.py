@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from kvproxy.apis.codecs.generation import GenerationRequest, Grammar, SamplingParams
 from kvproxy.engine.attention.paged_attention import register_attention
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import LoadedModel
-from kvproxy.generation import GenerationRequest, Grammar, SamplingParams
 from tests.engine.models import load
 
 _NUMBERS = itertools.count()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.analyse.simulate.pool_simulation import ChainRequest, lru_hits, simulate
 from kvproxy.blocks import reuse_distance
 from kvproxy.blocks.reuse_distance import HitCurve, LiveHitCurve, LRUStack
-from kvproxy.offline.simulate.pool_simulation import ChainRequest, lru_hits, simulate
 
 PROMPTS = st.lists(
     st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 1), st.booleans()), min_size=1, max_size=40

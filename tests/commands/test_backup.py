@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from kvproxy import backup
-from kvproxy.backup import restore_backup, write_backup
-from kvproxy.client_keys import add_client, all_clients
-from kvproxy.data_folder import locked_folder
+from kvproxy.clients.client_keys import add_client, all_clients
 from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.installation import backup
+from kvproxy.installation.backup import restore_backup, write_backup
+from kvproxy.installation.data_folder import locked_folder
 from kvproxy.settings import Settings, load_settings
 from tests.commands.run import kvproxy
 from tests.plain_upstream import ANSWER, run_plain_upstream
@@ -186,7 +186,7 @@ def test_an_archive_that_does_not_fit_on_the_disk_is_refused_before_it_is_unpack
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(free=100)
-    monkeypatch.setattr("kvproxy.backup.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("kvproxy.installation.backup.shutil.disk_usage", lambda folder: usage)
     archive = tmp_path / "large.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         manifest = json.dumps({"version": "1", "created": 1.0, "sha256": {"journal.db": "0" * 64}}).encode()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.charts import Chart, ChartLine, draw
+from kvproxy.analyse.charts import Chart, ChartLine, draw
 from kvproxy.commands.journal.savings import _savings_charts
 from kvproxy.journal.savings import Saving, SavingsReport
 from kvproxy.settings import load_settings

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from kvproxy.analyse.log_formats.log_format import detect_api
 from kvproxy.apis import APIS
 from kvproxy.apis.api import ApiName
-from kvproxy.offline.log_formats.log_format import detect_api
-from kvproxy.proxy_client.client import PATHS, credential_headers
+from kvproxy.operations.client import PATHS, credential_headers
 from tests.commands.run import Demo, ask, kvproxy, result
 from tests.commands.upstream import proxied, said
 

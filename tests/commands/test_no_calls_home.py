@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvproxy.errors import ModelUnsupported
-from kvproxy.hugging_face_hub import prefer_cached_models
+from kvproxy.installation.hugging_face_hub import prefer_cached_models
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE
 from tests.plain_upstream import run_plain_upstream

@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvproxy.data_folder import locked_folder
 from kvproxy.errors import SettingsError
+from kvproxy.installation.data_folder import locked_folder
 from kvproxy.settings import load_settings
 from tests.commands.run import NOWHERE, Demo, kvproxy, result
 from tests.servers import run_proxy, run_upstream

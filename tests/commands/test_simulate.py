@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.offline.simulate import routing_simulation
+from kvproxy.analyse.simulate import routing_simulation
 from tests.commands.run import kvproxy, result
 
 DATA = Path(__file__).resolve().parents[1] / "simulate/data"

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis.api import ApiName
-from kvproxy.proxy_client.client import PATHS, credential_headers
-from kvproxy.proxy_client.warm import WarmReport, WarmSource, read_file_requests, send_all
+from kvproxy.operations.client import PATHS, credential_headers
+from kvproxy.operations.warm import WarmReport, WarmSource, read_file_requests, send_all
 from tests.commands.run import ROOT, command, kvproxy, result, variables
 from tests.commands.upstream import Upstream, proxied, said
 from tests.polling import until

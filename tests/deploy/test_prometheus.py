@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from kvproxy.client_keys import key_digest
+from kvproxy.clients.client_keys import key_digest
 from kvproxy.settings import load_settings
 from tests import polling
 from tests.ports import free_port

@@ -7,12 +7,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from kvproxy.apis.codecs.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.engine.core import EngineCore
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.tier_connector import TierConnector
 from kvproxy.engine.worker.cuda_graphs import StepCapture
 from kvproxy.errors import KvproxyError
-from kvproxy.generation import Delta, GenerationRequest, SamplingParams, Usage
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_store import ChunkStore
 from kvproxy.tiers.tier_chain import TierChain

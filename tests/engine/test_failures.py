@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
 from kvproxy.engine.core import EngineCore
@@ -16,7 +17,6 @@ from kvproxy.engine.scheduler.scheduler import Scheduler
 from kvproxy.engine.step_errors import StepFailed, error_for_client, first_line, is_device_error
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import KvproxyError, Overloaded
-from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings
 from tests.engine.driven import Driven
 from tests.engine.models import random_model, reference, tiny

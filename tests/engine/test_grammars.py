@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
+from kvproxy.apis.codecs.generation import Grammar
 from kvproxy.engine.models.loader import load_model
 from kvproxy.engine.structured_output import allowed_tokens
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Grammar
 from tests.engine.driven import Driven
 
 TEXTS = (

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.apis.codecs.generation import Delta, Usage
 from kvproxy.engine.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
-from kvproxy.generation import Delta, Usage
 
 FORMAT = ReasoningFormat("<think>", "</think>", 7, 8)
 TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "</th", "ink>", " ", "\n", "a", "</"]), max_size=12)

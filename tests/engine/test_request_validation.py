@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
 from kvproxy.engine.request_validation import EngineLimits, validate_sampling
 from kvproxy.errors import ContextTooLong, InvalidRequest
-from kvproxy.generation import GenerationRequest, SamplingParams
 from tests.engine.driven import Driven
 from tests.engine.models import load, random_model
 

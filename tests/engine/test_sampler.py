@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from kvproxy.apis.codecs.generation import SamplingParams
 from kvproxy.engine import sampler
 from kvproxy.engine.sampler import UniformStream, most_likely_tokens, sample, score_tokens
-from kvproxy.generation import SamplingParams
 
 
 def plain(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams, Timing
 from kvproxy.engine.scheduler.scheduler import RequestQueue
-from kvproxy.generation import GenerationRequest, SamplingParams, Timing
 from tests.blocks.driver import Clock
 from tests.engine.driven import Driven
 from tests.engine.models import VOCABULARY, random_model, reference

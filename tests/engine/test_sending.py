@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvproxy.generation import Delta
+from kvproxy.apis.codecs.generation import Delta
 from tests.engine.driven import Driven, prompts_of
 
 REQUESTS: list[dict[str, Any]] = [

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.blocks.pins import PinLimitExceeded
 from kvproxy.engine.async_llm import AsyncLLM
-from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.chunk_store import ChunkStore
 from kvproxy.tiers.local_stores import DiskStore, HostStore

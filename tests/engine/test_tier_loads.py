@@ -4,9 +4,9 @@ import asyncio
 import threading
 import time
 
+from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.async_llm import AsyncLLM
-from kvproxy.generation import GenerationRequest, SamplingParams
 from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import ANSWER, Driven, prompts_of

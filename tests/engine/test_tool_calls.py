@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from kvproxy.apis.codecs.generation import Delta, GenerationRequest, Grammar, SamplingParams, Usage
 from kvproxy.demo import model_path
 from kvproxy.engine.sampler import SampledToken
 from kvproxy.engine.scheduler.sequence import SequenceState
 from kvproxy.engine.text.tool_calls import ToolCallFormat, ToolCallParser, learn_tool_call_format
-from kvproxy.generation import Delta, GenerationRequest, Grammar, SamplingParams, Usage
 from tests.engine.templates import HERMES, LLAMA, MISTRAL, NAMELESS, PLAIN, PYTHONIC
 
 SPECIAL = {"[TOOL_CALLS]": 5, "<|im_start|>": 6, "<|im_end|>": 7}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.client_keys import add_client
+from kvproxy.clients.client_keys import add_client
 from kvproxy.settings import load_settings
 from tests.faults.harness import Advance, Finding
 from tests.faults.proxies import CHAT, chat, hit, stored

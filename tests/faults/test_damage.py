@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.encryption import Cipher
 from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store import Store, open_store
+from kvproxy.privacy.encryption import Cipher
 from tests.faults import damage
 from tests.faults.harness import passed
 from tests.index.entries import make_entry

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvproxy.checks.all_checks import check_files
-from kvproxy.checks.servers import check_proxy
-from kvproxy.client_keys import add_client
+from kvproxy.clients.client_keys import add_client
 from kvproxy.errors import KvproxyError, SettingsError
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import open_store
+from kvproxy.installation.checks.all_checks import check_files
+from kvproxy.installation.checks.servers import check_proxy
 from kvproxy.settings import load_settings
 from tests.faults import disks
 from tests.faults.harness import passed

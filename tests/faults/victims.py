@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvproxy.client_keys import add_client, all_clients, remove_client
+from kvproxy.clients.client_keys import add_client, all_clients, remove_client
 from kvproxy.exchange import Exchange
 from kvproxy.index.policies.threshold import ThresholdPolicy
 from kvproxy.index.search.semantic_cache import SemanticCache

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.client_keys import add_client, all_clients, clients_file, remove_client, rotate_key
+from kvproxy.clients.client_keys import add_client, all_clients, clients_file, remove_client, rotate_key
+from kvproxy.clients.shared_state import HEARTBEAT_SECONDS
 from kvproxy.settings import load_settings
-from kvproxy.shared_state import HEARTBEAT_SECONDS
 from tests.commands.run import result
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.plain_upstream import run_plain_upstream

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from kvproxy.client_keys import add_client, key_digest, remove_client, reset_counts
+from kvproxy.clients.client_keys import add_client, key_digest, remove_client, reset_counts
+from kvproxy.clients.shared_state import MAX_BUSY_SECONDS, SharedState
 from kvproxy.index.errors import InvalidValue
 from kvproxy.index.store import open_postgres
 from kvproxy.journal.journal import StoredJournal
-from kvproxy.shared_state import MAX_BUSY_SECONDS, SharedState
 from tests.commands.run import ROOT
 from tests.fleet.proxies import Proxy, run_proxies
 from tests.nginx_server import needs_nginx, run_nginx

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
-from kvproxy.backends.build import build_backend
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.prepare.rules import Rules
 from kvproxy.http.app import create_app
+from kvproxy.http.build_backend import build_backend
 from kvproxy.http.client_authentication import Clients
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services

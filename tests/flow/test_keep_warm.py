@@ -20,7 +20,7 @@ from kvproxy.http.serve import make_server
 from kvproxy.http.services import Services, build_services
 from kvproxy.journal.reader import JournalReader, RecordQuery
 from kvproxy.journal.savings import savings
-from kvproxy.provider_cache_policy import HOUR, KEEP_WARM_MARGIN, KEEP_WARM_SECONDS, PauseTimes
+from kvproxy.providers.cache_policy import HOUR, KEEP_WARM_MARGIN, KEEP_WARM_SECONDS, PauseTimes
 from kvproxy.settings import load_settings
 from kvproxy.settings.rules import RuleSettings
 from tests.anthropic_upstream import AnthropicUpstream

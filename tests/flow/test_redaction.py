@@ -11,7 +11,7 @@ import pytest
 from kvproxy.errors import SettingsError
 from kvproxy.http.services import Services
 from kvproxy.index.entry_redaction import RedactionFailed
-from kvproxy.pattern_redaction import load_redactor
+from kvproxy.privacy.pattern_redaction import load_redactor
 from kvproxy.settings import RedactionSettings, load_settings
 from tests.flow.proxies import explain
 from tests.plain_upstream import ANSWER, run_plain_upstream

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvproxy.backends.embedded import EmbeddedBackend
+from kvproxy.engine.backend import EmbeddedBackend
 from kvproxy.flow.tenants import tenant_of
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings

@@ -68,8 +68,8 @@ def bfloat16_logits(device: torch.device) -> Figures:
 
 
 def draws_equal_the_cpus(device: torch.device) -> Figures:
+    from kvproxy.apis.codecs.generation import SamplingParams
     from kvproxy.engine.sampler import UniformStream, sample
-    from kvproxy.generation import SamplingParams
 
     logits = torch.randn(400, 32_000, generator=torch.Generator().manual_seed(0)) * 3
     params = [

@@ -73,7 +73,7 @@ def engine(device: torch.device, tokens: int, tiers: dict[str, Any] | None = Non
 
 
 def submit(engine: Any, prompt: list[int], count: int) -> list[int]:
-    from kvproxy.generation import GenerationRequest, SamplingParams
+    from kvproxy.apis.codecs.generation import GenerationRequest, SamplingParams
 
     tokens: list[int] = []
     params = SamplingParams(max_tokens=count, temperature=0.0)

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvproxy.client_keys import add_client, remove_client, reset_counts
+from kvproxy.clients.client_keys import add_client, remove_client, reset_counts
 from kvproxy.http.services import Services
 from kvproxy.journal.journal import StoredJournal
 from tests.requests import chat

@@ -13,7 +13,7 @@ import pytest
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import dumps
 from kvproxy.backends.protocol import RelayedResponse
-from kvproxy.client_keys import add_client
+from kvproxy.clients.client_keys import add_client
 from kvproxy.errors import HeadersTooLarge
 from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse

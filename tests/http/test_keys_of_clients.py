@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kvproxy.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
+from kvproxy.clients.client_keys import add_client, all_clients, clients_file, key_digest, remove_client, rotate_key
 from kvproxy.errors import InvalidRequest, NotFound, SettingsError
 from kvproxy.http import client_authentication
 from kvproxy.http.serve import serve

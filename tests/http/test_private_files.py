@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from kvproxy.checks.all_checks import _check_data_folder
 from kvproxy.index.private_files import make_private_folder
+from kvproxy.installation.checks.all_checks import _check_data_folder
 from kvproxy.open_response_cache import open_response_cache
 from kvproxy.settings import CacheSettings, load_settings
 from tests.commands.run import kvproxy

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from kvproxy.client_keys import add_client
+from kvproxy.clients.client_keys import add_client
+from kvproxy.clients.quotas import Account, Quotas, TokenBucket
+from kvproxy.clients.shared_state import MAX_DEBT_MINUTES
 from kvproxy.flow.quota_charges import estimate_prompt_tokens
 from kvproxy.http.metrics import Metrics
 from kvproxy.http.services import Services
-from kvproxy.quotas import Account, Quotas, TokenBucket
 from kvproxy.settings.access import ClientSettings
-from kvproxy.shared_state import MAX_DEBT_MINUTES
 from tests.http.test_request_heads import connected, post, until_closed
 from tests.polling import until
 from tests.requests import chat
@@ -95,7 +95,7 @@ def run(data: Path, **limits: object) -> Iterator[Proxy]:
         run_upstream(upstream.answer) as url,
         run_front(data, url, limits=limits) as (proxy, services),
     ):
-        patch.setattr("kvproxy.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
+        patch.setattr("kvproxy.clients.quotas.TokenBucket", partial(TokenBucket, clock=lambda: 0.0))
         patch.setattr("kvproxy.http.client_authentication._CHECK_SECONDS", 0.0)
         yield Proxy(proxy, services, upstream)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvproxy.encryption import Cipher
 from kvproxy.index.store import Store, is_url, open_store
+from kvproxy.privacy.encryption import Cipher
 from tests.postgres_server import empty
 
 MakeStore = Callable[..., Any]

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvproxy.client_keys import add_client
+from kvproxy.clients.client_keys import add_client
 from kvproxy.http.services import Services
 from kvproxy.journal.journal import StoredJournal
 from kvproxy.journal.reasons import REASONS

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproxy.encryption import Cipher, is_encrypted, load_cipher
 from kvproxy.errors import SettingsError
+from kvproxy.privacy.encryption import Cipher, is_encrypted, load_cipher
 from kvproxy.settings import EncryptionSettings, load_settings
 
 OLD, NEW = bytes(32), bytes(range(32))

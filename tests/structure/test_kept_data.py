@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(r"^\| (.+?) \| (.+?) \| .+? \| `([\w.]+):(\w+)` \|$", (ROOT / "docs/limits.md").read_text(), re.M)
-_PACKAGES = ("kvproxy/flow", "kvproxy/journal", "kvproxy/mirror", "kvproxy/upstreams", "kvproxy/http", "index/store")
+_PACKAGES = ("kvproxy/flow", "kvproxy/journal", "kvproxy/upstreams", "kvproxy/http", "index/store")
 _CONTAINERS = {"dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Counter", "Queue"}
 
 # Module: the containers in attributes of its objects. Each holds a bounded number of items for a reason that the line names.
@@ -26,16 +26,16 @@ journal/journal: _events
 journal/sessions/session_matching: _contents
 journal/sessions/turn_writer: _roots reuse_curves _block_sizes
 flow/tenants: _digests
-mirror/apply_events: blocks _children _by_content pools
-mirror/sequencer: _fingerprints _held
-mirror/mirror: _messages
+upstreams/mirror/apply_events: blocks _children _by_content pools
+upstreams/mirror/sequencer: _fingerprints _held
+upstreams/mirror/mirror: _messages
 upstreams/fleet_engine: reuse
 upstreams/generated_tokens: _prefixes
 http/metrics: _clients
 # One response or request, whose size is limited.
 flow/backend_response: _body
 flow/single_flight: _chunks _read
-mirror/prefix_match: tokens _hashes _contents engine_hashes
+upstreams/mirror/prefix_match: tokens _hashes _contents engine_hashes
 upstreams/engine_metrics: values vllm_config
 # Requests in flight, which settings limit.
 flow/single_flight: _joinable _in_flight
@@ -54,7 +54,7 @@ upstreams/client: _refuse_usage
 index/store/database: _failures _logs
 index/store/writer: removal_listeners
 # Tasks, connections, files, and slots of this process.
-mirror/mirror: _tasks
+upstreams/mirror/mirror: _tasks
 upstreams/fleet: _tasks
 upstreams/llama/server: _tasks
 upstreams/llama/slots: slots

@@ -8,16 +8,16 @@ from tests.structure.test_imports import ROOT, imported, parsed, sources
 # Modules that import an HTTP client, with the bound of what they receive.
 HTTP_CLIENTS = {
     "kvproxy/upstreams/connection_pool.py": "streams: the reader decides",
-    "kvproxy/limited_fetch.py": "8 MiB, and seconds of each call",
-    "kvproxy/checks/servers.py": "errors of limited_fetch",
-    "kvproxy/offline/simulate/pool_cost.py": "errors of limited_fetch",
+    "kvproxy/upstreams/limited_fetch.py": "8 MiB, and seconds of each call",
+    "kvproxy/installation/checks/servers.py": "errors of limited_fetch",
+    "kvproxy/analyse/simulate/pool_cost.py": "errors of limited_fetch",
     "kvproxy/telemetry/collector_session.py": "heads only, and seconds of the exporter",
     "kvproxy/telemetry/otlp_export.py": "a CollectorSession",
     "index/models/hugging_face_hub.py": "HEAD, which has no body",
     # Commands, which the operator runs and can interrupt, call the operator's proxy or engine.
-    "kvproxy/proxy_client/client.py": "a command",
-    "kvproxy/proxy_client/warm.py": "a command",
-    "kvproxy/offline/audit.py": "a command",
+    "kvproxy/operations/client.py": "a command",
+    "kvproxy/operations/warm.py": "a command",
+    "kvproxy/analyse/audit.py": "a command",
 }
 _MODULES = {"aiohttp", "httpx", "requests", "urllib3", "opentelemetry.exporter"}
 _STANDARD = {"urllib.request", "http.client", "ftplib"}
@@ -89,7 +89,7 @@ def test_only_responses_for_clients_are_streamed() -> None:
     found = {
         place
         for place, name, _, receiver in _calls()
-        if name in names and place[0].startswith(("upstreams/", "http/", "flow/", "backends/"))
+        if name in names and place[0].startswith(("upstreams/", "http/", "flow/", "backends/", "engine/backend"))
         if ast.unparse(receiver) != "self._session"
     }
     assert found == STREAMED_CALLS

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kvproxy.apis.trace_context import Trace
 from kvproxy.exchange import Exchange
 from kvproxy.settings import load_settings
 from kvproxy.settings.telemetry import TelemetrySettings
 from kvproxy.telemetry.otlp_export import Exporter
-from kvproxy.trace_context import Trace
 from tests.endless_upstream import DRIP, FLOOD, SILENCE, run_endless
 from tests.plain_upstream import WHOLE
 from tests.polling import until

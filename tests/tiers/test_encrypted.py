@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvproxy.encryption import Cipher
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings import TierSettings
 from kvproxy.tiers.chunk_store import ChunkStore
 from kvproxy.tiers.local_stores import DiskStore

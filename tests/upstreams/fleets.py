@@ -17,8 +17,8 @@ from starlette.routing import Route
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
-from tests.mirror.publisher import Model, Sockets
 from tests.servers import run_app, run_proxy
+from tests.upstreams.mirror.publisher import Model, Sockets
 
 WHOLE = {
     "id": "x",

@@ -16,19 +16,19 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from kvproxy.apis.sse import encode_event
 from kvproxy.backends.prefix_cache import EngineMetrics
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
-from kvproxy.checks.servers import check_proxy
 from kvproxy.errors import KvproxyError
-from kvproxy.mirror.mirror import Mirror
+from kvproxy.installation.checks.servers import check_proxy
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.fleet_engine import FleetEngine
+from kvproxy.upstreams.mirror.mirror import Mirror
 from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor, ReuseStats
 from tests.commands.run import kvproxy
-from tests.mirror.publisher import Model
 from tests.plain_upstream import run_plain_upstream
 from tests.polling import until
 from tests.requests import post
 from tests.servers import run_proxy, run_upstream
+from tests.upstreams.mirror.publisher import Model
 
 VLLM = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="demo"} 2.0

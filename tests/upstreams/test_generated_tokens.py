@@ -15,10 +15,10 @@ from kvproxy.apis.json import dumps
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.demo import model_path
 from kvproxy.errors import UpstreamUnreachable
-from kvproxy.mirror.apply_events import MirrorState
-from kvproxy.mirror.event_decoder import EventBatch, StoredEvent
-from kvproxy.mirror.mirror import Mirror
 from kvproxy.upstreams.generated_tokens import TokenRestorer
+from kvproxy.upstreams.mirror.apply_events import MirrorState
+from kvproxy.upstreams.mirror.event_decoder import EventBatch, StoredEvent
+from kvproxy.upstreams.mirror.mirror import Mirror
 
 SIZE = 8
 WORDS = "cache block prefix engine token queue chain evict hash pool ünïcode 漢字 model".split()

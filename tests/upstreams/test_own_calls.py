@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvproxy.checks.servers import check_upstream
 from kvproxy.errors import KvproxyError, UpstreamProtocolError, UpstreamTimeout
-from kvproxy.limited_fetch import fetch
+from kvproxy.installation.checks.servers import check_upstream
 from kvproxy.settings import UpstreamServer, UpstreamSettings, load_settings
 from kvproxy.upstreams.client import UpstreamClient
+from kvproxy.upstreams.limited_fetch import fetch
 from tests.endless_upstream import DRIP, FLOOD, run_endless
 from tests.servers import run_front
 

@@ -6,13 +6,13 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.chat_completions_embeddings import includes_usage, merge_logprobs
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedChoice, CollectedOutput, Conversation, DecodedRequest, Echo, PromptInput
+from kvproxy.apis.codecs.generation import Delta, SamplingParams, TokenLogprob, ToolCall
 from kvproxy.apis.codecs.ignored_fields import ignored_fields
 from kvproxy.apis.field_checks import check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, objects
 from kvproxy.apis.key_fields import CHAT, COMPLETIONS
 from kvproxy.apis.sse import DONE, encode_event
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Delta, SamplingParams, TokenLogprob, ToolCall
 
 _DEFAULT_COMPLETION_TOKENS = 16
 

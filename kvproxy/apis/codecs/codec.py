@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.codecs.generation import Delta, FinishReason, Grammar, SamplingParams, TokenLogprob, ToolCall
 from kvproxy.apis.json import Json, JsonMap, JsonObject
-from kvproxy.generation import Delta, FinishReason, Grammar, SamplingParams, TokenLogprob, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from dataclasses import replace
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
+from kvproxy.apis.codecs.generation import Delta, SamplingParams, ToolCall
 from kvproxy.apis.codecs.ignored_fields import ignored_fields
 from kvproxy.apis.json import Json, JsonMap, JsonObject, as_text, dumps, field, loads, objects, text_of
 from kvproxy.apis.key_fields import MESSAGES
 from kvproxy.apis.messages import encode_typed_event
-from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _OUTPUT_CONFIG = frozenset(("format", "effort", "task_budget"))

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from kvproxy.apis.codecs.codec import DecodedRequest, PromptInput, ToolUse
+from kvproxy.apis.codecs.generation import Grammar, SamplingParams
 from kvproxy.apis.field_checks import check_flag, check_integer
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, objects, text_of
 from kvproxy.errors import InvalidRequest
-from kvproxy.generation import Grammar, SamplingParams
 
 _MAX_COMPLETIONS = 128
 _ANY_OBJECT: JsonObject = {"type": "object"}

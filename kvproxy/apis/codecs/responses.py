@@ -7,12 +7,12 @@ from itertools import islice
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs import request_fields as fields
 from kvproxy.apis.codecs.codec import CollectedOutput, Conversation, DecodedRequest, Echo
+from kvproxy.apis.codecs.generation import Delta, SamplingParams, ToolCall
 from kvproxy.apis.codecs.ignored_fields import ignored_fields
 from kvproxy.apis.json import Json, JsonMap, JsonObject, dumps, field, loads, objects
 from kvproxy.apis.key_fields import RESPONSES
 from kvproxy.apis.responses import item_events
 from kvproxy.apis.sse import encode_event
-from kvproxy.generation import Delta, SamplingParams, ToolCall
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _STATEFUL = ("previous_response_id", "conversation", "background", "prompt")

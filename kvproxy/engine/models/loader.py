@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvproxy.apis.codecs.generation import SamplingParams
 from kvproxy.demo import DEMO, verified_model_path
 from kvproxy.engine.attention import triton_decode
 from kvproxy.engine.attention.paged_attention import NAME, patch_query_temperature, register_attention
@@ -19,7 +20,6 @@ from kvproxy.engine.step_errors import first_line
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.engine.worker.kv_pool import KVShape
 from kvproxy.errors import InvalidRequest, ModelUnsupported
-from kvproxy.generation import SamplingParams
 from kvproxy.optional_packages import install_command
 
 _log = logging.getLogger("kvproxy")

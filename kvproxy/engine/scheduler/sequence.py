@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvproxy.apis.codecs.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 from kvproxy.blocks.cache_request import CacheRequest
 from kvproxy.engine.models.lora import LoraAdapter
 from kvproxy.engine.sampler import SampledToken, UniformStream, score_tokens
 from kvproxy.engine.text.detokenizer import Detokenizer
 from kvproxy.engine.text.tokenizer import ChatTokenizer
 from kvproxy.errors import KvproxyError
-from kvproxy.generation import Delta, FinishReason, GenerationRequest, Timing, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

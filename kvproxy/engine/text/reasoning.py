@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kvproxy.apis.codecs.generation import Delta
 from kvproxy.engine.text.detokenizer import partial_match_length
-from kvproxy.generation import Delta
 
 _PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
 _MAX_OPENING_TOKENS = 3

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvproxy.generation import Delta, Grammar, ToolCall
+from kvproxy.apis.codecs.generation import Delta, Grammar, ToolCall
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
 _NAMES = ("first_made_up_tool", "second_made_up_tool")

@@ -1,5 +1,6 @@
 import torch
 
+from kvproxy.apis.codecs.generation import SamplingParams
 from kvproxy.engine.attention.selector import AttentionBackends
 from kvproxy.engine.models.loader import LoadedModel
 from kvproxy.engine.sampler import sample
@@ -8,7 +9,6 @@ from kvproxy.engine.worker.cuda_graphs import max_captured_rows, no_capture
 from kvproxy.engine.worker.kv_pool import KVPool
 from kvproxy.engine.worker.model_runner import ModelRunner
 from kvproxy.errors import SettingsError
-from kvproxy.generation import SamplingParams
 from kvproxy.settings import EngineSettings
 from kvproxy.tiers.free_memory import free_memory
 

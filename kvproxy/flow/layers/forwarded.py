@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from functools import partial
 
+from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import UpstreamProtocolError
 from kvproxy.exchange import Answer, Exchange, ForwardReason
 from kvproxy.flow.answer import Answerer
@@ -13,7 +14,6 @@ from kvproxy.flow.quota_charges import send_charged
 from kvproxy.flow.single_flight import SharedRequest
 from kvproxy.flow.store_response import ResponseRecorder
 from kvproxy.index.errors import CacheStoreError
-from kvproxy.shared_state import SharedState
 
 HOLD_SECONDS = 1.0
 """Maximum delay of the headers of a response without a stream, so that `Cache-Status` can name the stored response."""

@@ -1,7 +1,7 @@
 """Keeps the prompt prefixes of paused sessions cached until the session continues.
 
 Anthropic's cache requires keep-warm requests or one-hour breakpoints; the embedded engine requires pins. Rules enable each
-method. `provider_cache_policy.py` decides from the lengths of earlier pauses whether a method saves money.
+method. `providers/cache_policy.py` decides from the lengths of earlier pauses whether a method saves money.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from datetime import datetime
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
+from kvproxy.clients.quotas import TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
@@ -21,7 +22,7 @@ from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
 from kvproxy.flow.revalidate import BackgroundRequests
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
-from kvproxy.provider_cache_policy import (
+from kvproxy.providers.cache_policy import (
     HOUR,
     KEEP_WARM_MARGIN,
     KEEP_WARM_SECONDS,
@@ -31,7 +32,6 @@ from kvproxy.provider_cache_policy import (
     should_cache_for_an_hour,
 )
 from kvproxy.providers.prices import relative_prices
-from kvproxy.quotas import TokenBucket
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_of
 
 Pin = Callable[[str, float | None, ApiRequest], Awaitable[int]]

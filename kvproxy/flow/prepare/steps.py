@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvproxy.apis.api_request import in_thread_if_large
+from kvproxy.apis.trace_context import TRACE_HEADER, Trace
 from kvproxy.exchange import Exchange
 from kvproxy.flow.answer import Answerer
 from kvproxy.flow.prepare.breakpoints import with_breakpoints
-from kvproxy.trace_context import TRACE_HEADER, Trace
 
 
 class Step(Protocol):

@@ -5,8 +5,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from kvproxy.apis.api_request import ApiRequest
-from kvproxy.encryption import Cipher
 from kvproxy.errors import KvproxyError
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.settings.upstreams import SlotSettings
 from kvproxy.upstreams.client import UpstreamClient
 from kvproxy.upstreams.llama.client import LlamaClient, ServerInfo, Tokens

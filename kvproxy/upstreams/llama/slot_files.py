@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproxy.encryption import Cipher
 from kvproxy.errors import UpstreamError
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.upstreams.llama.client import LlamaClient, LlamaRequestRefused, ServerInfo, Tokens, common_prefix_length
 from kvproxy.upstreams.llama.slots import Slot, SlotChoice, reusable_tokens
 

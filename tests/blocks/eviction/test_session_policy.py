@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproxy.analyse.simulate.pool_simulation import LRU
 from kvproxy.blocks.eviction.session_policy import CacheUse, ReturnRates, SessionPolicy
-from kvproxy.offline.simulate.pool_simulation import LRU
 
 
 @given(st.lists(st.integers(0, 9), max_size=60))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvproxy.encryption import Cipher
 from kvproxy.index.errors import CacheStoreError
 from kvproxy.index.store import EntryFilter, NewEntry, open_observations, open_store
 from kvproxy.index.store.observations import Observation
+from kvproxy.privacy.encryption import Cipher
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry, stored_vectors
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproxy.encryption import Cipher
+from kvproxy.privacy.encryption import Cipher
 from kvproxy.upstreams.llama.slot_files import SlotFiles
 
 URL = "http://127.0.0.1:8080"

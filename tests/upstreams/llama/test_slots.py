@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from kvproxy.checks.servers import CheckWarning, check_proxy
+from kvproxy.installation.checks.servers import CheckWarning, check_proxy
 from tests.commands.run import kvproxy
 from tests.polling import until
 from tests.servers import run_app
@@ -186,7 +186,7 @@ def test_doctor_only_warns_of_possible_improvements(monkeypatch: pytest.MonkeyPa
     def advise() -> str:
         raise CheckWarning("start it with --slots")
 
-    monkeypatch.setattr("kvproxy.checks.all_checks.all_checks", lambda *_: [("proxy", advise)])
+    monkeypatch.setattr("kvproxy.installation.checks.all_checks.all_checks", lambda *_: [("proxy", advise)])
     done = kvproxy("doctor")
     assert (done.returncode, done.stdout) == (0, "warn  proxy       start it with --slots\n")
 

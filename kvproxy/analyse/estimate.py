@@ -1,0 +1,245 @@
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from kvproxy.analyse.charts import Chart, ChartLine
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_replay import ReplayedRequest, has_responses, replay, response_text
+from kvproxy.analyse.log_tokenizer import PromptEncoder
+from kvproxy.analyse.prefix_estimate import (
+    PrefixEstimate,
+    TokenizedRequest,
+    block_chains,
+    estimate_prefix_reuse,
+    reused_blocks,
+    tokenize_request,
+)
+from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.blocks.divergence import reusable_tokens
+from kvproxy.errors import KvproxyError
+from kvproxy.index.evaluation.confidence_intervals import wilson_interval
+from kvproxy.providers.prices import ModelPrices
+from kvproxy.settings import Settings
+from kvproxy.settings.journal import MILLION, PriceSettings, hit_price, price_of
+from kvproxy.upstreams.prompt_tokenizer import prompt_input
+
+
+@dataclass(frozen=True, slots=True)
+class WrongHits:
+    """The number of semantic hits that were compared with logged responses, and of those that were wrong.
+
+    `expected` is the share of wrong hits that the policy expects; None without an estimate.
+    """
+
+    compared: int
+    wrong: int
+    expected: float | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% confidence interval of the share of wrong hits; None without a comparison."""
+        return wilson_interval(self.wrong, self.compared) if self.compared else None
+
+
+@dataclass(frozen=True, slots=True)
+class HitSavings:
+    """The hits of a layer, and the tokens and the money that they saved.
+
+    Attributes:
+        prompt_tokens, response_tokens: as the logged responses report them; otherwise as the tokenizer counts them.
+        without_response: number of hits without response tokens in the log.
+        cached_tokens: prompt tokens that the backend would have reused, as the logged responses report them; otherwise as an
+            unlimited pool would have reused them.
+        money: price of prompts and responses, with `cached_tokens` at the price of reuse; None if no model has a price.
+        unpriced: number of hits on models without a price; `money` excludes them.
+    """
+
+    requests: int
+    prompt_tokens: int
+    response_tokens: int
+    without_response: int
+    cached_tokens: int
+    money: float | None
+    unpriced: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The effect of both caches on a log, in the replay with the median number of semantic hits.
+
+    Attributes:
+        exact, semantic, forwarded: number of exact hits, of semantic hits, and of requests to the engine.
+        semantic_range: the smallest and the largest number of semantic hits of a replay.
+        uncacheable: number of forwarded requests whose responses are never cached.
+        learned: whether the log has responses, from which the policy `learned` learns.
+        prefix: the engine's prefix reuse for the forwarded requests.
+        prefix_alone: the engine's prefix reuse for all requests, without a response cache.
+        untokenized: number of forwarded requests whose prompt cannot be tokenized.
+        reuse_discount: mean difference between the prices of an uncached and a cached input token; None without a price of
+            cached tokens.
+    """
+
+    requests: int
+    exact: int
+    semantic: int
+    semantic_range: tuple[int, int]
+    forwarded: int
+    uncacheable: int
+    learned: bool
+    wrong: WrongHits
+    prefix: PrefixEstimate
+    prefix_alone: PrefixEstimate
+    untokenized: int
+    exact_savings: HitSavings
+    semantic_savings: HitSavings
+    reuse_discount: float | None
+
+
+async def estimate(
+    requests: Sequence[LoggedRequest],
+    settings: Settings,
+    tokenizer: PromptEncoder,
+    block_size: int,
+    sizes: Sequence[int] | None,
+    progress: Callable[[float], None] = lambda share: None,
+    draws: int = 1,
+) -> Estimate:
+    """Replay a log, and count the hits of both caches. Raises SettingsError.
+
+    Args:
+        sizes: pool sizes in blocks; None for eight sizes up to the number of distinct blocks.
+        draws: number of replays with different random numbers. A log without responses is replayed once.
+    """
+    count = draws if has_responses(requests) else 1
+
+    def advance(step: int, share: float) -> None:
+        progress((step + share) / (count + 1))
+
+    replays = [await replay(requests, settings, partial(advance, draw), Random(draw).random) for draw in range(count)]
+    replays.sort(key=_semantic_hits)
+    replayed = replays[count // 2]
+    tokenized: list[TokenizedRequest | None] = []
+    for number, each in enumerate(replayed, 1):
+        try:
+            form, response = prompt_input(each.request), response_text(each.logged)
+            tokenized.append(await tokenize_request(tokenizer, each.request, form, response))
+        except KvproxyError:
+            tokenized.append(None)
+        advance(count, number / len(replayed))
+    pairs = list(zip(replayed, tokenized, strict=True))
+    forwarded = [tokens for each, tokens in pairs if each.layer not in ("exact", "semantic")]
+    readable = [tokens for tokens in forwarded if tokens is not None]
+    prefix = estimate_prefix_reuse(readable, block_size, sizes)
+    every = [tokens for tokens in tokenized if tokens is not None]
+    alone = estimate_prefix_reuse(every, block_size, [point.blocks for point in prefix.points])
+    reused = iter(reused_blocks(block_chains(every, block_size)))
+    shares = [0.0 if each is None else next(reused) * block_size / max(1, len(each.prompt)) for each in tokenized]
+    known_prices = ModelPrices(settings.journal)
+    prices = [price_of(each.request.model, known_prices) for each in replayed]
+    savings: dict[str, list[HitSavings]] = {"exact": [], "semantic": []}
+    known_ids: set[object] = set()
+    for (each, tokens), share, price in zip(pairs, shares, prices, strict=True):
+        logged = each.logged.response
+        id = logged.get("id") if isinstance(logged, dict) else None
+        if each.layer in savings:
+            is_replay = id is not None and id in known_ids
+            # The whole prompt of an exact hit was sent before.
+            common = 1.0 if each.layer == "exact" else share
+            savings[each.layer].append(_savings_of_hit(each, tokens, common, block_size, price, is_replay=is_replay))
+        known_ids.add(id)
+    exact, semantic = (_sum_savings(found, has_price=any(prices)) for found in savings.values())
+    return Estimate(
+        requests=len(replayed),
+        exact=exact.requests,
+        semantic=semantic.requests,
+        semantic_range=(_semantic_hits(replays[0]), _semantic_hits(replays[-1])),
+        forwarded=len(forwarded),
+        uncacheable=sum(each.exchange is None or each.exchange.forward_reason == "bypass" for each in replayed),
+        learned=has_responses(requests),
+        wrong=_wrong_hits(replayed),
+        prefix=prefix,
+        prefix_alone=alone,
+        untokenized=len(forwarded) - len(readable),
+        exact_savings=exact,
+        semantic_savings=semantic,
+        reuse_discount=_mean_reuse_discount(prices, tokenized),
+    )
+
+
+def estimate_charts(found: Estimate) -> list[Chart]:
+    bars = [("exact hits", found.exact), ("semantic hits", found.semantic), ("engine", found.forwarded)]
+    sizes = [point.blocks * found.prefix.block_size for point in found.prefix.points]
+    lines = [
+        ChartLine(name, sizes, [prefix.share(point.reused) for point in prefix.points])
+        for name, prefix in (("with cached responses", found.prefix), ("without", found.prefix_alone))
+    ]
+    levels = [("unlimited pool", found.prefix.share(found.prefix.unlimited))]
+    return [
+        Chart("requests by layer", "", bars=[(name, float(count)) for name, count in bars]),
+        Chart("tokens in the pool", "reused prompt tokens", lines, levels=levels, log_x=True, is_share=True),
+    ]
+
+
+def _semantic_hits(replayed: Sequence[ReplayedRequest]) -> int:
+    return sum(each.layer == "semantic" for each in replayed)
+
+
+def _savings_of_hit(
+    hit: ReplayedRequest,
+    tokens: TokenizedRequest | None,
+    common_share: float,
+    block_size: int,
+    price: PriceSettings | None,
+    *,
+    is_replay: bool,
+) -> HitSavings:
+    """Return the tokens and the money that a hit saved; `common_share` is the share of its prompt that was sent before.
+
+    The whole blocks of this share replace the reuse that the logged response reports if a cache replayed it (`is_replay`).
+    """
+    logged = hit.logged.response
+    counts = hit.request.api.prompt_and_completion_tokens(logged) if isinstance(logged, dict) else (None, None)
+    prompt, response = counts[0] or 0, counts[1] or 0
+    if not prompt and tokens is not None:
+        prompt, response = len(tokens.prompt), len(tokens.response)
+    reuse = reported_reuse(logged) if isinstance(logged, dict) and not is_replay else None
+    reusable = reusable_tokens(round(common_share * prompt), prompt, block_size)
+    cached = reusable if reuse is None else reuse.cached_tokens
+    money = None if price is None else hit_price(price, prompt, cached, response)
+    return HitSavings(1, prompt, response, int(response == 0), cached, money, int(price is None))
+
+
+def _sum_savings(hits: Sequence[HitSavings], *, has_price: bool) -> HitSavings:
+    return HitSavings(
+        len(hits),
+        sum(each.prompt_tokens for each in hits),
+        sum(each.response_tokens for each in hits),
+        sum(each.without_response for each in hits),
+        sum(each.cached_tokens for each in hits),
+        sum(each.money or 0.0 for each in hits) if has_price else None,
+        sum(each.unpriced for each in hits),
+    )
+
+
+def _mean_reuse_discount(
+    prices: Sequence[PriceSettings | None], tokenized: Sequence[TokenizedRequest | None]
+) -> float | None:
+    known = [
+        (price.input - price.price_of_reuse, len(tokens.prompt))
+        for price, tokens in zip(prices, tokenized, strict=True)
+        if price is not None and price.cached is not None and tokens is not None
+    ]
+    total = sum(count for _, count in known)
+    return sum(discount * count for discount, count in known) / total / MILLION if total else None
+
+
+def _wrong_hits(replayed: Sequence[ReplayedRequest]) -> WrongHits:
+    hits = [each.exchange.hit for each in replayed if each.exchange is not None and each.exchange.hit is not None]
+    matches = [hit.match for hit in hits if hit.match is not None]
+    risks = [match.error for match in matches if match.error is not None]
+    # The policy `threshold` has no score but the similarity.
+    scores = [match.score for match in matches if match.error is None and match.score != match.similarity]
+    risks += [1.0 - score for score in scores if score is not None]
+    compared = [each.is_right for each in replayed if each.is_right is not None]
+    return WrongHits(len(compared), compared.count(False), sum(risks) / len(risks) if risks else None)

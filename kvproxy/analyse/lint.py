@@ -1,0 +1,231 @@
+"""Finds changed spans (see `changed_spans`) that prevent prefix reuse, and the reuse that their removal would gain."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kvproxy.analyse.changed_spans import (
+    ChangedSpan,
+    find_changed_span,
+    matches_only_changes,
+    move_edit,
+    strip_edits,
+    without_digits,
+)
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_replay import response_text, to_api_request
+from kvproxy.analyse.log_tokenizer import PromptEncoder
+from kvproxy.analyse.prefix_estimate import TokenizedRequest, block_chains, reused_blocks, tokenize_request
+from kvproxy.analyse.prompt_families import Family, group_families, prompt_regions, shingles
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.codecs.codec import PromptInput
+from kvproxy.errors import KvproxyError
+from kvproxy.flow.prepare.prompt_edits import apply_edits, matched_spans
+from kvproxy.flow.prepare.rules import Rules
+from kvproxy.settings import Settings
+from kvproxy.settings.rules import EditSettings
+from kvproxy.upstreams.prompt_tokenizer import prompt_input
+
+_MAX_SPANS = 3
+_COMPARED_PROMPTS = 12
+_MIN_SAVED_SHARE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReuse:
+    """The number of prompt tokens of a family, and of the tokens that a prefix cache reuses."""
+
+    prompt_tokens: int
+    reused: int
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.reused
+
+    @property
+    def share(self) -> float:
+        return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EditSaving:
+    """The effect of editing one span in all prompts of a family.
+
+    Attributes:
+        span: the span in the first request that changes it.
+        changed: number of requests in which the span differs from the most similar of the 12 requests before.
+        stripped, moved: reuse if the span is removed, and if it is moved to the last message.
+    """
+
+    span: ChangedSpan
+    edit: EditSettings
+    changed: int
+    stripped: PromptReuse
+    moved: PromptReuse
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReport:
+    """The findings about one `Family` of prompts.
+
+    Attributes:
+        reuse: reuse without edits.
+        shared_blocks: median number of reused blocks in a prompt; the first prompt does not count.
+        savings: effects of the suggested edits. Each effect includes the edits before it.
+    """
+
+    family: Family
+    reuse: PromptReuse
+    shared_blocks: int
+    savings: tuple[EditSaving, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    families: tuple[FamilyReport, ...]
+    block_size: int
+    untokenized: int
+
+    @property
+    def reuse(self) -> float:
+        """Share of all prompt tokens that an unlimited prefix cache reuses, without the suggested edits."""
+        tokens = sum(report.reuse.prompt_tokens for report in self.families)
+        computed = sum(report.reuse.computed_tokens for report in self.families)
+        return 1 - computed / tokens if tokens else 0.0
+
+    def edits_as_toml(self) -> str:
+        lines = ["# Found by kvproxy lint. Check each edit: 'move' keeps the span, 'strip' removes it from the prompt."]
+        savings = [(report.family.model, saving) for report in self.families for saving in report.savings]
+        for number, (model, saving) in enumerate(savings, 1):
+            edit, moved, stripped = saving.edit, saving.moved.computed_tokens, saving.stripped.computed_tokens
+            chosen = edit if edit.action == "sort-tools" else move_edit(edit)
+            fields = chosen.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": model}
+            lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
+            if edit.action == "strip":
+                lines.append(f"# tokens to compute: {moved:,} with 'move', {stripped:,} with 'strip'")
+        return "\n".join(lines) + "\n"
+
+
+async def lint(
+    requests: Sequence[LoggedRequest],
+    settings: Settings,
+    tokenizer: PromptEncoder,
+    block_size: int,
+    progress: Callable[[float], None],
+) -> LintReport:
+    """Find changed spans in the prompts of a log, after the configured edits."""
+    prompts, rules = _TokenizedPrompts(tokenizer, block_size), Rules(settings)
+    for number, logged in enumerate(requests, 1):
+        request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
+        await prompts.add(request, response_text(logged))
+        progress(0.5 * number / len(requests))
+    models = [request.model for request in prompts.requests]
+    families = group_families(models, [prompt_regions(form) for form in prompts.forms])
+    reports = []
+    for number, family in enumerate(families, 1):
+        reports.append(await prompts.report(family, [each for each in families if each.model == family.model]))
+        progress(0.5 + 0.5 * number / len(families))
+    return LintReport(tuple(reports), block_size, prompts.untokenized)
+
+
+class _TokenizedPrompts:
+    def __init__(self, tokenizer: PromptEncoder, block_size: int) -> None:
+        self.forms: list[PromptInput] = []
+        self.requests: list[ApiRequest] = []
+        self.untokenized = 0
+        self._tokenized: list[TokenizedRequest] = []
+        self._tokenizer = tokenizer
+        self._block_size = block_size
+
+    async def add(self, request: ApiRequest, response: str | None) -> None:
+        try:
+            form = prompt_input(request)
+            tokenized = await tokenize_request(self._tokenizer, request, form, response)
+        except KvproxyError:
+            self.untokenized += 1
+            return
+        self.forms.append(form)
+        self.requests.append(request)
+        self._tokenized.append(tokenized)
+
+    async def report(self, family: Family, families: Sequence[Family]) -> FamilyReport:
+        members = family.members
+        tokenized = [self._tokenized[member] for member in members]
+        blocks = self._reused_blocks(tokenized)
+        reuse = PromptReuse(sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks))
+        savings: list[EditSaving] = []
+        requests = moved_requests = [self.requests[member] for member in members]
+        least = reuse.computed_tokens
+        while len(savings) < _MAX_SPANS:
+            others = [[self.requests[member] for member in each.members] for each in families if each is not family]
+            found = _spans_by_cost([prompt_input(request) for request in requests])
+            chosen = next(((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, others))), None)
+            if chosen is None:
+                break
+            spans, edit = chosen
+            stripped, requests = await self._reuse_after_edit(members, requests, edit)
+            moving = move_edit(edit) if edit.action == "strip" else edit
+            moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
+            saved = least - min(stripped.computed_tokens, moved.computed_tokens)
+            if saved < max(_MIN_SAVED_SHARE * reuse.prompt_tokens, self._block_size):
+                break
+            savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
+            least = stripped.computed_tokens
+        later = sorted(blocks[1:])
+        return FamilyReport(family, reuse, later[len(later) // 2] if later else 0, tuple(savings))
+
+    async def _reuse_after_edit(
+        self, members: Sequence[int], requests: Sequence[ApiRequest], edit: EditSettings
+    ) -> tuple[PromptReuse, list[ApiRequest]]:
+        changed = [apply_edits(request, [edit]) for request in requests]
+        tokenized = []
+        for member, request in zip(members, changed, strict=True):
+            prompt = tuple(await self._tokenizer.encode(prompt_input(request)))
+            tokenized.append(replace(self._tokenized[member], prompt=prompt))
+        reused = self._block_size * sum(self._reused_blocks(tokenized))
+        return PromptReuse(sum(len(each.prompt) for each in tokenized), reused), changed
+
+    def _reused_blocks(self, tokenized: Sequence[TokenizedRequest]) -> list[int]:
+        return reused_blocks(block_chains(tokenized, self._block_size))
+
+
+def _safe_edit(
+    span: ChangedSpan, requests: Sequence[ApiRequest], others: Sequence[Sequence[ApiRequest]]
+) -> EditSettings | None:
+    """Return the edit of a span that matches most `requests`; None if every edit matches text that a whole family shares."""
+    chosen, most = None, 0
+    for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
+        if edit.action == "sort-tools":
+            return edit
+        families = [[matched_spans(request, edit) for request in each] for each in (requests, *others)]
+        count = sum(map(bool, families[0]))
+        if count > most and all(matches_only_changes(edit, matches) for matches in families):
+            chosen, most = whole, count
+    return chosen
+
+
+def _spans_by_cost(forms: Sequence[PromptInput]) -> list[list[ChangedSpan]]:
+    found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
+    latest: list[tuple[PromptInput, set[int]]] = []
+    for form in forms:
+        hashes = shingles("\n".join(region.text for region in prompt_regions(form)))
+        closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)
+        span = find_changed_span(closest[0], form) if closest is not None else None
+        if span is not None:
+            found[span.key].append(span)
+        latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
+    _merge_changes_in_inserted_texts(found)
+    return sorted(found.values(), key=lambda spans: -sum(span.recomputed_words for span in spans))
+
+
+def _merge_changes_in_inserted_texts(found: defaultdict[tuple[object, ...], list[ChangedSpan]]) -> None:
+    # A text that only some prompts have may contain a change, such as a date; that is no change of its own.
+    inserted = {key: spans for key, spans in found.items() if not (spans[0].old and spans[0].new)}
+    for key in [key for key in found if key not in inserted]:
+        around = without_digits("".join((found[key][0].before, found[key][0].new, found[key][0].after)))
+        for spans in inserted.values():
+            text = without_digits(spans[0].old or spans[0].new)
+            if text and text in around:
+                spans += found.pop(key)
+                break

@@ -1,0 +1,157 @@
+"""Logs of gateways: LiteLLM, Helicone, Portkey, and Bifrost."""
+
+from collections.abc import Iterator
+
+from kvproxy.analyse.log_formats.log_format import (
+    LogFormat,
+    LoggedRequest,
+    Row,
+    SkipRow,
+    api_of_route,
+    chat_response,
+    decoded,
+    decoded_object,
+    decoded_response,
+    first_of,
+    is_failed,
+    known_fields,
+    parse_time,
+    request_of,
+    seconds_between,
+    seconds_of,
+)
+from kvproxy.apis import APIS
+from kvproxy.apis.api import Api
+from kvproxy.apis.json import Json, JsonObject, field, objects
+from kvproxy.errors import InvalidRequest
+
+# LiteLLM's names of its functions; an `a` before them is the asynchronous one.
+_LITELLM_CALLS = {
+    "completion": "chat",
+    "text_completion": "completions",
+    "embedding": "embeddings",
+    "responses": "responses",
+    "anthropic_messages": "messages",
+}
+
+
+def _litellm_api(value: JsonObject) -> Api:
+    call = str(value["call_type"])
+    name = _LITELLM_CALLS.get(call) or _LITELLM_CALLS.get(call.removeprefix("a"))
+    if name is None:
+        raise SkipRow("not a cached API")
+    return APIS[name]
+
+
+def _litellm_session(value: JsonObject) -> dict[str, str]:
+    session = value.get("session_id") or value.get("trace_id")
+    return {"x-session-id": str(session)} if session else {}
+
+
+def _read_litellm(row: Row) -> Iterator[LoggedRequest]:
+    value = row.value
+    api = _litellm_api(value)
+    if is_failed(value.get("status")):
+        raise SkipRow("failed")
+    body = decoded_object(value.get("proxy_server_request")) or {}
+    body = decoded_object(body.get("body")) or body
+    if not any(body.get(name) for name in ("messages", "prompt", "input")):
+        prompt = decoded(first_of(value, "messages", "input"))
+        if not prompt:
+            raise InvalidRequest(
+                "the log has no prompts: set general_settings.store_prompts_in_spend_logs of LiteLLM to true"
+            )
+        name = {"completions": "prompt", "embeddings": "input", "responses": "input"}.get(api.name, "messages")
+        body = {name: prompt, "model": first_of(value, "model_group", "model")}
+    parameters = decoded_object(value.get("model_parameters")) or {}
+    start, end = parse_time(value.get("startTime")), parse_time(value.get("endTime"))
+    yield request_of(
+        row,
+        known_fields(parameters | body, api),
+        api=api,
+        headers=_litellm_session(value),
+        time=start,
+        response=decoded_response(value.get("response")),
+        seconds=seconds_between(start, end),
+    )
+
+
+def _read_helicone(row: Row) -> Iterator[LoggedRequest]:
+    value = row.value
+    if is_failed(value.get("response_status")):
+        raise SkipRow("failed")
+    route = value.get("request_path") or value.get("target_url")
+    api = api_of_route(route) if isinstance(route, str) else None
+    if isinstance(route, str) and api is None:
+        raise SkipRow("not a cached API")
+    body = decoded_object(value["request_body"])
+    if not body:
+        raise SkipRow("no body")
+    yield request_of(
+        row,
+        body,
+        api=api,
+        time=parse_time(value.get("request_created_at")),
+        response=decoded_response(value.get("response_body")),
+        seconds=seconds_of(value.get("delay_ms")),
+    )
+
+
+def _read_portkey(row: Row) -> Iterator[LoggedRequest]:
+    value = row.value
+    if value.get("is_success") is False or is_failed(first_of(value, "response_status_code", "response.status")):
+        raise SkipRow("failed")
+    request = decoded_object(value["request"]) or {}
+    body = decoded_object(request.get("body")) or request
+    route = first_of(value, "request_url", "request.url")
+    yield request_of(
+        row,
+        body,
+        api=api_of_route(route) if isinstance(route, str) else None,
+        headers=_litellm_session(value),
+        time=parse_time(value.get("created_at")),
+        response=decoded_response(value.get("response")),
+        seconds=seconds_of(value.get("response_time")),
+    )
+
+
+def _read_bifrost(row: Row) -> Iterator[LoggedRequest]:
+    value = row.value
+    if is_failed(value.get("status")):
+        raise SkipRow("failed")
+    history: list[Json] = list(objects(decoded(value["input_history"])))
+    if not history:
+        raise InvalidRequest("input_history is empty: enable the logging of contents in Bifrost")
+    kind = str(value.get("object", "chat.completion"))
+    if not kind.startswith("chat"):
+        raise SkipRow("not a cached API")
+    body: JsonObject = {**(decoded_object(value.get("params")) or {}), "messages": history, "model": value.get("model")}
+    if tools := objects(decoded(value.get("tools"))):
+        body["tools"] = list(tools)
+    yield request_of(
+        row,
+        known_fields(body, APIS["chat"]),
+        api=APIS["chat"],
+        time=parse_time(first_of(value, "timestamp", "created_at")),
+        response=_with_usage(chat_response(value.get("output_message")), decoded(value.get("token_usage"))),
+        seconds=seconds_of(value.get("latency")),
+    )
+
+
+def _with_usage(response: JsonObject | str | None, usage: Json) -> JsonObject | str | None:
+    return {**response, "usage": usage} if isinstance(response, dict) and field(usage, "prompt_tokens") else response
+
+
+FORMATS = (
+    LogFormat(
+        "litellm", "LiteLLM log", ("call_type", "startTime", "spend|response_cost|model_parameters"), _read_litellm
+    ),
+    LogFormat("helicone", "Helicone export", ("request_body", "request_created_at|response_status"), _read_helicone),
+    LogFormat(
+        "portkey",
+        "Portkey export",
+        ("request", "trace_id|is_success|ai_model", "ai_model|ai_org|is_success"),
+        _read_portkey,
+    ),
+    LogFormat("bifrost", "Bifrost log", ("input_history", "provider|object"), _read_bifrost),
+)

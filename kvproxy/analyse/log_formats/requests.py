@@ -1,0 +1,127 @@
+"""Requests of the APIs themselves: bodies, batches, HTTP logs with bodies, and fine-tuning data."""
+
+from collections.abc import Iterator
+
+from kvproxy.analyse.log_formats.log_format import (
+    PROMPT_FIELDS,
+    LogFormat,
+    LoggedRequest,
+    Row,
+    SkipRow,
+    api_of_route,
+    chat_response,
+    decoded_object,
+    decoded_response,
+    first_of,
+    is_failed,
+    known_fields,
+    logged_time,
+    request_of,
+    require_object,
+)
+from kvproxy.apis import APIS
+from kvproxy.apis.api import Api
+from kvproxy.apis.json import JsonObject, objects
+from kvproxy.errors import InvalidRequest
+
+BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody")
+_RESPONSES = ("response_body", "response", "answer", "completion", "output", "responseBody")
+_ROUTES = ("url", "path", "endpoint", "route", "request_path", "target_url")
+_STATUSES = ("status", "status_code", "response_status", "response_status_code")
+_LOG_FIELDS = {"method", *_STATUSES, *_ROUTES}
+_FINE_TUNING_FIELDS = {"messages", "tools", "functions", "parallel_tool_calls"}
+
+
+def _read_request(row: Row) -> Iterator[LoggedRequest]:
+    """Read a request body, or a row of a log with a body. Of a flat row, only fields of the API are in the request."""
+    value = row.value
+    if str(value.get("method", "POST")).upper() != "POST":
+        raise SkipRow("not a POST request")
+    if any(is_failed(value.get(name)) for name in _STATUSES):
+        raise SkipRow("failed")
+    route = next((str(value[name]) for name in _ROUTES if value.get(name)), None)
+    api = None if route is None else api_of_route(route)
+    if route is not None and api is None:
+        raise SkipRow("not a cached API")
+    headers = first_of(value, "headers", "request_headers")
+    response = next((value[name] for name in _RESPONSES if isinstance(value.get(name), dict | str)), None)
+    yield request_of(
+        row,
+        _body(value, api),
+        api=api,
+        headers={name.lower(): str(text) for name, text in headers.items()} if isinstance(headers, dict) else {},
+        time=logged_time(value),
+        response=decoded_response(response),
+    )
+
+
+def _body(value: JsonObject, api: Api | None) -> JsonObject:
+    name = next((name for name in BODY_FIELDS if isinstance(value.get(name), dict | str)), None)
+    if name is not None:
+        body = decoded_object(value[name])
+        if body is None:
+            raise SkipRow("the body is not JSON" if value[name] else "no body")
+        return body
+    if not any(name in value for name in PROMPT_FIELDS) and _LOG_FIELDS & set(value):
+        raise SkipRow("no body")
+    return known_fields(value, api)
+
+
+def _read_fine_tuning(row: Row) -> Iterator[LoggedRequest]:
+    messages = objects(row.value["messages"])
+    if not messages or messages[-1].get("role") != "assistant":
+        raise InvalidRequest("the last message of a fine-tuning row is the answer of the assistant")
+    body: JsonObject = {**row.value, "messages": list(messages[:-1])}
+    yield request_of(row, body, api=APIS["chat"], response=chat_response(messages[-1]))
+
+
+def _is_fine_tuning(value: JsonObject) -> bool:
+    messages = objects(value.get("messages"))
+    return set(value) <= _FINE_TUNING_FIELDS and bool(messages) and messages[-1].get("role") == "assistant"
+
+
+class _FineTuning(LogFormat):
+    def missing(self, value: JsonObject) -> list[str]:
+        return [] if _is_fine_tuning(value) else ["messages that end with an answer of the assistant, without a model"]
+
+
+def _read_preference(row: Row) -> Iterator[LoggedRequest]:
+    body = require_object(row.value["input"], "input")
+    yield request_of(row, known_fields(body), api=APIS["chat"], response=chat_response(row.value["preferred_output"]))
+
+
+def _read_prompt_completion(row: Row) -> Iterator[LoggedRequest]:
+    body = known_fields(row.value, APIS["completions"])
+    yield request_of(row, body, api=APIS["completions"], response=decoded_response(row.value["completion"]))
+
+
+def _read_anthropic_batch(row: Row) -> Iterator[LoggedRequest]:
+    yield request_of(row, require_object(row.value["params"], "params"), api=APIS["messages"])
+
+
+def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
+    raise InvalidRequest("this is the output of a batch, which has no prompts: give the input file of the batch")
+
+
+FORMATS = (
+    LogFormat(
+        "batch-output",
+        "output of an OpenAI batch",
+        ("custom_id", "id", "response.status_code|error.message"),
+        _refuse_batch_output,
+        has_requests=False,
+    ),
+    LogFormat(
+        "anthropic-batch-output",
+        "output of an Anthropic batch",
+        ("custom_id", "result.type"),
+        _refuse_batch_output,
+        has_requests=False,
+    ),
+    LogFormat("anthropic-batch", "Anthropic batch", ("custom_id", "params"), _read_anthropic_batch),
+    LogFormat("batch", "OpenAI batch", ("custom_id", "url", "body"), _read_request),
+    LogFormat("preferences", "preference data for fine-tuning", ("input", "preferred_output"), _read_preference),
+    _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),
+    LogFormat("completions", "prompts with completions", ("prompt", "completion"), _read_prompt_completion),
+    LogFormat("requests", "requests", ("|".join([*PROMPT_FIELDS, *BODY_FIELDS]),), _read_request),
+)

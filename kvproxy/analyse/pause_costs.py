@@ -1,0 +1,92 @@
+"""Computes the price of an agent session's input, if requests and one-hour writes keep its prefix in the provider's cache.
+
+A keep-warm request reads the prefix of the next request, and so extends its lifetime in the provider's cache. A
+one-hour write is assumed to keep the whole prefix for one hour, at the write price of its new tokens only.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvproxy.providers.cache_policy import (
+    HOUR,
+    KEEP_WARM_SECONDS,
+    SurvivalFunction,
+    keep_warm_requests,
+    should_cache_for_an_hour,
+)
+from kvproxy.settings.journal import PriceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStep:
+    """A request of a session, or its end.
+
+    Attributes:
+        tokens: number of prompt tokens; 0 for the end.
+        shared: number of tokens in the common prefix with the previous prompt.
+        pause: seconds since the end of the previous response; None for the first request, infinite for the end.
+    """
+
+    tokens: int
+    shared: int
+    pause: float | None
+
+    @property
+    def required_keep_warm_requests(self) -> float:
+        """The number of keep-warm requests that keep the prefix cached until the pause ends."""
+        return math.inf if self.pause == math.inf else max(0, math.ceil((self.pause or 0.0) / KEEP_WARM_SECONDS) - 1)
+
+
+Session = list[SessionStep]
+KeepWarmCount = Callable[[int, int], float]
+"""Returns the maximum number of keep-warm requests in a pause.
+
+Arguments: tokens of the previous prompt, and the number of these tokens that were written for one hour.
+"""
+LongWrite = Callable[[int, int], bool]
+"""Returns whether a request writes for one hour. Arguments: uncached tokens, and tokens not yet written for one hour."""
+
+
+def session_price(session: Session, keep_warm: KeepWarmCount, long_write: LongWrite, prices: PriceSettings) -> float:
+    """Return the price of a session's input, in the unit of `prices` per token."""
+    total, kept, before = 0.0, 0, 0
+    for step in session:
+        sent = 0.0 if step.pause is None else min(step.required_keep_warm_requests, keep_warm(before, kept))
+        total += sent * prices.price_of_reuse * step.shared
+        if step.pause == math.inf:
+            break
+        live = tokens_still_cached(step, sent, kept)
+        kept = min(kept, live)
+        new = step.tokens - live
+        is_long = long_write(new, step.tokens - kept)
+        total += (
+            prices.price_of_reuse * live + (prices.price_of_1h_write if is_long else prices.price_of_5m_write) * new
+        )
+        kept = step.tokens if is_long else kept
+        before = step.tokens
+    return total
+
+
+def tokens_still_cached(step: SessionStep, num_keep_warm: float, one_hour_tokens: int) -> int:
+    """Return the number of cached prompt tokens at the start of a request.
+
+    Args:
+        num_keep_warm: number of keep-warm requests in the pause before the request.
+        one_hour_tokens: number of tokens that were written for one hour.
+    """
+    if step.pause is None:
+        return 0
+    if num_keep_warm >= step.required_keep_warm_requests:
+        return step.shared
+    return min(one_hour_tokens, step.shared) if step.pause - num_keep_warm * KEEP_WARM_SECONDS <= HOUR else 0
+
+
+def provider_policy_price(session: Session, survival: SurvivalFunction, prices: PriceSettings) -> float:
+    """Return `session_price` for the keep-warm requests and one-hour writes that `provider_cache_policy` chooses."""
+    return session_price(
+        session,
+        lambda tokens, kept: keep_warm_requests(survival, prices, kept / tokens if tokens else 0.0),
+        lambda new, unprotected: should_cache_for_an_hour(new, unprotected, survival, prices),
+        prices,
+    )

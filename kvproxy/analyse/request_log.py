@@ -1,0 +1,185 @@
+"""Reads the requests of a log in the format that its rows have; `log_formats/` has the formats."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import cached_property
+from pathlib import Path
+
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow
+from kvproxy.analyse.log_formats.registry import FORMATS, PROMPTS, format_names
+from kvproxy.analyse.log_formats.requests import BODY_FIELDS
+from kvproxy.analyse.log_formats.rows import FileRows, read_rows
+from kvproxy.apis import APIS
+from kvproxy.apis.json import Json, JsonObject, dumps, objects
+from kvproxy.errors import InvalidRequest
+from kvproxy.units import format_line_numbers
+
+_SAMPLE = 1_000
+_SHOWN_FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    line: int
+    message: str
+
+
+@dataclass
+class RequestLog:
+    """The content of a log, in file order.
+
+    Attributes:
+        format: name of the format for people.
+        rows: number of rows, with or without a request.
+        skipped: numbers of the rows without a request to a cached API, by cause.
+        ignored_fields: fields of rows that are no fields of a request; they reach no key and no server.
+    """
+
+    format: str
+    rows: int = 0
+    requests: list[LoggedRequest] = dataclass_field(default_factory=list)
+    skipped: dict[str, list[int]] = dataclass_field(default_factory=lambda: defaultdict(list))
+    errors: list[LineError] = dataclass_field(default_factory=list)
+    ignored_fields: set[str] = dataclass_field(default_factory=set)
+
+    @cached_property
+    def num_conversations(self) -> int:
+        """Number of requests that continue no earlier request."""
+        return count_conversations(self.requests)
+
+    @property
+    def num_skipped(self) -> int:
+        return sum(map(len, self.skipped.values()))
+
+    def describe_skipped(self) -> str:
+        """Return the number of rows by cause, and the lines of a file of JSON lines that are not JSON."""
+        causes = []
+        for cause, rows in sorted(self.skipped.items(), key=lambda item: -len(item[1])):
+            place = f" ({format_line_numbers(rows)})" if cause == "not JSON" else ""
+            causes.append(f"{len(rows):,} {cause}{place}")
+        return ", ".join(causes)
+
+    @property
+    def num_responses(self) -> int:
+        return sum(each.response is not None for each in self.requests)
+
+    @property
+    def has_tools(self) -> bool:
+        return any(each.body.get("tools") for each in self.requests)
+
+
+def read_log(file: Path, text: str, model: str, system: str | None = None, *, format: str | None = None) -> RequestLog:
+    """Parse all requests of a log. Raises InvalidRequest if it has no known format, or no request.
+
+    Args:
+        file: name of the log in error messages.
+        model: model of requests without a model.
+        system: system prompt of plain prompts.
+        format: name of the format; by default, the one whose signature the rows match. `prompts` reads each line as a
+            prompt, except blank lines and comments that start with `#`.
+    """
+    if format is not None and format not in format_names():
+        raise InvalidRequest(f"unknown format {format!r}: use one of {', '.join(format_names())}")
+    if format == PROMPTS:
+        log = _read_prompts(text, model, system)
+    else:
+        content = read_rows(file, text)
+        chosen = _choose_format(file, content, format)
+        log = _read_rows(content, chosen, model)
+    if not log.requests:
+        raise InvalidRequest(_no_requests(file, log))
+    return log
+
+
+def _no_requests(file: Path, log: RequestLog) -> str:
+    if log.errors:
+        return f"{file}, line {log.errors[0].line}: {log.errors[0].message}"
+    causes = log.describe_skipped()
+    return f"{file} contains no requests" + (f": {causes}" if causes else "")
+
+
+def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat:
+    if name is not None:
+        return next(each for each in FORMATS if each.name == name)
+    sample = [value for _, value in content.rows[:_SAMPLE]]
+    if not sample:
+        if content.invalid:
+            raise InvalidRequest(f"{file}, line {content.invalid[0]}: this is not a JSON object")
+        if "not JSON" in content.skipped:
+            raise InvalidRequest(f"{file} is not JSON: add --format prompts if each line is a prompt")
+        raise InvalidRequest(f"{file} contains no requests")
+    counts = [sum(each.matches(value) for value in sample) for each in FORMATS]
+    if not max(counts):
+        raise InvalidRequest(_describe_unknown(file, content))
+    return FORMATS[counts.index(max(counts))]
+
+
+def _describe_unknown(file: Path, content: FileRows) -> str:
+    number, value = content.rows[0]
+    nearest = min((each for each in FORMATS if each.has_requests), key=lambda each: _distance(each, value))
+    fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
+    missing = " and ".join(each.replace("|", " or ") for each in nearest.missing(value))
+    return (
+        f"{file}, line {number}: unknown format, its fields are {fields or 'none'};"
+        f" the nearest format, {nearest.title}, needs {missing}"
+    )
+
+
+def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
+    # Plain requests are the nearest format of rows that resemble no export.
+    missing = len(format.missing(value))
+    return missing / len(format.signature), 0 if format.name == "requests" else 1
+
+
+def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
+    log = RequestLog(chosen.title, len(content.rows), skipped=content.skipped)
+    log.errors = [LineError(number, "this is not a JSON object") for number in content.invalid]
+    for number, value in content.rows:
+        try:
+            found = list(chosen.read(Row(number, value, model)))
+        except SkipRow as cause:
+            log.skipped[str(cause)].append(number)
+        except InvalidRequest as error:
+            log.errors.append(LineError(number, error.message))
+        except (KeyError, TypeError, ValueError) as error:
+            missing = chosen.missing(value)
+            lacks = f"the row lacks {', '.join(missing)}" if missing else f"the row is malformed ({error!r})"
+            log.errors.append(LineError(number, lacks.replace("|", " or ")))
+        else:
+            log.requests += found
+            if not found:
+                log.skipped["no request"].append(number)
+            elif chosen.name == "requests" and not any(name in value for name in BODY_FIELDS):
+                log.ignored_fields |= set(value) - set(found[0].body)
+    log.errors.sort(key=lambda error: error.line)
+    return log
+
+
+def _read_prompts(text: str, model: str, system: str | None) -> RequestLog:
+    log = RequestLog("prompts")
+    before: list[Json] = [{"role": "system", "content": system}] if system else []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        content = line.strip()
+        if not content or content.startswith("#"):
+            log.skipped["comment" if content else "blank"].append(number)
+            continue
+        log.rows += 1
+        messages: list[Json] = [*before, {"role": "user", "content": content}]
+        body: JsonObject = {"model": model, "messages": messages, "stream": False}
+        log.requests.append(LoggedRequest(number, APIS["chat"], body))
+    return log
+
+
+def count_conversations(requests: list[LoggedRequest]) -> int:
+    """Count the requests that do not begin with all messages of an earlier request."""
+    known: set[int] = set()
+    count = 0
+    for each in requests:
+        name = "messages" if "messages" in each.body else "input"
+        digests = [hash(dumps(turn, sort_keys=True)) for turn in objects(each.body.get(name))]
+        prefixes = [hash(tuple(digests[: end + 1])) for end in range(len(digests))]
+        count += not any(prefix in known for prefix in prefixes[:-1])
+        if prefixes:
+            known.add(prefixes[-1])
+    return count

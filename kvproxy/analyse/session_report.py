@@ -1,0 +1,235 @@
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import mean, median
+
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.pause_costs import LongWrite, SessionStep, provider_policy_price, session_price
+from kvproxy.analyse.simulate.trace_reader import TraceSession
+from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.message_parts import answer_digests
+from kvproxy.apis.reported_usage import reported_reuse
+from kvproxy.backends.protocol import ServingUpstream
+from kvproxy.blocks.divergence import common_prefix_length
+from kvproxy.exchange import Exchange, ResponseFacts
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.tenants import tenant_of
+from kvproxy.journal.journal import open_stored_journal
+from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.schema import FILE
+from kvproxy.journal.sessions.ledger import ExpectedReuse, lost_tokens
+from kvproxy.journal.sessions.session_reader import (
+    LedgerReport,
+    Session,
+    SessionReader,
+    Turn,
+    ledger_of,
+    summarize_session,
+)
+from kvproxy.providers.cache_policy import PauseTimes
+from kvproxy.providers.prices import ModelPrices, RelativePrices, cache_limits
+from kvproxy.settings.journal import JournalSettings, PriceSettings, input_price, price_of
+
+_BATCH = 64
+_FIRST_TRACE_NUMBER = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRegion:
+    """The turns whose prompt changed first in a region, such as the system prompt, and the prompt tokens thus not reused."""
+
+    region: str
+    turns: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """The sessions of a log.
+
+    Attributes:
+        sessions: the most expensive first.
+        changed: changed regions, the most lost tokens first.
+        repeated: share of prompt tokens that the previous turn also had: the median and the mean of the sessions; None
+            without a second turn.
+        cost, uncached: price of all input, and its price without a provider's cache.
+        pause_costs: for each way to keep prefixes during pauses, the cost of the input as a multiple of the cost with
+            five-minute writes.
+        without_usage: number of ignored requests whose response does not report its usage.
+        is_relative: whether all prices are multiples of the price of a million input tokens, because a model has no price.
+    """
+
+    sessions: list[Session]
+    ledger: LedgerReport
+    changed: list[ChangedRegion]
+    repeated: tuple[float, float] | None
+    cost: float
+    uncached: float
+    pause_costs: dict[str, float]
+    without_usage: int
+    is_relative: bool
+
+
+def report_sessions(
+    requests: Sequence[LoggedRequest],
+    traces: Sequence[TraceSession],
+    settings: JournalSettings,
+    progress: Callable[[float], None] = lambda share: None,
+) -> SessionReport:
+    """Assign requests to sessions, and find the cause of each prompt token that was not reused."""
+    models = {request.body.get("model") for request in requests}
+    models |= {request.get("model") for trace in traces for request in trace.requests}
+    prices: Mapping[str, PriceSettings] = ModelPrices(settings)
+    is_relative = not all(price_of(str(model), prices) for model in models)
+    prices = RelativePrices() if is_relative else prices
+    turns, without_usage = _turns_of_requests(requests, prices, progress)
+    for trace in traces:
+        turns += _trace_turns(trace, _FIRST_TRACE_NUMBER + len(turns), prices)
+    by_session: defaultdict[int, list[Turn]] = defaultdict(list)
+    tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    changed: defaultdict[str, list[int]] = defaultdict(list)
+    for turn in turns:
+        by_session[turn.session].append(turn)
+        written = {"written_5m": turn.written_5m or 0, "written_1h": turn.written_1h or 0}
+        tokens[turn.model].update({"reused": turn.reused_tokens or 0, **written, **turn.lost})
+        if turn.region is not None:
+            changed[turn.region].append(turn.lost.get("changed", 0))
+    regions = [ChangedRegion(region, len(lost), sum(lost)) for region, lost in changed.items()]
+    shares = [mean(map(_common_prefix_share, found[1:])) for found in by_session.values() if len(found) > 1]
+    return SessionReport(
+        sorted(map(summarize_session, by_session.values()), key=lambda each: -(each.cost or 0.0)),
+        ledger_of(tokens, prices, "M input tokens" if is_relative else settings.currency),
+        sorted(regions, key=lambda each: -each.tokens),
+        (median(shares), mean(shares)) if shares else None,
+        sum(_input_cost(turn, prices) for turn in turns),
+        sum(_input_cost(turn, prices, cached=False) for turn in turns),
+        _pause_costs(list(by_session.values()), prices),
+        without_usage,
+        is_relative,
+    )
+
+
+def _turns_of_requests(
+    requests: Sequence[LoggedRequest], prices: Mapping[str, PriceSettings], progress: Callable[[float], None]
+) -> tuple[list[Turn], int]:
+    without_usage = 0
+    with tempfile.TemporaryDirectory(prefix="kvproxy-") as folder:
+        path = Path(folder) / FILE
+        settings = JournalSettings(text="none", prices=dict(prices), max_rows=10**9, retention=10.0**11)
+        with closing(open_stored_journal(path, settings)) as journal:
+            for number, request in enumerate(requests, 1):
+                exchange = _finished_exchange(request, number)
+                if exchange is None:
+                    without_usage += 1
+                else:
+                    journal.add(exchange)
+                if number % _BATCH == 0:
+                    journal.flush()
+                    progress(number / len(requests))
+            journal.flush()
+            with closing(JournalReader(path)) as reader:
+                return SessionReader(reader, prices).all_turns(), without_usage
+
+
+def _finished_exchange(request: LoggedRequest, number: int) -> Exchange | None:
+    response = request.response
+    reuse = reported_reuse(response) if isinstance(response, dict) else None
+    prompt, completion = (
+        request.api.prompt_and_completion_tokens(response) if isinstance(response, dict) else (None, None)
+    )
+    if reuse is None and not prompt:
+        return None
+    tenant = tenant_of(request.headers)
+    made = ApiRequest(request.api, request.body, b"", request.headers, tenant, f"{number}")
+    exchange = Exchange(request.api.name, f"{number}", tenant, request=made, key=cache_key(made, "log"), status=200)
+    exchange.layer, exchange.arrived = "forward", request.time or float(number)
+    exchange.first_byte = exchange.ended = exchange.started + request.seconds
+    exchange.facts = ResponseFacts(
+        ServingUpstream(""),
+        prefix=reuse,
+        usage=(prompt, completion),
+        answer_digests=answer_digests(response) if isinstance(response, dict) else None,
+    )
+    return exchange
+
+
+def _trace_turns(trace: TraceSession, first_number: int, prices: Mapping[str, PriceSettings]) -> list[Turn]:
+    turns: list[Turn] = []
+    before: list[object] = []
+    ended = None
+    for place, row in enumerate(trace.requests):
+        ids, prompt, time = row.get("hash_ids"), row.get("in"), row.get("t")
+        if not isinstance(ids, list) or not isinstance(prompt, int) or not isinstance(time, int | float):
+            continue
+        shared = min(prompt, common_prefix_length(before, ids) * trace.block_size)
+        pause = None if ended is None else max(0.0, time - ended)
+        model = str(row.get("model", ""))
+        is_expired = pause is not None and pause > cache_limits(model, prices).lifetime
+        reused = 0 if is_expired else shared
+        lost = lost_tokens(prompt, reused, ExpectedReuse(tokens=shared, expired=is_expired))
+        seconds, out = row.get("api_time"), row.get("out")
+        duration = float(seconds) if isinstance(seconds, int | float) else 0.0
+        number = first_number + place
+        turn = Turn(
+            number=number,
+            session=first_number,
+            turn=place + 1,
+            parent=number - 1 if turns else None,
+            name=trace.name,
+            request_id=f"{trace.name} {place + 1}",
+            time=float(time),
+            seconds=duration,
+            pause=pause,
+            tenant="",
+            model=model,
+            upstream=None,
+            prompt_tokens=prompt,
+            reused_tokens=reused,
+            completion_tokens=out if isinstance(out, int) else None,
+            written_5m=prompt - reused,
+            written_1h=0,
+            region=None,
+            place=None,
+            lost=lost,
+            cost=None,
+        )
+        turns.append(turn.with_cost(prices))
+        before, ended = list[object](ids), time + duration
+    return turns
+
+
+def _common_prefix_share(turn: Turn) -> float:
+    return 1 - (turn.lost.get("new", 0) + turn.lost.get("changed", 0)) / turn.prompt_tokens
+
+
+def _input_cost(turn: Turn, prices: Mapping[str, PriceSettings], *, cached: bool = True) -> float:
+    found = price_of(turn.model, prices)
+    if found is None:
+        return 0.0
+    use = (turn.reused_tokens or 0, turn.written_5m or 0, turn.written_1h or 0) if cached else (0, 0, 0)
+    return input_price(found, turn.prompt_tokens, *use)
+
+
+def _pause_costs(sessions: Sequence[Sequence[Turn]], prices: Mapping[str, PriceSettings]) -> dict[str, float]:
+    writes: dict[str, LongWrite] = {
+        "five-minute writes": lambda new, unprotected: False,
+        "one-hour writes": lambda new, unprotected: True,
+    }
+    costs = dict.fromkeys([*writes, "pause policy"], 0.0)
+    survival = PauseTimes().survival()
+    for turns in sessions:
+        price = price_of(turns[0].model, prices)
+        if price is None:
+            continue
+        sizes = [(turn.prompt_tokens, _common_prefix_share(turn), turn.pause) for turn in turns]
+        steps = [SessionStep(tokens, round(tokens * share), pause) for tokens, share, pause in sizes]
+        steps.append(SessionStep(0, turns[-1].prompt_tokens, inf))
+        for name, long_write in writes.items():
+            costs[name] += session_price(steps, lambda tokens, kept: 0, long_write, price)
+        costs["pause policy"] += provider_policy_price(steps, survival, price)
+    base = costs["five-minute writes"]
+    return {name: cost / base for name, cost in costs.items()} if base else {}

@@ -1,0 +1,138 @@
+"""Reads agent traces of WEKA, and transcripts: the files in which Claude Code and Codex record sessions."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from kvproxy.analyse.log_formats.log_format import LoggedRequest, logged_time
+from kvproxy.analyse.simulate.trace_reader import TraceSession, read_text, weka_sessions
+from kvproxy.apis import APIS
+from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
+from kvproxy.errors import NotFound
+
+_SUFFIXES = (".jsonl", ".json", ".json.gz")
+_OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
+_HEAD_CHARACTERS = 4_096
+
+
+def transcript_files(path: Path) -> list[Path] | None:
+    """Return the transcripts and agent traces at a path, a file or a folder. Return None for a file of another kind.
+
+    Raises NotFound for a folder without transcripts and traces.
+    """
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
+        if not found:
+            raise NotFound(f"{path} has no transcripts of Claude Code or Codex, and no agent traces")
+        return found
+    return [path] if path.is_file() and _is_transcript(path) else None
+
+
+def _is_transcript(path: Path) -> bool:
+    head = read_text(path, _HEAD_CHARACTERS)
+    first = head.lstrip().partition("\n")[0]
+    if '"hash_ids"' in head and '"requests"' in head:
+        return True
+    return any(mark in first for mark in ('"session_meta"', '"sessionId"', '"leafUuid"'))
+
+
+def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
+    """Return the requests of transcripts in order of time, and the sessions of agent traces."""
+    requests: list[LoggedRequest] = []
+    traces: list[TraceSession] = []
+    for file in files:
+        text = read_text(file)
+        if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
+            traces += weka_sessions(file, text)
+            continue
+        lines = list(_json_lines(text))
+        is_codex = any(line.get("type") == "session_meta" for line in lines[:5])
+        requests += _codex_requests(lines) if is_codex else _claude_requests(lines)
+    return sorted(requests, key=lambda each: each.time or 0.0), traces
+
+
+def _json_lines(text: str) -> Iterator[JsonObject]:
+    for line in text.split("\n"):
+        with contextlib.suppress(ValueError):
+            yield as_object(json.loads(line))
+
+
+def _claude_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
+    by_id = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
+    answers: dict[Json, list[JsonObject]] = {}
+    for line in lines:
+        if line.get("type") == "assistant" and isinstance(key := field(line.get("message"), "id"), str):
+            answers.setdefault(key, []).append(line)
+    found = []
+    for parts in answers.values():
+        message, before = as_object(parts[-1]["message"]), by_id.get(parts[0].get("parentUuid"))
+        usage, end = message.get("usage"), logged_time(parts[-1])
+        if not isinstance(usage, dict) or end is None or message.get("model") == "<synthetic>":
+            continue
+        start = min(end, logged_time(before or parts[0]) or end)
+        body: JsonObject = {"model": message.get("model"), "messages": list[Json](_messages_up_to(before, by_id))}
+        response: JsonObject = {**message, "type": "message", "content": _contents(parts)}
+        headers = {"x-claude-code-session-id": str(parts[-1].get("sessionId", ""))}
+        found.append(LoggedRequest(0, APIS["messages"], body, headers, start, response, end - start))
+    return found
+
+
+def _messages_up_to(line: JsonObject | None, by_id: dict[Json, JsonObject]) -> list[JsonObject]:
+    path: list[JsonObject] = []
+    seen: set[Json] = set()
+    while line is not None and line["uuid"] not in seen:
+        seen.add(line["uuid"])
+        if isinstance(line.get("message"), dict) and line.get("type") in ("user", "assistant"):
+            path.append(line)
+        line = by_id.get(line.get("parentUuid"))
+    messages: list[JsonObject] = []
+    for _, same in groupby(reversed(path), key=lambda each: field(each.get("message"), "id") or each["uuid"]):
+        parts = list(same)
+        role = field(parts[0].get("message"), "role")
+        content = field(parts[0].get("message"), "content") if len(parts) == 1 else _contents(parts)
+        messages.append({"role": role, "content": content})
+    return messages
+
+
+def _contents(parts: Sequence[JsonObject]) -> list[Json]:
+    blocks: list[Json] = []
+    for part in parts:
+        content = field(part.get("message"), "content")
+        blocks += content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return blocks
+
+
+def _codex_requests(lines: Sequence[JsonObject]) -> list[LoggedRequest]:
+    items: list[Json] = []
+    found: list[LoggedRequest] = []
+    name, model, answer, start, reported = "", "", None, None, None
+    for line in lines:
+        payload, kind = line.get("payload"), line.get("type")
+        if kind == "session_meta":
+            name = str(field(payload, "id") or "")
+        elif kind == "turn_context":
+            model = str(field(payload, "model") or model)
+        elif kind == "compacted":
+            items = list(objects(field(payload, "replacement_history")))
+        elif kind == "response_item" and isinstance(payload, dict):
+            is_output = payload.get("type") in _OUTPUTS or payload.get("role") == "assistant"
+            if is_output and answer is None:
+                answer = len(items)
+            elif not is_output:
+                start = logged_time(line)
+            items.append(payload)
+        info = field(payload, "info") if field(payload, "type") == "token_count" else None
+        usage, total, end = field(info, "last_token_usage"), field(info, "total_token_usage"), logged_time(line)
+        # A report is repeated when a limit changes.
+        if isinstance(usage, dict) and end is not None and (total is None or total != reported):
+            reported = total
+            body: JsonObject = {"model": model, "input": items[:answer]}
+            response: JsonObject = {
+                "usage": {**usage, "input_tokens_details": {"cached_tokens": usage.get("cached_input_tokens", 0)}}
+            }
+            began = min(end, start or end)
+            found.append(LoggedRequest(0, APIS["responses"], body, {"session-id": name}, began, response, end - began))
+            answer = None
+    return found

@@ -1,0 +1,184 @@
+"""Reads the requests of traces, transcripts of agents, journals, and recorded KV events as one workload.
+
+Transcripts and journals have regions of text (see `Regions`) instead of tokens; the tokens of a region are estimated from its
+bytes. Two blocks are equal if the prompts are equal up to the end of the region that contains the block's end.
+"""
+
+import contextlib
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+
+import msgpack
+
+from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest
+from kvproxy.analyse.simulate.trace_reader import (
+    DEFAULT_BLOCK_SIZE,
+    BlockNumbers,
+    TraceError,
+    Workload,
+    read_text,
+    read_trace,
+)
+from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+from kvproxy.journal.reader import JournalReader
+from kvproxy.journal.request_regions import regions_of
+from kvproxy.journal.sessions.session_matching import PromptChain, chain_of
+from kvproxy.upstreams.mirror.event_decoder import GPU, EventBatch, EventDecodeError, Hash, StoredEvent, decode_batch
+
+_SUFFIXES = (".jsonl", ".json", ".csv", ".gz", ".db", ".msgpack")
+_BYTES_PER_TOKEN = 4.0
+_MAX_EVENT_GAP_SECONDS = 2.0
+_TRANSCRIPT_NOTE = "transcripts lack the system prompt and the tools, and their tokens are estimated as 4 bytes each"
+_JOURNAL_NOTE = "the journal has texts instead of tokens: equal beginnings of different messages count as new"
+_EVENTS_NOTE = "KV events show stored blocks only: wholly cached requests are missing, so hits are too low"
+
+
+def read_workload(path: Path, block_size: int | None = None, users: int | None = None) -> Workload:
+    """Read a file, or all files of a folder. Raises TraceError.
+
+    Args:
+        block_size: tokens in a block; by default, the size in the trace, or 16.
+        users: number of simulated users, who each replay one file at a time; None for the recorded times.
+    """
+    ids = BlockNumbers()
+    if not path.is_dir():
+        return _read_file(path, block_size, ids)
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
+    if not files:
+        raise TraceError(f"{path}, line 1: the folder has no file that ends in {', '.join(_SUFFIXES)}")
+    traces = [_read_file(file, block_size, ids) for file in files]
+    sizes = {trace.block_tokens for trace in traces}
+    if len(sizes) > 1:
+        raise TraceError(f"{path}, line 1: its files have blocks of {sorted(sizes)} tokens: simulate each size alone")
+    if len(traces) > 1 and not all(trace.has_times for trace in traces):
+        raise TraceError(f"{path}, line 1: a file has no times, which the order of several files requires")
+    arrivals = _schedule_users(traces, users) if users else [arrival for trace in traces for arrival in trace.arrivals]
+    notes = dict.fromkeys(note for trace in traces for note in trace.notes)
+    arrivals = sorted(arrivals, key=lambda arrival: arrival.seconds)
+    return Workload(arrivals, sizes.pop(), tuple(notes), all(trace.has_only_lengths for trace in traces))
+
+
+def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[TraceRequest]:
+    free = [(0.0, user) for user in range(users)]
+    for trace in traces:
+        (start, user), first = heapq.heappop(free), trace.arrivals[0].seconds
+        for each in trace.arrivals:
+            yield replace(each, seconds=start + each.seconds - first, client=str(user))
+        heapq.heappush(free, (start + trace.arrivals[-1].seconds - first, user))
+
+
+def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workload:
+    head = read_text(path, 4096)
+    if head.startswith("SQLite format 3"):
+        return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
+    if path.suffix == ".msgpack":
+        return _read_events(path, ids)
+    if '"hash_ids"' not in head and transcript_files(path):
+        requests, _ = read_transcripts([path])
+        if not requests:
+            raise TraceError(f"{path}, line 1: the transcript has no request")
+        regions = (regions_of({"endpoint": each.api.path, "body": each.body}) for each in requests)
+        prompts = [(each.time or 0.0, chain_of(own, ""), None, 0) for each, own in zip(requests, regions, strict=True)]
+        return _workload_of_regions(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
+    return read_trace(path, block_size, ids)
+
+
+def _workload_of_regions(
+    prompts: Sequence[tuple[float, PromptChain, int | None, int]],
+    block_size: int,
+    ids: BlockNumbers,
+    notes: tuple[str, ...],
+) -> Workload:
+    lengths = [
+        max(1, round(sum(chain.sizes) / _BYTES_PER_TOKEN)) if known is None else known for _, chain, known, _ in prompts
+    ]
+    ends = _prefix_ends([chain for _, chain, _, _ in prompts], lengths)
+    scope = ids.new_scope()
+    arrivals = []
+    for (seconds, chain, _, output), length in zip(prompts, lengths, strict=True):
+        blocks = ids.chain_numbers(_region_blocks(chain, ends, block_size), scope)
+        reusable = min(len(blocks), max(0, length - 1) // block_size)
+        arrivals.append(TraceRequest(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
+    return Workload(arrivals, block_size, notes)
+
+
+def _prefix_ends(chains: Sequence[PromptChain], prompt_tokens: Sequence[int]) -> dict[int, float]:
+    """Return the estimated tokens of each prefix by its hash: the mean over the prompts that begin with it."""
+    shares: dict[int, list[float]] = {}
+    for chain, length in zip(chains, prompt_tokens, strict=True):
+        rate = length / max(1, sum(chain.sizes))
+        for prefix, size in zip(chain.prefixes, accumulate(chain.sizes), strict=True):
+            shares.setdefault(prefix, []).append(rate * size)
+    return {prefix: fmean(each) for prefix, each in shares.items()}
+
+
+def _region_blocks(chain: PromptChain, ends: Mapping[int, float], block_size: int) -> Iterator[tuple[int, int]]:
+    place = 0
+    for prefix in chain.prefixes:
+        while (place + 1) * block_size <= ends[prefix]:
+            yield prefix, place
+            place += 1
+
+
+def _read_events(path: Path, ids: BlockNumbers) -> Workload:
+    parents: dict[Hash, Hash | None] = {}
+    prompts: list[tuple[float, Hash]] = []
+    open_prompts: dict[Hash, tuple[int, float]] = {}
+    sizes: set[int] = set()
+    for seconds, event in _stored_events(path):
+        sizes.add(event.block_size)
+        before = event.parent
+        for digest in event.hashes:
+            parents.setdefault(digest, before)
+            before = digest
+        number, latest = open_prompts.pop(event.parent or b"", (len(prompts), seconds))
+        if seconds - latest > _MAX_EVENT_GAP_SECONDS:
+            number = len(prompts)
+        start = prompts[number][0] if number < len(prompts) else seconds
+        prompts[number : number + 1] = [(start, event.hashes[-1])]
+        open_prompts[event.hashes[-1]] = (number, seconds)
+    if len(sizes) != 1:
+        raise TraceError(f"{path}, line 1: expected stored blocks of one size, not {sorted(sizes)}")
+    size, scope = sizes.pop(), ids.new_scope()
+    arrivals = []
+    for seconds, last in prompts:
+        path_up: list[Hash] = []
+        at: Hash | None = last
+        while at is not None:
+            path_up.append(at)
+            at = parents.get(at)
+        blocks = ids.chain_numbers(reversed(path_up), scope)
+        chain = ChainRequest(blocks, len(blocks), partial=False)
+        arrivals.append(TraceRequest(seconds, chain, len(blocks) * size, 0))
+    return Workload(arrivals, size, (_EVENTS_NOTE,))
+
+
+def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False)
+    unpacker.feed(path.read_bytes())
+    for number, payload in enumerate(unpacker, 1):
+        try:
+            batch: EventBatch = decode_batch(msgpack.packb(payload))
+        except EventDecodeError as error:
+            raise TraceError(f"{path}, batch {number}: {error}") from None
+        for event in batch.events:
+            if isinstance(event, StoredEvent) and event.hashes and event.medium == GPU and not event.group:
+                yield batch.timestamp, event
+
+
+def _read_journal(path: Path, block_size: int, ids: BlockNumbers) -> Workload:
+    with contextlib.closing(JournalReader(path)) as reader:
+        rows = list(reader.backend_prompts())
+    prompts = [
+        (seconds, chain_of(regions, tenant), tokens, output) for seconds, tenant, tokens, output, _, regions in rows
+    ]
+    reported = [(tokens, reused) for _, _, tokens, _, reused, _ in rows if reused is not None]
+    reuse = sum(reused for _, reused in reported) / max(1, sum(tokens for tokens, _ in reported))
+    measured = (f"the backend reused {reuse:.1%} of the prompt tokens whose reuse it reported",) if reported else ()
+    if not prompts:
+        raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
+    return _workload_of_regions(prompts, block_size, ids, (_JOURNAL_NOTE, *measured))

@@ -1,0 +1,1 @@
+"""Clients of the proxy: keys, quotas, and state that proxies share."""

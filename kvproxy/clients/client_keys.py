@@ -1,0 +1,196 @@
+"""Clients and their API keys: from kvproxy.toml, and from `kvproxy keys`, in a file or in the PostgreSQL store."""
+
+import hashlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from kvproxy.clients.shared_state import SharedState, operator_name
+from kvproxy.errors import InvalidRequest, NotFound, SettingsError, StoreUnavailable
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.index.store import is_url, open_postgres
+from kvproxy.settings import Settings
+from kvproxy.settings.access import ClientSettings
+
+_PREFIX = "kvp-"
+_LIST = TypeAdapter(list[ClientSettings])
+
+
+def clients_file(data: Path) -> Path:
+    return data / "clients.json"
+
+
+def all_clients(settings: Settings) -> tuple[ClientSettings, ...]:
+    """Return the clients of the settings, then of `kvproxy keys`. Raises SettingsError or StoreUnavailable."""
+    found = (*settings.clients, *_read_clients(settings.data), *_shared_clients(settings))
+    for what, values in (
+        ("name", [each.name for each in found]),
+        ("key", [each for client in found for each in client.digests]),
+    ):
+        if len(set(values)) < len(values):
+            raise SettingsError(f"two clients have the same {what}: kvproxy keys ls lists them, keys rm removes one")
+    return found
+
+
+def requires_client_key(settings: Settings) -> bool:
+    """Return False only if kvproxy.toml has no client, and `kvproxy keys` never added a client."""
+    if settings.clients or clients_file(settings.data).exists():
+        return True
+    with _shared_state(settings) as shared:
+        return shared is not None and bool(shared.client_settings())
+
+
+def add_client(settings: Settings, name: str, **limits: int | None) -> str:
+    """Add a client, and return its key, of which only the digest is stored. `limits` are fields of `ClientSettings`.
+
+    Raises InvalidRequest if the name exists or is invalid.
+    """
+    if any(each.name == name for each in settings.clients):
+        raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+    if any(each.name == name for each in all_clients(settings)):
+        raise InvalidRequest(f"there is a client {name!r} already: kvproxy keys rotate {name} replaces its key")
+    key = _PREFIX + secrets.token_urlsafe(32)
+    try:
+        client = ClientSettings.model_validate(
+            {**limits, "name": name, "key_sha256": key_digest(key), "counts_since": time.time()}
+        )
+    except ValidationError:
+        raise InvalidRequest(
+            f"{name!r} is no name for a client: take up to 64 letters, digits, dots, dashes and underscores"
+        ) from None
+    _store_client(settings, client, f"add client {name}", reset=True)
+    return key
+
+
+def rotate_key(settings: Settings, name: str, grace: float) -> str:
+    """Replace a client's key, and return the new key; the old key stays valid for `grace` seconds.
+
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
+    """
+    client = _find_client(settings, name)
+    key = _PREFIX + secrets.token_urlsafe(32)
+    previous = {"previous_key_sha256": client.key_sha256, "previous_key_expires": time.time() + grace}
+    update = {"key_sha256": key_digest(key)} | (previous if grace > 0 else dict.fromkeys(previous))
+    _store_client(settings, client.model_copy(update=update), f"rotate the key of client {name}")
+    return key
+
+
+def reset_counts(settings: Settings, name: str) -> None:
+    """Start a client's counts of requests and tokens again. Running proxies apply this within two seconds.
+
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client and the store is a file.
+    """
+    if any(each.name == name for each in settings.clients):
+        with _shared_state(settings) as shared:
+            if shared is None:
+                raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: restart the proxy to reset its counts")
+            shared.reset_quota(name, operator_name())
+        return
+    client = _find_client(settings, name).model_copy(update={"counts_since": time.time()})
+    _store_client(settings, client, f"reset the counts of client {name}", reset=True)
+
+
+def remove_client(settings: Settings, name: str) -> None:
+    """Remove a client and its counts. Running proxies reject its key within two seconds.
+
+    Raises NotFound, or InvalidRequest if kvproxy.toml defines the client.
+    """
+    _find_client(settings, name)
+    clients = _read_clients(settings.data)
+    if any(each.name == name for each in clients):
+        _write_clients(settings.data, [each for each in clients if each.name != name])
+        with _shared_state(settings) as shared:
+            if shared is not None:
+                shared.reset_quota(name, operator_name())
+        return
+    with _shared_state(settings) as shared:
+        assert shared is not None
+        shared.set_client(name, None, operator_name(), f"remove client {name}")
+
+
+def operator_changes(settings: Settings, limit: int | None) -> list[dict[str, Any]]:
+    with _shared_state(settings) as shared:
+        if shared is None:
+            raise InvalidRequest(
+                "changes are recorded only in PostgreSQL, but the setting store is a file: see docs/fleet.md"
+            )
+        return shared.changes(limit)
+
+
+def _find_client(settings: Settings, name: str) -> ClientSettings:
+    for client in (*_read_clients(settings.data), *_shared_clients(settings)):
+        if client.name == name:
+            return client
+    if any(each.name == name for each in settings.clients):
+        raise InvalidRequest(f"the client {name!r} is in kvproxy.toml: change it there")
+    raise NotFound(f"no client {name!r}: kvproxy keys ls lists them")
+
+
+def _store_client(settings: Settings, client: ClientSettings, change: str, *, reset: bool = False) -> None:
+    clients = list(_read_clients(settings.data))
+    index = next((index for index, each in enumerate(clients) if each.name == client.name), len(clients))
+    with _shared_state(settings) as shared:
+        if shared is not None and index == len(clients):
+            shared.set_client(client.name, client.model_dump_json(), operator_name(), change, reset=reset)
+            return
+        if shared is not None and reset:
+            shared.reset_quota(client.name, operator_name())
+    clients[index : index + 1] = [client]
+    _write_clients(settings.data, clients)
+
+
+@contextmanager
+def _shared_state(settings: Settings) -> Iterator[SharedState | None]:
+    if not is_url(settings.store_location):
+        yield None
+        return
+    try:
+        with closing(open_postgres(settings.store_location)) as database:
+            yield SharedState(database)
+    except CacheStoreError as error:
+        raise StoreUnavailable(str(error)) from None
+
+
+def _shared_clients(settings: Settings) -> Sequence[ClientSettings]:
+    with _shared_state(settings) as shared:
+        found = () if shared is None else shared.client_settings()
+        return [ClientSettings.model_validate_json(each) for each in found if each is not None]
+
+
+def key_digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _read_clients(data: Path) -> Sequence[ClientSettings]:
+    file = clients_file(data)
+    try:
+        return _LIST.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror}") from None
+    except ValidationError as error:
+        raise SettingsError(f"cannot read {file}: {error.errors()[0]['msg']}; restore it from a backup") from None
+
+
+def _write_clients(data: Path, clients: Sequence[ClientSettings]) -> None:
+    file = clients_file(data)
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=data, prefix=".clients-") as folder:
+            written = Path(folder) / file.name
+            with open(os.open(written, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as out:
+                out.write(orjson.dumps([each.model_dump() for each in clients], option=orjson.OPT_INDENT_2))
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(written, file)
+    except OSError as error:
+        raise SettingsError(f"cannot write {file}: {error.strerror}") from None

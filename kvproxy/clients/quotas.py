@@ -1,0 +1,221 @@
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from kvproxy.clients.shared_state import MAX_DEBT_MINUTES, SharedState
+from kvproxy.errors import RequestExceedsQuota, TooManyRequests
+from kvproxy.index.errors import CacheStoreError
+from kvproxy.settings.access import ClientSettings
+
+
+class TokenBucket:
+    """A rate limit in units (requests or tokens) per minute. The bucket starts full.
+
+    It may be overdrawn by the units of `MAX_DEBT_MINUTES`; more units are forgiven.
+    The bucket refills at the rate limit times `share`, the fraction that this proxy grants.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self.share = 1.0
+        self._clock = clock
+        self._units = float(per_minute)
+        self._updated = clock()
+
+    @property
+    def available_units(self) -> float:
+        now = self._clock()
+        self._units = min(self.per_minute, self._units + (now - self._updated) * self.share * self.per_minute / 60)
+        self._updated = now
+        return self._units
+
+    @available_units.setter
+    def available_units(self, units: float) -> None:
+        least = -MAX_DEBT_MINUTES * self.per_minute
+        self._units, self._updated = min(self.per_minute, max(least, units)), self._clock()
+
+    def take(self, units: float) -> None:
+        """Take units, even if they are not available; negative units are returned to the bucket."""
+        self.available_units -= units
+
+    def seconds_until_available(self, units: float) -> float:
+        return max(0.0, units - self.available_units) * 60 / (self.share * self.per_minute)
+
+    def headers(self, unit: str) -> dict[str, str]:
+        return {
+            f"x-ratelimit-limit-{unit}": str(self.per_minute),
+            f"x-ratelimit-remaining-{unit}": str(max(0, int(self.available_units))),
+            f"x-ratelimit-reset-{unit}": format_limit_reset(self.seconds_until_available(self.per_minute)),
+        }
+
+
+def format_limit_reset(seconds: float) -> str:
+    """Format seconds as OpenAI's header `x-ratelimit-reset-*`, rounded up: `350ms`, `12s`, `1m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+class _ClientBucket:
+    """A client's token bucket, shared between proxies in PostgreSQL if they have a `SharedState`.
+
+    While PostgreSQL is unavailable, each proxy grants an equal part of the quota, and charges the shared bucket later.
+    """
+
+    def __init__(self, client: str, unit: str, per_minute: int, shared: SharedState | None) -> None:
+        self.local = TokenBucket(per_minute)
+        self._name = client, unit
+        self._shared = shared
+        self._owed = 0.0
+        self._paying = asyncio.Lock()
+        self._charges: set[asyncio.Task[float]] = set()
+
+    async def take(self, units: float, *, into_debt: bool = False) -> float:
+        """Take units. Return the seconds until they are available, 0.0 if they were taken."""
+        local, shared = self.local, self._shared
+        if shared is not None:
+            try:
+                # Charge earlier requests first.
+                async with self._paying:
+                    await self._charge_debt(shared)
+                seconds = units * 60 / local.per_minute
+                taken, busy = await shared.take_units(*self._name, seconds, into_debt=into_debt)
+                local.share, local.available_units = 1.0, local.per_minute * (1 - busy / 60)
+                return 0.0 if taken else local.seconds_until_available(units)
+            except CacheStoreError:
+                if local.share == 1:
+                    local.available_units, local.share = local.available_units / shared.proxies, 1 / shared.proxies
+        if not into_debt and (wait := local.seconds_until_available(units)) > 0:
+            return wait
+        local.take(units)
+        self._owed += units
+        return 0.0
+
+    async def _charge_debt(self, shared: SharedState) -> None:
+        owed, self._owed = self._owed, 0.0
+        try:
+            if owed:
+                await shared.take_units(*self._name, owed * 60 / self.local.per_minute, into_debt=True)
+        except CacheStoreError:
+            self._owed += owed
+            raise
+
+    def charge(self, units: float) -> None:
+        if self._shared is None:
+            self.local.take(units)
+            return
+        task = asyncio.create_task(self.take(units, into_debt=True))
+        self._charges.add(task)
+        task.add_done_callback(self._charges.discard)
+
+
+class Quota:
+    """A client's quota and usage: requests and tokens per minute, and concurrent requests.
+
+    Args:
+        on_spent: called with the client's name and the tokens of each response that a backend computes.
+        shared: shares the usage with other proxies; None for a single proxy.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        on_spent: Callable[[str, int], None],
+        shared: SharedState | None = None,
+    ) -> None:
+        self.client = client
+        self.on_spent = on_spent
+        self._shared = shared
+        self._requests = self._make_bucket("requests", client.requests_per_minute)
+        self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
+        self._in_flight = 0
+
+    def _make_bucket(self, unit: str, per_minute: int | None) -> _ClientBucket | None:
+        return None if per_minute is None else _ClientBucket(self.client.name, unit, per_minute, self._shared)
+
+    def update(self, client: ClientSettings) -> None:
+        before, self.client = self.client, client
+        is_reset = before.counts_since != client.counts_since
+        if is_reset or before.requests_per_minute != client.requests_per_minute:
+            self._requests = self._make_bucket("requests", client.requests_per_minute)
+        if is_reset or before.tokens_per_minute != client.tokens_per_minute:
+            self.tokens = self._make_bucket("tokens", client.tokens_per_minute)
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator["Account"]:
+        """Count a request, which is in flight during the `with` block. Raises TooManyRequests."""
+        most = self.client.concurrent_requests
+        if most is not None and self._in_flight >= most:
+            raise _too_many_requests("concurrent_requests", f"the limit of requests in flight ({most}) is reached", 1.0)
+        self._in_flight += 1
+        try:
+            if self._requests is not None and (wait := await self._requests.take(1)) > 0:
+                why = f"the limit of requests per minute ({self.client.requests_per_minute}) is reached"
+                raise _too_many_requests("requests_per_minute", why, wait)
+            yield Account(self)
+        finally:
+            self._in_flight -= 1
+
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for bucket, unit in ((self._requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None:
+                headers |= bucket.local.headers(unit)
+        return headers
+
+
+class Account:
+    """Charges a request to its client's quota: `reserve` charges an estimate, which `settle` replaces by the used tokens."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._reserved: int | None = None
+
+    async def reserve(self, tokens: int) -> None:
+        """Charge estimated tokens before they are computed.
+
+        Raises TooManyRequests if the quota is used up, or RequestExceedsQuota if one minute's quota is less than the tokens.
+        """
+        bucket, per_minute = self._quota.tokens, self._quota.client.tokens_per_minute
+        if bucket is not None and per_minute is not None:
+            if tokens > per_minute:
+                raise RequestExceedsQuota(
+                    f"the request has some {tokens:,} tokens, and {per_minute:,} a minute are allowed",
+                    limit="tokens_per_minute",
+                )
+            if (wait := await bucket.take(tokens)) > 0:
+                raise _too_many_requests("tokens_per_minute", f"more than {per_minute:,} tokens a minute", wait)
+        self._reserved = (self._reserved or 0) + tokens
+
+    def settle(self, tokens: int) -> None:
+        """Replace the reserved tokens by the used tokens, at least 0."""
+        tokens = max(0, tokens)
+        if self._reserved is not None:
+            self._quota.on_spent(self._quota.client.name, tokens)
+            if self._quota.tokens is not None:
+                self._quota.tokens.charge(tokens - self._reserved)
+        self._reserved = None
+
+
+class Quotas:
+    def __init__(self, on_spent: Callable[[str, int], None], shared: SharedState | None = None) -> None:
+        self._make = partial(Quota, on_spent=on_spent, shared=shared)
+        self._quotas: dict[str, Quota] = {}
+
+    def get(self, client: ClientSettings) -> Quota:
+        quota = self._quotas.get(client.name)
+        if quota is None:
+            quota = self._quotas[client.name] = self._make(client)
+        elif quota.client is not client:
+            quota.update(client)
+        return quota
+
+
+def _too_many_requests(limit: str, why: str, seconds: float) -> TooManyRequests:
+    return TooManyRequests(
+        f"{why}: try again in {max(1, math.ceil(seconds))} s", limit=limit, retry_after=max(1.0, seconds)
+    )

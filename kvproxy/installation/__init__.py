@@ -1,0 +1,1 @@
+"""The installed proxy: its data folder, backups, model files, and checks."""

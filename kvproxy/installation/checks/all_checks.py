@@ -1,0 +1,191 @@
+"""The checks of `kvproxy doctor`. A check returns a text for the user, or raises an error that names the fix."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from tempfile import TemporaryFile
+
+from kvproxy.errors import KvproxyError, SettingsError
+from kvproxy.index.private_files import is_accessible_to_others
+from kvproxy.installation.checks.configured_store import open_configured_store, store_exists
+from kvproxy.installation.checks.paid_models import check_paid_models
+from kvproxy.installation.checks.servers import check_proxy, check_upstream
+from kvproxy.installation.hugging_face_hub import prefer_cached_models
+from kvproxy.privacy.encryption import is_encrypted, load_cipher
+from kvproxy.settings import Settings
+from kvproxy.units import plural
+
+Check = Callable[[], object]
+
+
+def all_checks(settings: Settings, url: str, token: str | None = None) -> list[tuple[str, Check]]:
+    engine: list[tuple[str, Check]]
+    if settings.servers:
+        engine = [("upstream", partial(check_upstream, each, settings)) for each in settings.servers]
+    else:
+        engine = [("torch", _check_torch), ("model", lambda: _check_model(settings)), *_tier_checks(settings)]
+    return [
+        ("python", lambda: sys.version.split()[0]),
+        ("models", lambda: prefer_cached_models(settings)),
+        ("faiss", _check_faiss),
+        ("data", lambda: _check_data_folder(settings)),
+        ("store", lambda: _check_store(settings)),
+        ("encryption", lambda: check_encryption(settings)),
+        ("weights", lambda: check_weights(settings.embedder)),
+        ("languages", lambda: _check_languages(settings)),
+        *engine,
+        ("prices", lambda: check_paid_models(settings)),
+        ("proxy", lambda: check_proxy(url, token, settings.data)),
+    ]
+
+
+def check_files(settings: Settings) -> None:
+    """Check the data folder and the encryption keys. Raises a SettingsError with a line for each problem."""
+    folder, problems = settings.data, []
+    if not folder.is_dir():
+        problems.append(f"there is no data folder {folder}: create it with kvproxy init, or give another --data")
+    else:
+        try:
+            with TemporaryFile(dir=folder) as file:
+                file.write(bytes(65_536))
+        except OSError as error:
+            problems.append(
+                f"cannot write to the data folder {folder} ({error.strerror}): free space, or give another --data"
+            )
+    try:
+        load_cipher(settings.encryption)
+    except SettingsError as error:
+        problems.append(error.message)
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def _check_torch() -> str:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return f"{torch.__version__} on {device}"
+
+
+def _check_faiss() -> str:
+    found = {}
+    for name in ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        raise KvproxyError(f"{' and '.join(found)} overwrite each other: uninstall them, then install one again")
+    import faiss
+
+    return f"{', '.join(f'{name} {version}' for name, version in found.items())}, {faiss.get_num_gpus()} GPUs"
+
+
+def _check_data_folder(settings: Settings) -> str:
+    try:
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=settings.data):
+            pass
+    except OSError as error:
+        raise KvproxyError(f"cannot write to {settings.data} ({error.strerror}): choose another with --data") from None
+    for path in (settings.data, *settings.data.glob("*")):
+        if is_accessible_to_others(path) and (path == settings.data or is_accessible_to_others(settings.data)):
+            raise KvproxyError(f"other users can read {path}, which contains prompts: chmod go= {path}")
+    return f"{settings.data}, private"
+
+
+def _check_store(settings: Settings) -> str:
+    if not store_exists(settings):
+        return f"{settings.store_path} (does not exist yet)"
+    if is_accessible_to_others(settings.store_path):
+        raise KvproxyError(f"other users can read {settings.store_path}: chmod go= {settings.store_path}")
+    with open_configured_store(settings) as store:
+        return f"{store.name}, {plural(store.database.count_intact_responses(), 'response')}"
+
+
+def check_encryption(settings: Settings) -> str:
+    """Check that the key file is private, and that stored responses and chunks are encrypted. Raises KvproxyError."""
+    cipher = load_cipher(settings.encryption)
+    if cipher is None:
+        return "off: texts are stored unencrypted, in files that only their owner can read"
+    file = settings.encryption.key_file
+    if file is not None and is_accessible_to_others(file):
+        raise KvproxyError(f"other users can read the keys in {file}: chmod 600 {file}")
+    folder, chunks = settings.tiers.disk, 0
+    for path in folder.glob("*/*.chunk") if folder is not None else ():
+        with path.open("rb") as chunk:
+            chunks += not is_encrypted(chunk.read(64))
+    if chunks:
+        raise KvproxyError(f"{chunks:,} chunks in {folder} are unencrypted: kvproxy blocks clear-tier disk")
+    by_key: dict[str, int] = {}
+    if store_exists(settings):
+        with open_configured_store(settings) as store:
+            by_key = store.count_by_key_name()
+    if by_key.get(""):
+        raise KvproxyError(f"{by_key['']:,} responses are stored unencrypted: kvproxy cache encrypt")
+    older = sum(count for name, count in by_key.items() if name != cipher.name)
+    more = f", {older:,} responses use an older key (kvproxy cache encrypt)" if older else ""
+    return f"the key {cipher.name} encrypts texts{more}; vectors and digests are not encrypted"
+
+
+def check_weights(embedder: str) -> str:
+    """Compare the weights of the embedder, verifier, and demo model with the released digests. Raises KvproxyError."""
+    from kvproxy.demo import verified_model_path
+    from kvproxy.index.errors import EmbedderError
+    from kvproxy.index.models.e5 import installed_file
+    from kvproxy.index.models.embedder import MULTILINGUAL
+    from kvproxy.index.models.minilm.weights import RANGES, check_packaged_weights, packaged_model, weights_file
+    from kvproxy.index.models.verifier.built_in import ADAPTER
+
+    extra = (installed_file(),) if embedder == MULTILINGUAL else ()
+    try:
+        for path in (weights_file(packaged_model()), RANGES, ADAPTER, *extra):
+            check_packaged_weights(path)
+    except (OSError, ValueError, EmbedderError) as error:
+        raise KvproxyError(str(error)) from None
+    verified_model_path()
+    return "embedder, verifier and demo model are the released ones (SHA-256)"
+
+
+def _check_languages(settings: Settings) -> str:
+    from kvproxy.index.models.embedder import DEFAULT, MULTILINGUAL
+    from kvproxy.index.models.verifier.multilingual import EMPTY
+
+    chosen, rest = settings.cache.languages_of(settings.embedder), "others: exact hits only"
+    if settings.embedder not in (DEFAULT, MULTILINGUAL):
+        return f"{', '.join(chosen)}: embedder {settings.embedder}; {rest}"
+    ways = {"verifier and guards": ["en"]}
+    if settings.embedder == MULTILINGUAL:
+        ways["equal words, apart from small ones"] = sorted(EMPTY.keys() - {"en"})
+        rest = "others: equal words" if "*" in chosen else rest
+    known = [f"{', '.join(codes)}: {way}" for way, codes in ways.items() if {"*", *codes} & {*chosen}]
+    return "; ".join([*known, rest])
+
+
+def _check_model(settings: Settings) -> str:
+    from kvproxy.demo import DEMO, verified_model_path
+
+    if settings.model == DEMO:
+        weights = verified_model_path() / "model.safetensors"
+        return f"demo, {weights.stat().st_size / 2**20:.1f} MiB (a demonstration)"
+    from kvproxy.engine.models.loader import load_model
+
+    loaded = load_model(settings.model)
+    return f"{settings.model}, up to {loaded.max_model_len} tokens"
+
+
+def _tier_checks(settings: Settings) -> list[tuple[str, Check]]:
+    from kvproxy.tiers import checks
+
+    tiers, engine = settings.tiers, settings.engine
+    if not tiers.enabled:
+        return []
+    host, disk, is_persistent = tiers.host, tiers.disk, tiers.disk is not None or tiers.redis is not None
+    sizes = tiers.chunk_tokens, engine.block_size, engine.hash_algorithm
+    return [
+        ("chunks", partial(checks.check_chunks, *sizes, is_persistent=is_persistent)),
+        *([("host tier", partial(checks.check_host_memory, host))] if host is not None else []),
+        *([("disk tier", partial(checks.check_disk, disk, tiers.disk_size))] if disk is not None else []),
+        *([("redis tier", partial(checks.check_redis, tiers))] if tiers.redis is not None else []),
+    ]

@@ -1,0 +1,144 @@
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvproxy.errors import KvproxyError
+from kvproxy.index.policies.policy import NEVER_EQUAL
+from kvproxy.units import plural
+from kvproxy.upstreams.limited_fetch import fetch
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+    from kvproxy.settings import Settings, UpstreamServer
+
+_PROXY_SECONDS = 3.0
+# `Authorization` may have a client's key.
+ADMIN_TOKEN_HEADER = "x-kvproxy-admin-token"
+
+
+class CheckWarning(Exception):
+    """Advice for the user, from a check that found no problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCheck:
+    """A reachable upstream.
+
+    Attributes:
+        models: names of the served models; empty if the upstream does not list them.
+        requires_key: whether the upstream rejects requests without an API key.
+    """
+
+    url: str
+    models: tuple[str, ...] = ()
+    requires_key: bool = False
+
+    def __str__(self) -> str:
+        names = ", ".join(self.models[:3]) + (", ..." if len(self.models) > 3 else "")
+        key = ", and requires a key from each client" if self.requires_key else ""
+        return f"{self.url} answers{f', and serves {names}' if names else ''}{key}"
+
+
+def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
+    """Check that an upstream answers within `seconds`, by default `routing.health_timeout`. Raises KvproxyError."""
+    response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credential_headers(server))
+    if response is None:
+        raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
+    if response.status_code in (401, 403):
+        # The proxy needs no key if clients send their own.
+        if _credential_headers(server):
+            raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
+        return UpstreamCheck(server.url, requires_key=True)
+    if response.status_code >= 500:
+        raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
+    return UpstreamCheck(server.url, _model_names(response))
+
+
+def check_proxy(url: str, token: str | None, data_folder: Path | None = None) -> str:
+    """Check the proxy at a URL, if one is running, and return a text for the user. Raises KvproxyError.
+
+    Raises CheckWarning with advice about an upstream, or if the proxy uses another data folder than `data_folder`. Without the
+    admin token, a proxy on another machine does not report why it is not ready.
+    """
+    url = url.rstrip("/")
+    headers = {ADMIN_TOKEN_HEADER: token} if token else {}
+    health = _get(f"{url}/health", _PROXY_SECONDS, headers)
+    if health is None:
+        return f"none at {url} (start one with kvproxy serve)"
+    try:
+        version = health.json()["version"]
+    except (ValueError, KeyError, TypeError):
+        raise KvproxyError(f"the server at {url} is not kvproxy: give --url, or serve at another --port") from None
+    used, answers = health.json().get("data"), f"{version} answers at {url}"
+    if is_other_folder := data_folder is not None and used not in (None, str(data_folder)):
+        answers += f" with the data folder {used}, which the other checks did not check: give --data {used}"
+    ready = _get(f"{url}/ready", _PROXY_SECONDS, headers)
+    if ready is not None and ready.status_code == 503:
+        raise KvproxyError(f"{answers}; it is not ready: {_unready_reason(ready)}")
+    if failed_store := health.json().get("store"):
+        raise KvproxyError(f"{answers}; {failed_store}")
+    upstreams = _get(f"{url}/admin/upstreams", _PROXY_SECONDS, headers)
+    wrong, advice = (_upstream_notes(upstreams, kind) for kind in ("notes", "advice"))
+    wrong += _upstream_notes(upstreams, "ejected")
+    if wrong or advice:
+        message = "; ".join([answers, *wrong, *advice])
+        raise KvproxyError(message) if wrong else CheckWarning(message)
+    if is_other_folder:
+        raise CheckWarning(answers)
+    if num_unlearnable := _count_unlearnable(_get(f"{url}/admin/cache/stats", _PROXY_SECONDS, headers)):
+        raise CheckWarning(f"{answers}; in {plural(num_unlearnable, 'namespace')}, {NEVER_EQUAL}")
+    return answers
+
+
+def _get(url: str, seconds: float, headers: dict[str, str]) -> "Response | None":
+    import httpx
+
+    try:
+        return fetch(url, seconds, headers)
+    except httpx.DecodingError as error:
+        raise KvproxyError(f"{url}: {error}") from None
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+
+
+def _credential_headers(server: "UpstreamServer") -> dict[str, str]:
+    if server.authorization is not None:
+        return {"authorization": server.authorization.get_secret_value()}
+    return {} if server.api_key is None else {"authorization": f"Bearer {server.api_key.get_secret_value()}"}
+
+
+def _model_names(response: "Response") -> tuple[str, ...]:
+    try:
+        return tuple(str(model["id"]) for model in response.json()["data"])
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _unready_reason(response: "Response") -> str:
+    try:
+        found = response.json()
+        return f"{found['error']} (give --token to see the cause)" if "hint" in found else str(found["error"])
+    except (ValueError, KeyError, TypeError):
+        return "the cause is unknown"
+
+
+def _count_unlearnable(stats: "Response | None") -> int:
+    if stats is None or stats.status_code != 200:
+        return 0
+    try:
+        learning = stats.json()["semantic"].get("learning")
+        return 0 if learning is None else int(learning["unlearnable"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _upstream_notes(response: "Response | None", kind: str) -> list[str]:
+    if response is None or response.status_code != 200:
+        return []
+    try:
+        if kind == "ejected":
+            return [f"{each['url']}: ejected, {each['error']}" for each in response.json() if each["state"] == kind]
+        return [f"{each['url']}: {note}" for each in response.json() for note in each[kind]]
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -1,0 +1,218 @@
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
+from kvproxy.installation.checks.servers import ADMIN_TOKEN_HEADER
+from kvproxy.upstreams.limited_fetch import tls_context
+
+if TYPE_CHECKING:
+    from httpx import Response
+
+    from kvproxy.settings import Settings
+
+# The paths of `kvproxy.apis`, which is slow to import.
+ApiName = Literal["chat", "completions", "messages", "responses", "embeddings"]
+PATHS: dict[ApiName, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
+API_NAMES = {path: api for api, path in PATHS.items()}
+_OWN_ROUTES = ("/admin/", "/health", "/ready", "/metrics")
+
+
+class ProxyClient:
+    """HTTP client of a proxy. `token` is the admin token, and `timeout` the maximum seconds without received data."""
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 600.0) -> None:
+        import httpx
+
+        self.url = url.rstrip("/")
+        self.token = token
+        self._token_headers = {ADMIN_TOKEN_HEADER: token} if token else {}
+        self._client = httpx.Client(
+            base_url=self.url, timeout=httpx.Timeout(timeout, connect=3.0), verify=tls_context(self.url)
+        )
+        weakref.finalize(self, self._client.close)
+
+    def get(self, path: str, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
+        """Send a GET request, and return the parsed JSON. Query parameters that are None are omitted."""
+        return self._json(self._send("GET", path, query, headers=headers))
+
+    def post(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, **query: Any) -> Any:
+        """Send a POST request, and return the parsed JSON. A body of bytes is sent unchanged, and another body as JSON."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return self._json(self._send("POST", path, query, headers=headers, **content))
+
+    def delete(self, path: str, **query: Any) -> Any:
+        return self._json(self._send("DELETE", path, query))
+
+    def rows(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of a response, and their number without the query's limit."""
+        response = self._send("GET", path, query)
+        return self._json(response), int(response.headers["x-total-count"])
+
+    def get_text(self, path: str) -> str:
+        return str(self._send("GET", path, {}).text)
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        with self._explained_errors(), self._client.stream("GET", path, headers=self._token_headers) as response:
+            if not response.is_success:
+                response.read()
+                raise response_error(response)
+            yield from response.iter_bytes()
+
+    def models(self, headers: Mapping[str, str] | None = None) -> list[str]:
+        """Return the ids of the listed models; an empty list if the server lists them in another form."""
+        listed = self.get("/v1/models", headers=headers)
+        try:
+            return [str(model["id"]) for model in listed["data"]]
+        except (KeyError, TypeError):
+            return []
+
+    def first_model(self, headers: Mapping[str, str] | None = None) -> str:
+        models = self.models(headers)
+        if not models:
+            raise NotFound(f"{self.url} lists no model: name one with --model")
+        return models[0]
+
+    def tenant(self, headers: Mapping[str, str], model: str) -> str:
+        """Return the tenant of requests to `model` with these headers."""
+        body = {"model": model, "messages": [{"role": "user", "content": "?"}]}
+        explanation = self.post("/admin/explain", body, headers=headers)
+        if not isinstance(explanation, dict) or "tenant" not in explanation:
+            raise self._not_a_proxy_error()
+        return str(explanation["tenant"])
+
+    def is_reachable(self) -> bool:
+        try:
+            with self._explained_errors():
+                health = self._client.get("/health").json()
+        except (ProxyUnreachable, ValueError):
+            return False
+        return isinstance(health, dict) and "version" in health
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None, **content: Any
+    ) -> "Response":
+        # Other routes may lead to an upstream, which must not see the token.
+        headers = dict(headers or {}) | (self._token_headers if path.startswith(_OWN_ROUTES) else {})
+        # httpx drops the query of the path if `params` is given, even if empty.
+        params = {name: value for name, value in query.items() if value is not None} or None
+        with self._explained_errors():
+            response = self._client.request(method, path, params=params, headers=headers, **content)
+        if not response.is_success:
+            is_foreign = response.status_code == 404 and path.startswith(_OWN_ROUTES) and '"error"' not in response.text
+            raise self._not_a_proxy_error() if is_foreign else response_error(response)
+        return response
+
+    def _json(self, response: "Response") -> Any:
+        try:
+            return response.json()
+        except ValueError:
+            raise self._not_a_proxy_error() from None
+
+    def _not_a_proxy_error(self) -> KvproxyError:
+        return KvproxyError(f"the server at {self.url} is not a kvproxy: correct --url")
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        import httpx
+
+        try:
+            yield
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+            raise InvalidRequest(f"{self.url} is not a URL ({error}): use a form like http://127.0.0.1:8484") from None
+        except httpx.ConnectError:
+            raise ProxyUnreachable(
+                f"no proxy answers at {self.url}: start one with 'kvproxy serve', or give --url"
+            ) from None
+        except httpx.HTTPError as error:
+            raise ProxyUnreachable(f"the proxy at {self.url} broke the connection ({error}): see its log") from None
+
+
+def configured_url(data: Path | None = None) -> str:
+    """Return the URL of the proxy that uses a data folder; without a proxy, the URL in its settings. Raises SettingsError."""
+    from kvproxy.settings import load_settings
+
+    return _url_of(load_settings(data=data))
+
+
+def client_of_running_proxy(url: str, token: str | None) -> ProxyClient | None:
+    """Return a client of the proxy at the URL; None if no proxy answers at `configured_url`. Raises ProxyUnreachable."""
+    client = ProxyClient(url, token)
+    if client.is_reachable():
+        return client
+    if url != configured_url():
+        raise ProxyUnreachable(f"no proxy answers at {url}: start one, or leave out --url to read its files")
+    return None
+
+
+def used_data_folder(data: Path | None) -> Path | None:
+    """Return `data`, or if it is None and KVPROXY_DATA is unset, the data folder of the running proxy at the configured URL.
+
+    None means the default folder. Raises InvalidRequest if the proxy uses a folder of another machine, or hides it.
+    """
+    from kvproxy.installation.data_folder import running_proxy_url
+    from kvproxy.settings import load_settings
+
+    if data is not None or "KVPROXY_DATA" in os.environ:
+        return data
+    url = os.environ.get("KVPROXY_URL") or configured_url()
+    settings, client = load_settings(), ProxyClient(url, configured_token(url))
+    if url == running_proxy_url(settings.data) or not client.is_reachable():
+        return None
+    folder = client.get("/health").get("data")
+    if folder is None or running_proxy_url(Path(folder)) is None:
+        place = "does not tell its data folder" if folder is None else f"uses {folder} on another machine"
+        raise InvalidRequest(f"the proxy at {url} {place}: give --data, {settings.data} is the default")
+    return None if Path(folder) == settings.data else Path(folder)
+
+
+def configured_token(url: str, data: Path | None = None) -> str | None:
+    """Return the admin token in the settings of a data folder; None if `url` is not its `configured_url`."""
+    from kvproxy.settings import load_settings
+
+    with suppress(SettingsError):
+        settings = load_settings(data=data)
+        if settings.admin_token is not None and url.rstrip("/") == _url_of(settings):
+            return settings.admin_token
+    return None
+
+
+def _url_of(settings: "Settings") -> str:
+    from kvproxy.installation.data_folder import running_proxy_url
+
+    # Flags of `kvproxy serve` may have changed the address.
+    if (url := running_proxy_url(settings.data)) is not None:
+        return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    if settings.port == 0:
+        raise SettingsError("the setting port is 0, which means any free port: give --url", param="port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def credential_headers(api: ApiName, api_key: str | None) -> dict[str, str]:
+    if api == "messages":
+        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def quote_path_segment(name: str) -> str:
+    return quote(name, safe="")
+
+
+def response_error(response: "Response") -> KvproxyError:
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"HTTP {response.status_code}: {response.text[:200]}"
+    kinds: dict[int, type[KvproxyError]] = {400: InvalidRequest, 404: NotFound, 409: NoPrefixCache}
+    return kinds.get(response.status_code, KvproxyError)(message)

@@ -1,0 +1,1 @@
+"""Encryption and redaction of stored data."""

@@ -1,0 +1,207 @@
+"""Finds the cached prefix of a prompt in the KV cache groups of a mirrored engine.
+
+Call all functions on the event loop, because KV events change the pools.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvproxy.blocks.block_hash import BlockHasher, event_hash
+from kvproxy.blocks.cache_request import CacheRequest
+from kvproxy.blocks.divergence import common_prefix_length, find_divergence
+from kvproxy.blocks.events import published_extra_keys
+from kvproxy.blocks.row_types import Divergence
+from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
+from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirroredPool
+from kvproxy.upstreams.mirror.event_decoder import BlockExtraKeys, Hash
+
+if TYPE_CHECKING:
+    from kvproxy.upstreams.mirror.mirror import Mirror
+
+_NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)  # Replaces blocks before a sliding window.
+_MAMBA_WINDOW = 2  # The next token requires only the block of the previous token.
+_MAX_CHAINS = 4
+_MAX_CHAIN_TOKENS = 4_096
+
+
+class HashedPrompt:
+    """A tokenized prompt that caches its block hashes."""
+
+    def __init__(self, tokens: Sequence[int], *, salt: str | None = None) -> None:
+        self.tokens = list(tokens)
+        self.salt = salt
+        self._hashes: dict[tuple[bytes, str, int], tuple[list[bytes], list[int]]] = {}
+        self._contents: dict[int, list[tuple[tuple[int, ...], BlockExtraKeys]]] = {}
+
+    def block_hashes(self, hasher: BlockHasher, block_size: int) -> tuple[list[bytes], list[int]]:
+        """Return the hashes of the full blocks in both forms that engines publish: digests, and the low 64 bits of each."""
+        key = (hasher.none_hash, hasher.algorithm, block_size)
+        if key not in self._hashes:
+            digests = self._cache_request().update_hashes(hasher, block_size)
+            self._hashes[key] = digests, [event_hash(digest) for digest in digests]
+        return self._hashes[key]
+
+    def block_contents(self, block_size: int) -> list[tuple[tuple[int, ...], BlockExtraKeys]]:
+        """Return the tokens of each full block, and the extra keys that engines publish with them."""
+        if block_size not in self._contents:
+            count = len(self.tokens) // block_size
+            extra = published_extra_keys(self._cache_request(), 0, count * block_size, block_size) or (None,) * count
+            blocks = (tuple(self.tokens[index * block_size : (index + 1) * block_size]) for index in range(count))
+            self._contents[block_size] = list(zip(blocks, extra, strict=True))
+        return self._contents[block_size]
+
+    def _cache_request(self) -> CacheRequest:
+        return CacheRequest("", self.tokens, salt=self.salt)
+
+
+async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
+    """Compute the block hashes of a prompt for all mirrors, in a thread, because a long prompt takes some time."""
+    sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
+    await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
+
+
+class PromptHashes:
+    """The hashes of a prompt, one for every `block_size` tokens. `block_size` divides the block sizes of all groups."""
+
+    def __init__(self, prompt: HashedPrompt, hasher: BlockHasher, block_size: int) -> None:
+        self.prompt = prompt
+        self.block_size = block_size
+        self.digests, self._short_hashes = prompt.block_hashes(hasher, block_size)
+        # The engine's hash of a block, by its index, if it differs from the computed hash.
+        self.engine_hashes: dict[int, Hash] = {}
+
+    def find_block(self, pool: MirroredPool, index: int) -> MirroredBlock | None:
+        block = pool.blocks.get(self._short_hashes[index]) or pool.blocks.get(self.digests[index])
+        if block is None and index in self.engine_hashes:
+            block = pool.blocks.get(self.engine_hashes[index])
+        return block
+
+
+class GroupLookup:
+    """Finds the cached blocks of one prompt in one KV cache group of a mirrored engine."""
+
+    def __init__(self, pool: MirroredPool, hashes: PromptHashes) -> None:
+        self.pool = pool
+        self.hashes = hashes
+        self.block_size = pool.block_size
+        self.window = attention_window(pool)
+        self._hashes_per_block = pool.block_size // hashes.block_size
+        # The prompt's blocks before the first uncached one, in a group with full attention.
+        self.cached_blocks = self._find_blocks() if self.window is None else []
+
+    def _find_blocks(self) -> list[MirroredBlock]:
+        found: list[MirroredBlock] = []
+        hashes = self.hashes
+        for index in range(self._hashes_per_block - 1, len(hashes.digests), self._hashes_per_block):
+            block = hashes.find_block(self.pool, index)
+            if block is None:
+                tokens, extra = hashes.prompt.block_contents(self.block_size)[len(found)]
+                block = self.pool.find_child(found[-1].hash if found else None, tokens, extra)
+                if block is None:
+                    break
+                hashes.engine_hashes[index] = block.hash
+            found.append(block)
+        return found
+
+    def blocks_after_prefix(self) -> list[MirroredBlock]:
+        return self.pool.children(self.cached_blocks[-1].hash if self.cached_blocks else None)
+
+    def select_hashes(self, hashes: Sequence[int]) -> Sequence[int]:
+        return hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+
+    def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[MirroredBlock]:
+        if self.window is None:
+            return self.cached_blocks[:max_blocks]
+        return find_window_hit(
+            lambda index: self.hashes.find_block(self.pool, hashes[index]),
+            min(len(hashes), max_blocks),
+            blocks_in_window(self.window, self.block_size),
+            _NULL_BLOCK,
+        )
+
+
+def _group_lookups(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> list[GroupLookup]:
+    hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
+    # A group with full attention finds the engine's hashes for the groups after it.
+    return [GroupLookup(pool, hashes) for pool in sorted(pools, key=lambda pool: attention_window(pool) is not None)]
+
+
+def attention_window(pool: MirroredPool) -> int | None:
+    """Return the attention window in tokens; None for full attention, and for an unknown attention type.
+
+    A prefix in a pool with full attention requires all blocks, so predictions for unknown types are never too high.
+    """
+    if pool.kind == "mamba":
+        return _MAMBA_WINDOW
+    return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None
+
+
+def hash_block_size(pools: Sequence[MirroredPool]) -> int:
+    return gcd(*(pool.block_size for pool in pools))
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorMatch:
+    """The cached prefix of a prompt in one rank."""
+
+    matched_tokens: int
+    blocks: list[MirroredBlock]  # The prefix's blocks in `group`.
+    group: GroupLookup  # The first KV cache group, with full attention if there is any.
+
+    def divergence(self) -> Divergence | None:
+        group = self.group
+        if group.window is not None:
+            return None
+        start = len(group.cached_blocks) * group.block_size
+        children = (child.tokens for child in group.blocks_after_prefix())
+        return find_divergence(group.hashes.prompt.tokens, start, group.block_size, children)
+
+
+def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
+    """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
+    groups = _group_lookups(pools, prompt, hasher)
+    num_hashes = len(groups[0].hashes.digests)
+    found, length = find_longest_common_hit(groups, range(num_hashes), max(0, len(prompt.tokens) - 1))
+    return MirrorMatch(length, [block for block in found[0] if block is not _NULL_BLOCK], groups[0])
+
+
+class CachedChains(NamedTuple):
+    """Token ids of cached chains that continue the cached prefix of a prompt, the most similar to the prompt first."""
+
+    prefix_tokens: int
+    chains: list[list[int]]
+    block_size: int
+
+
+def chains_after_prefix(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
+) -> CachedChains | None:
+    """Return cached chains that continue the prompt's cached prefix differently than the prompt.
+
+    Return None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
+    """
+    group = _group_lookups(pools, prompt, hasher)[0]
+    if group.window is not None:
+        return None
+    pool = group.pool
+    start = len(group.cached_blocks) * pool.block_size
+    rest, chains = prompt.tokens[start:], list[list[int]]()
+    children = sorted(
+        group.blocks_after_prefix(),
+        key=lambda each: (common_prefix_length(each.tokens, rest), each.stored),
+        reverse=True,
+    )
+    for child in children[:_MAX_CHAINS]:
+        if list(child.tokens[: len(rest)]) == rest:
+            return None
+        chain: list[int] = []
+        block: MirroredBlock | None = child
+        while block is not None and len(block.tokens) == pool.block_size and len(chain) < _MAX_CHAIN_TOKENS:
+            chain += block.tokens
+            block = max(pool.children(block.hash), key=lambda each: each.stored, default=None)
+        if chain:
+            chains.append(chain)
+    return CachedChains(start, chains, pool.block_size) if chains else None

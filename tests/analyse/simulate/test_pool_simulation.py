@@ -1,0 +1,174 @@
+"""Simulated caches against the block cache, and against the optimal policy."""
+
+import gzip
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproxy.analyse.simulate.pool_simulation import (
+    ONLINE_POLICIES,
+    POLICY_NAMES,
+    ChainRequest,
+    SimulatedPool,
+    simulate,
+)
+from kvproxy.analyse.simulate.pool_size_sweep import default_sizes, sweep
+from kvproxy.analyse.simulate.trace_reader import TraceError, read_chains, read_trace
+from kvproxy.blocks.manager import KVCacheManager
+from tests.blocks.driver import serve
+
+DATA = Path(__file__).parent / "data"
+
+
+def chains(paths: list[list[int]]) -> list[ChainRequest]:
+    """Requests whose equal beginnings have equal ids."""
+    ids: dict[tuple[int, ...], int] = {}
+    blocks = [tuple(ids.setdefault(tuple(path[: end + 1]), len(ids)) for end in range(len(path))) for path in paths]
+    return [ChainRequest(each, len(each), False) for each in blocks]
+
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+@settings(max_examples=60, deadline=None)
+@given(PATHS, st.integers(7, 15))
+def test_a_simulated_pool_hits_what_the_block_cache_hits(policy: str, paths: list[list[int]], capacity: int) -> None:
+    manager = KVCacheManager(capacity + 1, 2, policy=policy)
+    for number, path in enumerate(paths):
+        # One token more than whole blocks, so that no block is computed twice.
+        serve(manager, str(number), [*(token for token in path for _ in range(2)), 9])
+    requests = [ChainRequest(request.blocks, request.reusable, True) for request in chains(paths)]
+    assert manager.num_hit_tokens // 2 == simulate(requests, capacity, policy).hits
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=60), st.integers(1, 6))
+def test_nothing_beats_foresight(keys: list[int], capacity: int) -> None:
+    requests = chains([[key] for key in keys])
+    best = simulate(requests, capacity, "belady").hits
+    assert all(simulate(requests, capacity, policy).hits <= best for policy in POLICY_NAMES)
+    assert best <= simulate(requests, None, "lru").hits
+
+
+@settings(max_examples=50, deadline=None)
+@given(PATHS, st.integers(6, 12), st.sampled_from(list(ONLINE_POLICIES)))
+def test_no_parent_goes_before_its_children(paths: list[list[int]], capacity: int, policy: str) -> None:
+    cache = SimulatedPool(capacity, ONLINE_POLICIES[policy](capacity))
+    for request in chains(paths):
+        cache.serve(request)
+        assert len(cache._parents) <= capacity
+        assert all(parent is None or parent in cache._parents for parent in cache._parents.values())
+
+
+def test_mooncake_slice_against_the_obvious_cache() -> None:
+    requests, tokens = read_chains(str(DATA / "mooncake-300.jsonl"))
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_chains("nowhere.jsonl")
+    assert tokens == 512
+    assert len(requests) == 300
+    lines = [json.loads(line) for line in (DATA / "mooncake-300.jsonl").read_text().splitlines()]
+    seen: set[int] = set()
+    hits = 0
+    for line in lines:
+        full = line["hash_ids"][: line["input_length"] // 512]
+        reusable = (line["input_length"] - 1) // 512
+        hits += sum(1 for place, id in enumerate(full) if id in seen and place < reusable)
+        seen.update(full)
+    blocks, sizes = sum(len(line["hash_ids"]) for line in lines), default_sizes(requests, 3)
+    # The arguments that docs/library.md names.
+    result = sweep(requests, tokens, sizes, ["lru", "belady"])
+    assert result.unlimited == hits / blocks
+    assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.unlimited
+    assert result.sufficient_size("belady") in result.sizes
+
+
+def test_default_sizes_of_a_small_trace_differ_by_a_tenth() -> None:
+    sizes = default_sizes([ChainRequest(tuple(range(place, place + 100)), 100, False) for place in range(40)])
+    assert sizes[0] == 101
+    assert sizes[-1] == 139
+    assert all(larger >= 1.1 * smaller - 1 for smaller, larger in itertools.pairwise(sizes))
+
+
+def lines(*requests: Any) -> str:
+    return "".join(json.dumps(request) + "\n" for request in requests)
+
+
+def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path) -> None:
+    trace = tmp_path / "qwen.jsonl"
+    first = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.1, "input_length": 85, "output_length": 9}
+    first |= {"type": "text", "turn": 1, "hash_ids": [1, 2, 3, 4, 5, 6]}
+    second = first | {"chat_id": 2, "timestamp": 60.5, "input_length": 64, "hash_ids": [1, 2, 3, 4]}
+    trace.write_text(lines(first, second))
+    requests, size = read_chains(trace)
+    assert size == 16
+    assert simulate(requests, None, "lru").hits == 3
+    assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.1, 60.5]
+
+
+def test_an_agent_trace_of_weka_names_its_block_size(tmp_path: Path) -> None:
+    sub_agent = {"t": 10.0, "type": "subagent", "requests": [{"t": 1.0, "in": 70, "out": 1, "hash_ids": [9]}]}
+    request = {"t": 0.0, "type": "n", "in": 200, "out": 5, "hash_ids": [1, 2, 3]}
+    again = request | {"t": 12.0, "in": 260, "hash_ids": [1, 2, 3, 4]}
+    whole = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [request, again, sub_agent]}
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps(whole).encode()))
+    requests, size = read_chains(trace)
+    assert (size, [len(each.blocks) for each in requests]) == (64, [3, 1, 4])
+    assert simulate(requests, None, "lru").hits == 3
+    assert [arrival.seconds for arrival in read_trace(trace).arrivals] == [0.0, 11.0, 12.0]
+
+
+def test_a_block_size_that_contradicts_the_token_counts_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(lines({"input_length": 5000, "hash_ids": [1, 2, 3]}))
+    with pytest.raises(TraceError, match=r"line 1: 5,000 tokens do not fill 3 blocks of 512 tokens: give --block-size"):
+        read_chains(trace)
+    assert read_chains(trace, 2000)[1] == 2000
+    with pytest.raises(TraceError, match="3 blocks of 16 tokens"):
+        read_chains(trace, 16)
+    trace.write_text(lines({"input_length": 100, "hash_ids": [1, 2, 3], "block_size": 48}))
+    assert read_chains(trace)[1] == 48
+
+
+small = st.one_of(st.none(), st.booleans(), st.integers(-2, 12), st.just(2**70), st.floats(), st.text(max_size=3))
+values = st.recursive(
+    small, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+)
+mooncake = st.fixed_dictionaries(
+    {
+        "timestamp": st.integers(0, 9) | values,
+        "input_length": st.integers(0, 2000) | values,
+        "hash_ids": st.lists(st.integers(0, 9)) | values,
+    }
+)
+logs = st.fixed_dictionaries(
+    {"tokens": st.lists(st.integers(0, 9)) | values}, optional={"timestamp": st.integers(0, 9) | values}
+)
+
+
+@given(st.lists(mooncake, min_size=1, max_size=4) | st.lists(logs, max_size=4) | st.lists(values, max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_any_trace_is_read_or_refused_with_its_line(requests: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        trace.write_text(lines(*requests))
+        try:
+            found, _ = read_chains(trace, 4)
+            assert len(found) == len(requests)
+            assert all(0 <= request.reusable <= len(request.blocks) for request in found)
+        except TraceError as error:
+            told = str(error)
+            assert "line" in told
+
+
+@pytest.mark.parametrize(("capacity", "policy", "message"), [(8, "fifo", "use lru"), (0, "lru", "at least 1 block")])
+def test_a_wrong_argument_is_explained(capacity: int, policy: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate([], capacity, policy)

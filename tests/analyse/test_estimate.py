@@ -1,0 +1,229 @@
+"""Estimates equal the results of a live proxy."""
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+
+from kvproxy.analyse.estimate import Estimate, estimate
+from kvproxy.analyse.log_formats.log_format import LoggedRequest
+from kvproxy.analyse.log_replay import replay
+from kvproxy.analyse.request_log import read_log
+from kvproxy.blocks.divergence import reusable_tokens
+from kvproxy.errors import InvalidRequest, SettingsError
+from kvproxy.journal.sessions.ledger import BLOCK
+from kvproxy.settings import load_settings
+from kvproxy.upstreams.prompt_tokenizer import LocalTokenizer
+from tests.analyse import logs
+from tests.commands.run import NOWHERE, kvproxy
+from tests.servers import run_proxy
+
+REWORDINGS = Path(__file__).parents[1] / "index" / "data" / "rewordings.jsonl"
+
+
+def logged(lines: list[logs.Line]) -> list[LoggedRequest]:
+    return read_log(Path("log"), "".join(json.dumps(each) + "\n" for each in lines), "m").requests
+
+
+def estimated(lines: list[logs.Line], data: Path, sizes: list[int], draws: int = 1) -> Estimate:
+    return asyncio.run(
+        estimate(logged(lines), load_settings(data=data), LocalTokenizer("demo"), 16, sizes, draws=draws)
+    )
+
+
+def test_without_a_network_the_hub_is_not_asked_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    says = rf"\(it is not in the local cache, and {NOWHERE} cannot be reached\): correct --tokenizer"
+    with pytest.raises(SettingsError, match=says):
+        LocalTokenizer("nosuch/model")
+
+
+def test_the_layers_equal_a_live_replay(tmp_path: Path) -> None:
+    lines = logs.agents(4, 4) + [
+        logs.line([{"role": "user", "content": text}], "Choose Reset in the settings.")
+        for text in ("How do I reset my password?", "How can I reset my password?", "How do I reset my password?")
+    ]
+    found = estimated(lines, tmp_path / "one", [64])
+    shown = logs.live_layers(lines, tmp_path / "two")
+    assert (found.exact, found.semantic, found.forwarded) == (shown["exact"], shown["semantic"], shown["forward"])
+    assert found.exact >= 2
+    assert found.semantic == 1
+    assert (found.wrong.compared, found.wrong.wrong) == (1, 0)
+
+
+@pytest.fixture(scope="module")
+def reworded() -> list[logs.Line]:
+    """Questions and then their rewordings, so that the policy learns and explores."""
+    rows = [json.loads(text) for text in REWORDINGS.read_text().splitlines()[:16]]
+    pairs = [(row[name], f"The answer to: {row['a']}") for name in "ab" for row in rows]
+    return [logs.line([{"role": "user", "content": asked}], answer) for asked, answer in pairs]
+
+
+def test_several_draws_give_the_range_and_the_median(tmp_path: Path, reworded: list[logs.Line]) -> None:
+    few = reworded[:4] + reworded[16:20]
+    requests, settings = logged(few), load_settings(data=tmp_path)
+    replays = [asyncio.run(replay(requests, settings, random_number=Random(draw).random)) for draw in range(2)]
+    hits = sorted(sum(each.layer == "semantic" for each in one) for one in replays)
+    found = estimated(few, tmp_path / "all", [64], draws=2)
+    assert (found.semantic_range, found.semantic) == ((hits[0], hits[1]), hits[1])
+
+
+def test_the_prefix_reuse_equals_a_live_replay(tmp_path: Path) -> None:
+    pool = 40
+    lines = [each | {"response": None} for each in logs.agents(4, 3)]
+    found = estimated(lines, tmp_path, [pool]).prefix_alone
+    ((reused, total),) = logs.live_prefix([lines], tmp_path / "live", pool)
+    assert found.prompt_tokens == total
+    assert found.share(found.points[0].reused) == pytest.approx(reused / total, abs=0.02)
+
+
+def test_entries_age_by_the_times_of_the_log(tmp_path: Path) -> None:
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
+    days = [asked | {"time": f"2026-11-{day:02d}T10:00:00+00:00"} for day in (1, 1, 20)]
+    found = estimated(days, tmp_path, [16])
+    assert (found.exact, found.forwarded) == (1, 2)
+
+
+def test_the_directives_of_logged_requests_apply(tmp_path: Path) -> None:
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}], "In the data folder.")
+    fresh = asked | {"headers": {"Cache-Control": "no-cache"}}
+    litellm = asked | {"body": asked["body"] | {"cache": {"no-cache": True}}}
+    unknown = asked | {"headers": {"x-kvproxy-other": "1"}}
+    found = estimated([asked, asked, fresh, litellm, unknown], tmp_path, [16])
+    assert (found.exact, found.forwarded) == (2, 3)
+
+
+def test_hits_save_tokens_seconds_and_money(tmp_path: Path) -> None:
+    same = logs.line([{"role": "user", "content": logs.words("question", 40)}], "In the data folder.")
+    file = logs.write(tmp_path / "log.jsonl", [same, same, same])
+    given = ("estimate", file, "--data", tmp_path, "--draws", "1")
+    rates = ("--prefill-rate", "100", "--decode-rate", "10")
+    found = json.loads(kvproxy(*given, *rates, "--price", "2,20,0.5", "--json").stdout)
+    hits = found["exact_savings"]
+    assert (hits["requests"], found["currency"]) == (2, "USD")
+    prompt, response, cached = hits["prompt_tokens"], hits["response_tokens"], hits["cached_tokens"]
+    assert prompt == 2 * found["prefix"]["prompt_tokens"]
+    assert response > 0
+    # An equal prompt is in the pool, apart from its last block.
+    assert 0 < prompt - cached <= 2 * 16
+    assert hits["seconds"] == pytest.approx((prompt - cached) / 100 + response / 10)
+    assert hits["money"] == pytest.approx((2 * (prompt - cached) + 0.5 * cached + 20 * response) / 1e6)
+    shown = kvproxy(*given, *rates, "--price", "2,20,0.5").stdout.splitlines()
+    row = ["Exact hits", "2", "66.7%", f"{prompt + response}", f"{cached}", f"{hits['seconds']:.1f}"]
+    assert shown[2].split("\t") == [*row, f"{hits['money']:.4f}"]
+    assert any(line.startswith("cached anyway: prompt tokens of hits") for line in shown)
+    bound = kvproxy(*given, "--price", "2,20").stdout
+    assert f"at most {(2 * prompt + 20 * response) / 1e6:.4f}" in bound
+    assert "no price of cached tokens is known" in bound
+    assert json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]["money"] is None
+    assert "--price takes two or three numbers" in kvproxy(*given, "--price", "2").stderr
+    assert "--blocks takes integers" in kvproxy(*given, "--blocks", "many").stderr
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_savings_of_a_live_proxy_price_hits_as_the_estimate_of_its_log(block_size: int, tmp_path: Path) -> None:
+    prices = '[journal.prices."demo"]\ninput = 3\ncached = 0.3\noutput = 15\n'
+    (tmp_path / "kvproxy.toml").write_text(prices)
+    system = {"role": "system", "content": logs.words("system", 60)}
+    asked = [logs.line([system, {"role": "user", "content": f"What is a {word}?"}]) for word in ("block", "chain")]
+    lines = [dict(each) for each in asked + asked + asked[:1]]
+    settings = load_settings(data=tmp_path, engine={"num_blocks": 256, "block_size": block_size})
+    with run_proxy(settings) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        for each in lines:
+            each["response"] = client.post("/v1/chat/completions", json=each["body"]).raise_for_status().json()
+    saved = json.loads(kvproxy("savings", "--json", "--data", tmp_path).stdout)
+    (exact,) = (row for row in saved["rows"] if row["name"] == "exact")
+    file = logs.write(tmp_path / "log.jsonl", lines)
+    # With the logged responses, which report the reuse of the first requests, and without them.
+    for log in (file, logs.write(tmp_path / "bodies.jsonl", [each | {"response": None} for each in lines])):
+        given = ("estimate", log, "--data", tmp_path, "--block-size", block_size)
+        hits = json.loads(kvproxy(*given, "--json").stdout)["exact_savings"]
+        assert (
+            (hits["requests"], hits["prompt_tokens"])
+            == (exact["answered"], exact["prompt_tokens"])
+            == (3, hits["prompt_tokens"])
+        )
+        assert hits["cached_tokens"] == exact["cached_tokens"] > 0.5 * hits["prompt_tokens"]
+        if log == file:
+            assert hits["money"] == pytest.approx(exact["money"])
+
+
+def test_prefix_reuse_saves_money_too(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl.gz"
+    lines = [{**each, "response": None} for each in logs.agents(3, 3)]
+    file.write_bytes(gzip.compress("".join(json.dumps(each) + "\n" for each in lines).encode()))
+    given = ("estimate", file, "--data", tmp_path, "--blocks", "200", "--price", "2,20,0.5")
+    (point,) = json.loads(kvproxy(*given, "--json").stdout)["prefix"]["points"]
+    assert (point["blocks"], point["reused"] > 0) == (200, True)
+    assert point["money"] == pytest.approx(point["reused"] * 1.5 / 1e6)
+    shown = kvproxy(*given).stdout
+    assert f"\t{point['money']:.4f}\t" in shown
+    assert "without a logged response: its response tokens are not in tokens, seconds, and money" in shown
+
+
+def test_the_logged_usage_of_a_hit_counts(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 896}}
+    choice = {"message": {"role": "assistant", "content": "In the data folder."}}
+    asked = logs.line([{"role": "user", "content": "Where is the log?"}])
+    with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+    found = estimated([asked, with_usage, with_usage], tmp_path, [16]).exact_savings
+    assert (found.requests, found.prompt_tokens, found.response_tokens, found.cached_tokens) == (2, 2000, 400, 1792)
+
+
+def test_a_usage_without_cached_tokens_has_whole_blocks_as_in_savings(tmp_path: Path) -> None:
+    # The server's tokenizer is another one.
+    usage = {"prompt_tokens": 300, "completion_tokens": 20}
+    choice = {"message": {"role": "assistant", "content": "In the data folder."}, "finish_reason": "stop"}
+    asked = logs.line([{"role": "user", "content": logs.words("question", 90)}])
+    with_usage = {**asked, "response": {"object": "chat.completion", "choices": [choice], "usage": usage}}
+    found = estimated([with_usage, with_usage], tmp_path, [64])
+    assert found.prefix.prompt_tokens != 300
+    assert (found.exact, found.exact_savings.cached_tokens) == (1, reusable_tokens(300, 300, BLOCK)) == (1, 288)
+
+
+def test_hits_of_models_without_a_price_are_not_in_the_money(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal.prices."m"]\ninput = 3\noutput = 15\n')
+    question = [{"role": "user", "content": logs.words("question", 40)}]
+    lines = [logs.line(question, "In the data folder.", model=model) for model in ("m", "free") for _ in range(2)]
+    file = logs.write(tmp_path / "log.jsonl", lines)
+    hits = json.loads(kvproxy("estimate", file, "--data", tmp_path, "--json").stdout)["exact_savings"]
+    assert (hits["requests"], hits["unpriced"]) == (2, 1)
+    shown = kvproxy("estimate", file, "--data", tmp_path).stdout
+    assert f"\tat most {hits['money']:.4f} (priced)\n" in shown
+    assert "not in the saved money: 1 hit of models without a price\n" in shown
+    assert "no price of cached tokens is known" in shown
+
+
+def test_the_edits_and_rules_of_the_settings_apply(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text(
+        '[[edits]]\nname = "ids"\naction = "strip"\npattern = "Session (.*?) "\n\n'
+        '[[rules]]\nname = "tools"\nmodel = "tools"\nedits = []\n'
+    )
+
+    def exact_hits(model: str) -> int:
+        question = {"role": "user", "content": "What are your hours?"}
+        systems = [{"role": "system", "content": f"Session {number} You help."} for number in range(3)]
+        lines = [logs.line([system, question], model=model) for system in systems]
+        return estimated(lines, tmp_path, [20]).exact
+
+    assert (exact_hits("m"), exact_hits("tools")) == (2, 0)
+
+
+def test_lines_without_a_json_object_are_named(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "a"}\n[1, 2]\n# a comment\n')
+    notes = kvproxy("estimate", log, "--data", tmp_path).stderr
+    assert "skipped 2 rows without a request: 1 not JSON (line 2), 1 comment\n" in notes
+
+
+def test_records_of_the_journal_are_no_requests() -> None:
+    with pytest.raises(InvalidRequest, match="line 1: the prompt is a number: kvproxy log prints no whole prompts"):
+        logged([{"model": "m", "prompt": 7, "status": 200}])

@@ -1,0 +1,208 @@
+"""Sessions of Claude Code, Codex, and agent traces."""
+
+import gzip
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.analyse.request_log import read_log
+from kvproxy.analyse.session_report import SessionReport, report_sessions
+from kvproxy.analyse.transcripts import read_transcripts, transcript_files
+from kvproxy.errors import NotFound
+from kvproxy.settings.journal import JournalSettings, PriceSettings
+from tests.commands.run import kvproxy
+
+START = 1_790_000_000
+SETTINGS = JournalSettings(prices={"claude*": PriceSettings(input=3, cached=0.3, write_5m=3.75, write_1h=6)})
+TASK = "Read all files and report which of them are tests."
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(START + seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+class Claude:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = [{"type": "summary", "summary": "s", "leafUuid": "u9"}]
+        self.parent: str | None = None
+
+    def user(self, seconds: float, content: Any, **more: Any) -> None:
+        self._add(seconds, "user", {"role": "user", "content": content}, **more)
+
+    def answer(self, seconds: float, new: int, read: int, written: int, *blocks: dict[str, Any], **more: Any) -> None:
+        """Each block has a line of its own, with the same id and usage."""
+        usage = {"input_tokens": new, "cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+        answer = {"role": "assistant", "id": f"msg{seconds}", "model": "claude-opus", "usage": usage}
+        for block in blocks or ({"type": "text", "text": f"answer at {seconds}"},):
+            self._add(seconds, "assistant", answer | {"content": [block]}, **more)
+
+    def _add(self, seconds: float, kind: str, message: dict[str, Any], **more: Any) -> None:
+        line = {"uuid": f"u{len(self.lines)}", "parentUuid": self.parent, "sessionId": "5e55", "timestamp": at(seconds)}
+        self.parent = line["uuid"]
+        self.lines.append(line | {"type": kind, "message": message} | more)
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The last line is still being written.
+        path.write_text("\n".join(map(json.dumps, self.lines)) + '\n{"type": "assi')
+
+
+def conversation() -> Claude:
+    log = Claude()
+    log.user(0, "Fix the tests.")
+    call = {"type": "tool_use", "id": "t1", "name": "Task", "input": {"prompt": TASK}}
+    log.answer(4, 10, 0, 12_000, {"type": "thinking", "thinking": "hm"}, call)
+    log.user(20, [{"type": "tool_result", "tool_use_id": "t1", "content": "three files"}])
+    log.answer(24, 10, 12_000, 900)
+    log.user(1_024, "And now?")
+    log.answer(1_030, 10, 0, 13_200)
+    return log
+
+
+def report(path: Path, settings: JournalSettings = SETTINGS) -> SessionReport:
+    files = transcript_files(path)
+    assert files is not None
+    return report_sessions(*read_transcripts(files), settings)
+
+
+def test_claude_code_lost_its_prefix_in_a_pause(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "projects" / "-work" / "5e55.jsonl")
+    found = report(tmp_path)
+    (session,) = found.sessions
+    assert (session.name, session.turns, session.longest_pause) == ("5e55", 3, pytest.approx(1_000))
+    assert session.prompt_tokens == 12_010 + 12_910 + 13_210
+    assert session.lost == {"new": 12_010 + 910 + 310, "expired": 12_900}
+    assert sum(session.lost.values()) + session.reused_tokens == session.prompt_tokens
+    # Of 12,900 expired tokens, each was written for 3.75 instead of read for 0.3.
+    assert found.ledger.currency == "USD"
+    expired = next(row for row in found.ledger.rows if row.result == "expired")
+    assert expired.cost == pytest.approx(12_900 * 3.45 / 1e6, rel=0.01)
+    assert found.pause_costs["pause policy"] <= 1.0
+
+
+def test_a_compacted_conversation_stays_in_its_session(tmp_path: Path) -> None:
+    log = conversation()
+    log.parent = None
+    log.user(1_040, "This session continues from an earlier one: " + "we fixed tests. " * 9, isCompactSummary=True)
+    log.answer(1_050, 10, 9_000, 700)
+    log.write(tmp_path / "5e55.jsonl")
+    (session,) = report(tmp_path / "5e55.jsonl").sessions
+    assert (session.turns, session.lost["new"]) == (4, 12_010 + 910 + 310 + 710)
+
+
+def test_a_sub_agent_is_in_the_session(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    agent = Claude()
+    agent.user(5, TASK, isSidechain=True)
+    agent.answer(8, 10, 0, 3_000, isSidechain=True)
+    agent.write(tmp_path / "5e55" / "subagents" / "agent-1.jsonl")
+    (session,) = report(tmp_path).sessions
+    assert session.turns == 4
+
+
+def test_codex_reports_reused_tokens(tmp_path: Path) -> None:
+    def line(seconds: float, kind: str, **payload: Any) -> dict[str, Any]:
+        return {"timestamp": at(seconds), "type": kind, "payload": payload}
+
+    def tokens(seconds: float, input: int, cached: int, total: int) -> dict[str, Any]:
+        usage = {"input_tokens": input, "cached_input_tokens": cached, "output_tokens": 50}
+        info = {"last_token_usage": usage, "total_token_usage": {"input_tokens": total}}
+        return line(seconds, "event_msg", type="token_count", info=info)
+
+    def message(seconds: float, role: str, text: str) -> dict[str, Any]:
+        return line(seconds, "response_item", type="message", role=role, content=[{"type": "input_text", "text": text}])
+
+    lines = [
+        line(0, "session_meta", id="0199", cwd="/work"),
+        message(0, "user", "<environment_context>"),
+        message(1, "user", "Fix the tests."),
+        line(1, "turn_context", model="gpt-5-codex"),
+        line(5, "response_item", type="function_call", name="shell", arguments="{}", call_id="c1"),
+        tokens(5, 8_000, 0, 8_000),
+        line(9, "response_item", type="function_call_output", call_id="c1", output="ok"),
+        message(12, "assistant", "Done."),
+        tokens(12, 8_400, 7_936, 16_400),
+        # A limit changed.
+        tokens(13, 8_400, 7_936, 16_400),
+    ]
+    file = tmp_path / "rollout-2026.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    (session,) = report(file).sessions
+    assert (session.name, session.turns, session.reused_tokens) == ("0199", 2, 7_936)
+    assert session.lost == {"new": 8_464}
+
+
+def trace(path: Path) -> None:
+    rows = [
+        {"t": 0.0, "model": "claude-x", "in": 640, "out": 9, "hash_ids": list(range(10)), "api_time": 1.0},
+        {"t": 11.0, "model": "claude-x", "in": 768, "out": 9, "hash_ids": list(range(12)), "api_time": 1.0},
+        {"t": 1_000.0, "model": "claude-x", "in": 800, "out": 9, "hash_ids": [*range(11), 99, 100], "api_time": 1.0},
+        {"type": "subagent", "requests": [{"t": 3.0, "model": "claude-x", "in": 100, "out": 1, "hash_ids": [7, 8]}]},
+    ]
+    path.write_bytes(gzip.compress(json.dumps({"id": "t1", "block_size": 64, "requests": rows}).encode()))
+
+
+def test_a_trace_without_reports_loses_prefixes_to_pauses(tmp_path: Path) -> None:
+    trace(tmp_path / "t1.json.gz")
+    found = report(tmp_path)
+    assert {session.name: session.lost for session in found.sessions} == {
+        "t1": {"new": 640 + 128 + 96, "expired": 704},
+        "t1 agent 1": {"new": 100},
+    }
+    assert found.repeated == (pytest.approx((640 / 768 + 704 / 800) / 2),) * 2
+
+
+def test_a_log_with_usage_has_sessions() -> None:
+    messages: list[dict[str, str]] = [{"role": "user", "content": "What is a block?"}]
+    lines = []
+    for turn in range(3):
+        cached = {"cached_tokens": 0 if turn < 2 else 2_176}
+        usage = {"prompt_tokens": 2_000 + turn * 200, "prompt_tokens_details": cached}
+        body = {"model": "m", "messages": list(messages)}
+        lines.append(json.dumps({"body": body, "time": START + 10 * turn, "response": {"usage": usage}}))
+        messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"more {turn}"}]
+    requests = read_log(Path("log"), "\n".join(lines), "m").requests
+    found = report_sessions(requests, [], JournalSettings())
+    (session,) = found.sessions
+    assert session.lost == {"evicted": 2_000, "new": 2_000 + 200 + 224}
+    assert found.is_relative
+
+
+def test_a_folder_without_transcripts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    with pytest.raises(NotFound, match="no transcripts"):
+        transcript_files(tmp_path)
+    assert transcript_files(tmp_path / "notes.json") is None
+
+
+def test_the_commands_report_transcripts(tmp_path: Path) -> None:
+    conversation().write(tmp_path / "5e55.jsonl")
+    trace(tmp_path / "t1.json.gz")
+    losses = kvproxy("lint", str(tmp_path), "--data", str(tmp_path)).stdout
+    assert "3 sessions, 7 requests" in losses
+    assert "expired\t13,604" in losses
+    costs = kvproxy("estimate", str(tmp_path), "--data", str(tmp_path)).stdout
+    rows = dict(re.findall(r"^([^\t]+)\t[\d.]+\t([\d.]+)%$", costs, re.MULTILINE))
+    assert rows["today"] == "100.0"
+    assert float(rows["nothing lost to expired"]) < 100 < float(rows["without a cache"]) < 1_000
+    assert "pause policy" in costs
+
+
+@pytest.mark.parametrize(
+    "settings", ["", '[journal.prices."*"]\ninput = 100\n', '[journal.prices."claude-*"]\ninput = 100\n']
+)
+def test_the_price_of_the_command_line_wins(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "kvproxy.toml").write_text(settings)
+    conversation().write(tmp_path / "5e55.jsonl")
+
+    def cost(price: str) -> float:
+        found = kvproxy("estimate", str(tmp_path), "--price", price, "--data", str(tmp_path))
+        assert "has no price" not in found.stdout + found.stderr
+        (today,) = re.findall(r"^today\t([\d.]+)\t", found.stdout, re.MULTILINE)
+        return float(today)
+
+    assert cost("6,30,0.6") == pytest.approx(2 * cost("3,15,0.3"), rel=1e-3)

@@ -12,7 +12,7 @@ from tests.reference.naive_trace import NaiveTrace
 from tests.reference.random_trace import random_trace
 from tests.reference.trace_replay import replay
 
-RECORDED = Path(__file__).parents[1] / "simulate" / "data"
+RECORDED = Path(__file__).parents[1] / "analyse" / "simulate" / "data"
 SEEDS = range(14)
 
 

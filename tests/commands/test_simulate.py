@@ -8,7 +8,7 @@ import pytest
 from kvproxy.analyse.simulate import routing_simulation
 from tests.commands.run import kvproxy, result
 
-DATA = Path(__file__).resolve().parents[1] / "simulate/data"
+DATA = Path(__file__).resolve().parents[1] / "analyse/simulate/data"
 
 
 def test_a_sweep_with_its_picture(tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ def warm(
     """
     import asyncio
 
-    from kvproxy.apis.api_request import requests_sampling
     from kvproxy.commands.files import read_text
     from kvproxy.operations import warm as warming
 
@@ -111,11 +110,6 @@ def warm(
     if report.has_cache and report.cached and report.not_stored and not prefix_only:
         lines = format_line_numbers(report.not_stored)
         print_note(f"not stored: {lines}: truncated, private, no-store, or excluded by a rule")
-    if report.cached and (sampled := sum(requests_sampling(request.body) for request in requests)):
-        print_note(
-            f"{plural(sampled, 'request')} with a temperature above 0 and no seed: the stored responses answer only requests"
-            " with Cache-Control: max-age, unless cache.sampled_requests is replay"
-        )
     for note in found.notes:
         print_note(note)
     document = report.document()

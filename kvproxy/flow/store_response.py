@@ -10,7 +10,7 @@ from functools import partial
 from uuid import uuid4
 
 from kvproxy.apis.api import TokenCounts
-from kvproxy.apis.api_request import ApiRequest
+from kvproxy.apis.api_request import ApiRequest, requests_sampling
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
@@ -122,8 +122,12 @@ class ResponseWriter:
         return exchange.cacheable and not request.control.no_store and self.lifetime(request) > 0
 
     def requires_own_response(self, exchange: Exchange) -> bool:
-        """Whether the request must not share the response to an identical request in flight."""
-        return exchange.api_request.control.no_cache or not self.allows_storing(exchange)
+        """Whether the request must not share the response to an identical request in flight.
+
+        Clients that send a sampled request several times at once want several samples.
+        """
+        request = exchange.api_request
+        return request.control.no_cache or requests_sampling(request.body) or not self.allows_storing(exchange)
 
     def requested_ttl(self, exchange: Exchange, response_headers: Headers) -> float | None:
         """Return the response's TTL in seconds if the request sets a TTL; None without a TTL, or if it forbids storing."""

@@ -14,9 +14,9 @@ class CacheSettings(Section):
 
     enabled: bool = Field(True, description="Store responses, and answer from them.")
     sampled_requests: Literal["fresh", "replay"] = Field(
-        "fresh",
-        description="Response with a temperature above 0 and no seed: a fresh sample, or the stored one. Without a"
-        " temperature, or with Cache-Control: max-age, the stored one is served.",
+        "replay",
+        description="Response to a request with a temperature above 0 and no seed: the stored one (replay), or a new"
+        " sample (fresh). Cache-Control: no-cache asks for a new sample, max-age for a stored one.",
     )
     semantic: bool = Field(True, description="Search for similar questions after an exact miss.")
     policy: PolicyName = Field("learned", description="Policy of semantic hits, see docs/semantic-cache.md.")

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -55,10 +56,18 @@ class Upstream:
 
 
 @contextlib.contextmanager
-def proxied(data: Path, upstream: Upstream | None = None, **settings: Any) -> Iterator[str]:
+def proxied(
+    data: Path,
+    upstream: Upstream | None = None,
+    cache: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
+) -> Iterator[str]:
     """Run a proxy with an exact cache in front of an upstream; yield its URL."""
     with (
         (upstream or Upstream()).run() as target,
-        run_proxy(load_settings(data=data, upstream=target, cache={"semantic": False}, **settings)) as (url, _),
+        run_proxy(load_settings(data=data, upstream=target, cache={"semantic": False, **cache}, **settings)) as (
+            url,
+            _,
+        ),
     ):
         yield url

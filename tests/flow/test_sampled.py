@@ -1,31 +1,38 @@
-"""A request that asks for a random sample gets a fresh one, unless it accepts the stored one."""
+"""A request that samples gets the stored sample, unless it, a rule, or a setting asks for a fresh one."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from tests.plain_upstream import run_plain_upstream
-from tests.servers import run_front
+from tests.plain_upstream import WHOLE, run_plain_upstream
+from tests.servers import run_front, run_upstream
 
 SAMPLE = {"temperature": 0.7}
+FRESH = {"temperature": 0.7, "model": "fresh"}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    rule = {"name": "replays", "model": "replayed", "sampled_requests": "replay"}
+    rule = {"name": "samples", "model": "fresh", "sampled_requests": "fresh"}
     with run_plain_upstream() as upstream:
         data: Path = tmp_path_factory.mktemp("sampled")
         with run_front(data, upstream, rules=[rule]) as (found, _):
             yield found
 
 
-def status(url: str, question: str, control: str = "", model: str = "m", **fields: Any) -> str:
-    body = {"model": model, "messages": [{"role": "user", "content": question}], **fields}
+def request(question: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": question}], **fields}
+
+
+def status(url: str, question: str, control: str = "", **fields: Any) -> str:
     headers = {"cache-control": "confirm" + (f", {control}" if control else "")}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=request(question, **fields), headers=headers)
     assert answer.status_code == 200
     return answer.headers["cache-status"]
 
@@ -35,20 +42,57 @@ def status(url: str, question: str, control: str = "", model: str = "m", **field
     [
         ({}, True),
         ({"temperature": 0}, True),
-        ({"temperature": 0.7}, False),
-        ({"temperature": 1}, False),
-        ({"temperature": 0.7, "seed": 3}, True),
-        ({"temperature": 0.7, "model": "replayed"}, True),
+        ({"temperature": 0.7}, True),
+        ({"temperature": 1, "top_p": 0.9}, True),
+        (FRESH, False),
+        ({**FRESH, "seed": 3}, True),
+        ({"model": "fresh"}, True),
     ],
 )
-def test_only_an_explicit_temperature_asks_for_a_sample(url: str, fields: dict[str, Any], hit: bool) -> None:
+def test_only_a_rule_with_fresh_samples_prevents_a_hit(url: str, fields: dict[str, Any], hit: bool) -> None:
     question = f"Which of {sorted(fields.items())}?"
     assert "; stored" in status(url, question, **fields)
     assert ("; hit" in status(url, question, **fields)) == hit
 
 
+def test_another_temperature_is_another_request(url: str) -> None:
+    status(url, "Which temperature?", **SAMPLE)
+    assert "; hit" not in status(url, "Which temperature?", temperature=0.8)
+
+
+def test_no_cache_asks_for_another_sample(url: str) -> None:
+    status(url, "Again?", **SAMPLE)
+    assert "fwd=request" in status(url, "Again?", "no-cache", **SAMPLE)
+
+
 def test_a_request_may_accept_the_stored_sample(url: str) -> None:
-    assert "fwd=uri-miss" in status(url, "Accept?", **SAMPLE)
-    assert "; hit" in status(url, "Accept?", "max-age=60", **SAMPLE)
-    assert "; hit" in status(url, "Accept?", "only-if-cached", **SAMPLE)
-    assert "fwd=request" in status(url, "Accept?", "no-cache, max-age=60", **SAMPLE)
+    assert "fwd=uri-miss" in status(url, "Accept?", **FRESH)
+    assert "; hit" in status(url, "Accept?", "max-age=60", **FRESH)
+    assert "; hit" in status(url, "Accept?", "only-if-cached", **FRESH)
+    assert "fwd=request" in status(url, "Accept?", "no-cache, max-age=60", **FRESH)
+
+
+class _TwoSamples:
+    """An upstream that answers once it has two requests, as a test of their number."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self._both = asyncio.Event()
+
+    async def answer(self, request: Request) -> Response:
+        if request.method == "POST":
+            self._requests += 1
+            number = self._requests
+            if number == 2:
+                self._both.set()
+            await asyncio.wait_for(self._both.wait(), 20)
+            return JSONResponse(WHOLE | {"id": str(number)})
+        return JSONResponse({"object": "list", "data": []})
+
+
+async def test_equal_sampled_requests_in_flight_get_a_sample_each(tmp_path: Path) -> None:
+    with run_upstream(_TwoSamples().answer) as upstream, run_front(tmp_path, upstream) as (url, _):
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            body = request("Which is best?", **SAMPLE)
+            answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for _ in range(2)))
+    assert {answer.json()["id"] for answer in answers} == {"1", "2"}

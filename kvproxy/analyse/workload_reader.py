@@ -166,7 +166,13 @@ def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
         except EventDecodeError as error:
             raise TraceError(f"{path}, batch {number}: {error}") from None
         for event in batch.events:
-            if isinstance(event, StoredEvent) and event.hashes and event.medium == GPU and not event.group:
+            if (
+                isinstance(event, StoredEvent)
+                and event.hashes
+                and event.block_size
+                and event.medium == GPU
+                and not event.group
+            ):
                 yield batch.timestamp, event
 
 

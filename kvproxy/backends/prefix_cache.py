@@ -43,6 +43,7 @@ class StreamStatus(StreamCounts):
     unknown_removals: int
     error: str | None
     replay_fails: bool = False
+    unknown_names: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

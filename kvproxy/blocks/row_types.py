@@ -1,6 +1,6 @@
 """Rows and statistics of a prefix cache, for admin routes and commands. A field is None if the cache does not provide it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvproxy.blocks.residency import ResidencyStats
@@ -116,6 +116,7 @@ class PoolReport:
     block_bytes: int | None = None
     used_bytes: int | None = None
     groups: tuple[KVCacheGroupStats, ...] = ()
+    offloaded: dict[str, int] = field(default_factory=dict)  # Number of distinct blocks in each medium besides the GPU.
 
 
 @dataclass(frozen=True, slots=True)

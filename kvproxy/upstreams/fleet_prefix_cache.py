@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,7 @@ class MirrorView:
         return PrefixReport(
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
+            tiers=dict(match.tiers.by_medium),
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
             divergence=await decode_divergence(match.divergence(), self.detokenize),
             reason=reason if match.blocks and self._mirror.hashes_match() is False else None,
@@ -194,6 +196,7 @@ def _sum_pools(mirrored: Sequence[PoolReport], metrics: Sequence[EngineMetrics],
         hit_rate=hits / queries if queries and hits is not None else None,
         evictions=count("evictions"),
         distinct=count("distinct"),
+        offloaded=dict(sum((Counter(pool.offloaded) for pool in mirrored), Counter[str]())),
     )
 
 

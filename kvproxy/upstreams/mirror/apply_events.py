@@ -1,17 +1,33 @@
 """Applies KV events to the block pools of a mirrored engine; `sequencer.py` puts the events in order."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import gcd
+from typing import Literal, NamedTuple
 
-from kvproxy.upstreams.mirror.event_decoder import GPU, BlockExtraKeys, EventBatch, Hash, RemovedEvent, StoredEvent
+from kvproxy.upstreams.mirror.event_decoder import (
+    GPU,
+    MEDIA,
+    BlockExtraKeys,
+    ClearedEvent,
+    EventBatch,
+    Hash,
+    RemovedEvent,
+    StoredEvent,
+)
 
 MAX_BLOCKS = 1_000_000
 """Maximum blocks of 16 tokens that the mirror of one publisher keeps: 16 million tokens. The oldest are dropped first."""
 MAX_POOLS = 256
 """Maximum pools of one publisher. Blocks of further pools are ignored."""
+_MAX_UNKNOWN_NAMES = 16
+_OTHERS = "others"
 _TOKENS_OF_UNIT = 16
 _KEYS_OF_UNIT = 4
 _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
+Removals = Literal["each copy", "last copy"]
+"""Whether an engine publishes the removal of each physical copy of a block, or of the last copy only."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +37,9 @@ class MirroredBlock:
     tokens: tuple[int, ...]  # Empty if they were not published.
     extra_keys: BlockExtraKeys
     stored: int  # Number of blocks that the pool cached earlier.
+    end: int = 0  # Number of tokens from the start of the prompt to the end of the block; 0 if unknown.
     copies: int = 0  # Number of physical blocks with this content.
+    is_removed_once: bool = False  # A copy was removed since the last copy was stored.
 
     @property
     def size(self) -> int:
@@ -30,16 +48,25 @@ class MirroredBlock:
 
 
 class MirroredPool:
-    """Blocks of one rank, medium (such as GPU), and KV cache group, with its attention type (`kind`) and window in tokens.
+    """Blocks of one rank, medium, and KV cache group, with its attention type (`kind`) and window in tokens.
 
-    `block_size` is 0 before the first event.
+    Attributes:
+        block_size: tokens of a block; 0 if no event named them.
+        chunk_tokens: most tokens of one event.
+        is_described: events named the blocks' tokens and size. Otherwise, the GPU's events name them, and a block may be the
+            last one of a chunk of blocks that the engine moves together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, medium: str = GPU, group: int | None = None, removals: Removals = "each copy") -> None:
+        self.medium = medium
+        self.group = group
+        self.removals = removals
         self.blocks: dict[Hash, MirroredBlock] = {}
-        self.block_size = 0
+        self.block_size = self.chunk_tokens = 0
         self.kind: str | None = None
         self.window: int | None = None
+        self.locality: str | None = None
+        self.is_described = False
         self.num_copies = 0
         self.num_stored = 0
         self.num_removed = 0
@@ -51,35 +78,69 @@ class MirroredPool:
         size = event.block_size
         # The end of a prompt may be published as a smaller block.
         self.block_size = max(self.block_size, size)
-        self.kind, self.window = event.kind, event.window
+        self.kind, self.window, self.locality = event.kind, event.window, event.locality
+        self.is_described = True
+        self.chunk_tokens = max(self.chunk_tokens, size * len(event.hashes))
         # A group with a window omits the hashes of blocks outside of it, but publishes all tokens.
         is_aligned = len(event.tokens) == len(event.hashes) * size
         parent = event.parent
         for index, digest in enumerate(event.hashes):
-            block = self.blocks.get(digest)
-            if block is None:
+            if (block := self.blocks.get(digest)) is None:
                 tokens = tuple(event.tokens[index * size : (index + 1) * size]) if is_aligned else ()
                 extra = event.extra_keys[index] if event.extra_keys and index < len(event.extra_keys) else None
-                block = self.blocks[digest] = MirroredBlock(digest, parent, tokens, extra, self.num_stored)
-                self.size += block.size
-                self._children.setdefault(parent, {})[digest] = None
+                end = 0
                 if tokens:
-                    self._by_content[parent, tokens, extra] = digest
-            block.copies += 1
-            self.num_copies += 1
-            self.num_stored += 1
+                    before = None if parent is None else self.blocks.get(parent)
+                    end = size if parent is None else before.end + size if before is not None and before.end else 0
+                block = self._add(MirroredBlock(digest, parent, tokens, extra, self.num_stored, end))
+            self._add_copy(block)
             parent = digest
+
+    def store_described(self, digest: Hash, known: MirroredBlock | None) -> None:
+        """Store a block whose event has a hash only. `known` is the same block on the GPU."""
+        block = self.blocks.get(digest)
+        if block is None and known is None:
+            block = self._add(MirroredBlock(digest, None, (), None, self.num_stored))
+        elif block is None and known is not None:
+            block = MirroredBlock(digest, known.parent, known.tokens, known.extra_keys, self.num_stored, known.end)
+            self._add(block)
+            self.block_size = gcd(self.block_size, known.end)
+        assert block is not None
+        self._add_copy(block)
+
+    def _add(self, block: MirroredBlock) -> MirroredBlock:
+        self.blocks[block.hash] = block
+        self.size += block.size
+        self._children.setdefault(block.parent, {})[block.hash] = None
+        if block.tokens:
+            self._by_content[block.parent, block.tokens, block.extra_keys] = block.hash
+        return block
+
+    def _add_copy(self, block: MirroredBlock) -> None:
+        block.copies += 1
+        block.is_removed_once = False
+        self.num_copies += 1
+        self.num_stored += 1
 
     def remove(self, digest: Hash) -> bool:
         block = self.blocks.get(digest)
         if block is None:
             return False
         self.num_removed += 1
-        self.num_copies -= 1
-        block.copies -= 1
+        removed = block.copies if self.removals == "last copy" else 1
+        self.num_copies -= removed
+        block.copies -= removed
+        block.is_removed_once = True
         if not block.copies:
             self._forget(block)
         return True
+
+    def count_last_removals(self) -> None:
+        """Forget the blocks of which a copy was removed, because the engine publishes the last removal only."""
+        self.removals = "last copy"
+        for block in [block for block in self.blocks.values() if block.is_removed_once]:
+            self.num_copies -= block.copies
+            self._forget(block)
 
     def drop_oldest(self) -> None:
         block = next(iter(self.blocks.values()))
@@ -118,6 +179,7 @@ class PoolKey(NamedTuple):
     rank: int | None
     medium: str
     group: int | None
+    owner: str | None = None
 
 
 class MirrorState:
@@ -125,6 +187,7 @@ class MirrorState:
 
     Attributes:
         unknown_removals: number of removed blocks that no pool contained, because events were lost.
+        unknown_names: number of events by unknown type (`event X`), and of stored blocks by unknown medium (`medium X`).
         is_truncated: blocks were dropped or ignored, since `MAX_BLOCKS` or `MAX_POOLS` was reached.
     """
 
@@ -132,27 +195,50 @@ class MirrorState:
         self.pools: dict[PoolKey, MirroredPool] = {}
         self.is_truncated = False
         self.unknown_removals = 0
+        self.unknown_names: Counter[str] = Counter()
         self.num_resets = 0
+        self._removals: Removals = "each copy"
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.events:
-            if isinstance(event, StoredEvent):
-                key = PoolKey(batch.rank, event.medium, event.group)
-                pool = self.pools.get(key)
-                if pool is None and len(self.pools) >= MAX_POOLS:
-                    self.is_truncated = True
-                    continue
-                if pool is None:
-                    pool = self.pools[key] = MirroredPool()
-                pool.store(event)
-                self._drop_oldest_blocks()
-            elif isinstance(event, RemovedEvent):
-                self._remove(batch.rank, event)
-            else:
-                self.num_resets += 1
-                for key, pool in self.pools.items():
-                    if key.rank == batch.rank:
-                        pool.clear()
+            match event:
+                case StoredEvent():
+                    self._store(batch.rank, event)
+                case RemovedEvent():
+                    self._remove(batch.rank, event)
+                case ClearedEvent():
+                    self._clear(batch.rank, event)
+                case _:
+                    self._count_unknown(f"event {event.name}", 1)
+
+    def _store(self, rank: int | None, event: StoredEvent) -> None:
+        if event.medium not in MEDIA:
+            self._count_unknown(f"medium {event.medium}", len(event.hashes))
+        key = PoolKey(rank, event.medium, event.group, event.owner)
+        pool = self.pools.get(key)
+        if pool is None and len(self.pools) >= MAX_POOLS:
+            self.is_truncated = True
+            return
+        if pool is None:
+            pool = self.pools[key] = MirroredPool(event.medium, event.group, self._removals)
+        if event.block_size:
+            pool.store(event)
+        else:
+            on_gpu = self._pools_on_gpu(rank, event.group)
+            for digest in event.hashes:
+                known = next((found for other in on_gpu if (found := other.blocks.get(digest))), None)
+                pool.store_described(digest, known)
+        self._drop_oldest_blocks()
+
+    def _pools_on_gpu(self, rank: int | None, group: int | None) -> list[MirroredPool]:
+        """Return the GPU's pools of a rank, the pool of this group first: groups use the same hashes."""
+        found = [(key.group != group, pool) for key, pool in self.pools.items() if key[:2] == (rank, GPU)]
+        return [pool for _, pool in sorted(found, key=lambda item: item[0])]
+
+    def _count_unknown(self, name: str, count: int) -> None:
+        if name not in self.unknown_names and len(self.unknown_names) >= _MAX_UNKNOWN_NAMES:
+            name = _OTHERS
+        self.unknown_names[name] += count
 
     def _drop_oldest_blocks(self) -> None:
         size = sum(pool.size for pool in self.pools.values())
@@ -164,7 +250,7 @@ class MirrorState:
             size += pool.size
 
     def _remove(self, rank: int | None, event: RemovedEvent) -> None:
-        pool = self.pools.get(PoolKey(rank, event.medium, event.group))
+        pool = self.pools.get(PoolKey(rank, event.medium, event.group, event.owner))
         pools = [] if pool is None else [pool]
         if pool is None and event.group is None:
             # Some publishers omit the group in removals.
@@ -173,11 +259,32 @@ class MirrorState:
             if not any(pool.remove(digest) for pool in pools):
                 self.unknown_removals += 1
 
+    def _clear(self, rank: int | None, event: ClearedEvent) -> None:
+        self.num_resets += event.medium in (None, GPU)
+        for key, pool in self.pools.items():
+            is_cleared = event.medium in (None, key.medium) and event.owner in (None, key.owner)
+            if key.rank == rank and is_cleared:
+                pool.clear()
+
+    def count_last_removals(self) -> None:
+        """Expect one removal of a block after its last copy from now on, instead of one removal of each copy."""
+        self._removals = "last copy"
+        for pool in self.pools.values():
+            pool.count_last_removals()
+
+    @property
+    def removals(self) -> Removals:
+        return self._removals
+
     def pools_by_rank(self) -> dict[int | None, list[MirroredPool]]:
-        """Return the GPU pools of each rank, without KV cache groups (such as cross-attention) that reuse no prefixes."""
+        """Return the pools of each rank in the order of `MEDIA`, without pools that reuse no prefixes.
+
+        These are pools of KV cache groups such as cross-attention, pools of unknown media, and pools without a block.
+        """
         found: dict[int | None, list[MirroredPool]] = {}
-        for key, pool in sorted(self.pools.items(), key=lambda item: item[0].group or 0):
-            if key.medium == GPU and pool.block_size and pool.kind not in _KINDS_WITHOUT_PREFIX:
+        usable = [item for item in self.pools.items() if item[0].medium in MEDIA]
+        for key, pool in sorted(usable, key=lambda item: (MEDIA.index(item[0].medium), item[0].group or 0)):
+            if (pool.block_size or pool.blocks) and pool.kind not in _KINDS_WITHOUT_PREFIX:
                 found.setdefault(key.rank, []).append(pool)
         return found
 
@@ -189,3 +296,7 @@ class MirrorState:
         self.pools.clear()
         self.unknown_removals = 0
         self.is_truncated = False
+
+
+def on_gpu(pools: Iterable[MirroredPool]) -> list[MirroredPool]:
+    return [pool for pool in pools if pool.medium == GPU]

@@ -1,4 +1,4 @@
-"""Decodes KV events of vLLM and SGLang from msgpack. Events are maps, or positional arrays in older versions.
+"""Decodes KV events of vLLM, SGLang, and LMCache from msgpack. Events are maps, or positional arrays in older versions.
 
 The bytes are untrusted, so every field is checked.
 """
@@ -14,20 +14,33 @@ import xxhash
 Hash = int | bytes
 """A block hash as engines publish it: a digest, or the low 64 bits of a digest as an integer."""
 BlockExtraKeys = tuple[Any, ...] | None
-GPU = "GPU"
+GPU, CPU, DISK, EXTERNAL, REMOTE = MEDIA = ("GPU", "CPU", "DISK", "EXTERNAL", "REMOTE")
+"""Media of blocks, the fastest first: `EXTERNAL` is a pool that engines share, `REMOTE` the memory of another engine."""
+_MEDIA_BY_NAME = {
+    GPU: ("GPU", "DEVICE", "HBM", "CUDA"),
+    CPU: ("CPU", "CPU_PINNED", "CPU_TIER1", "HOST", "DRAM"),
+    DISK: ("DISK", "STORAGE", "CPU_TIER2", "NVME", "SSD", "FS", "FILE"),
+    EXTERNAL: ("EXTERNAL", "NETWORK", "SHARED", "OBJ", "OBJECT"),
+    REMOTE: ("REMOTE",),
+}
+_MEDIA = {name: medium for medium, names in _MEDIA_BY_NAME.items() for name in names}
 
 # Fields in the order of the positional encoding, in events after the tag.
 _BATCH = ("ts", "events", "data_parallel_rank")
-_STORED = (
-    "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx kv_cache_spec_kind"
-    " kv_cache_spec_sliding_window"
-).split()
-_REMOVED = ("block_hashes", "medium", "group_idx")
+_POSITIONAL = {
+    "BlockStored": (
+        "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx"
+        " kv_cache_spec_kind kv_cache_spec_sliding_window locality ownership session_id"
+    ).split(),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "ownership"),
+    "TierBlocksCleared": ("medium", "ownership"),
+}
 _MAX_BLOCK_SIZE = 1 << 20
 _MAX_KEY_DEPTH = 8
 MAX_BLOCKS_OF_BATCH = 100_000
 _MAX_HASH_BYTES = 64
 _MAX_NAME = 128
+_MAX_SALT = 4_096
 _MAX_KEYS = 256
 """Values in the extra keys of a block, also in nested lists."""
 _MAX_KEY_LENGTH = 256
@@ -41,17 +54,23 @@ class EventDecodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """Consecutive blocks of one prompt were cached."""
+    """Consecutive blocks of one prompt were cached.
+
+    vLLM's offloading connector publishes hashes without tokens and with a `block_size` of 0: the blocks are known from the
+    GPU's events.
+    """
 
     hashes: list[Hash]
     parent: Hash | None
     tokens: Sequence[int]  # Of all blocks; empty if they were not published.
     block_size: int
     extra_keys: list[BlockExtraKeys] | None = None
-    medium: str = GPU  # Or the name of an offloading tier.
+    medium: str = GPU  # One of `MEDIA`, or the unknown name in upper case.
     group: int | None = None
     kind: str | None = None  # Attention type of the KV cache group; None if it was not published.
     window: int | None = None
+    locality: str | None = None
+    owner: str | None = None  # The offloading tier, if the engine has several in one medium.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +78,23 @@ class RemovedEvent:
     hashes: list[Hash]
     medium: str = GPU
     group: int | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClearedEvent:
-    """The prefix cache was reset."""
+    """The prefix cache was reset: all media, or one medium, or one owner's blocks in it."""
+
+    medium: str | None = None
+    owner: str | None = None
 
 
-Event = StoredEvent | RemovedEvent | ClearedEvent
+@dataclass(frozen=True, slots=True)
+class UnknownEvent:
+    name: str
+
+
+Event = StoredEvent | RemovedEvent | ClearedEvent | UnknownEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +107,11 @@ class EventBatch:
 
     @property
     def has_reset(self) -> bool:
-        return any(isinstance(event, ClearedEvent) for event in self.events)
+        return any(isinstance(event, ClearedEvent) and event.medium is None for event in self.events)
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode a batch; ignore unknown event types. Raises EventDecodeError."""
+    """Decode a batch. Raises EventDecodeError."""
     try:
         raw = msgpack.unpackb(payload, strict_map_key=False)
     except _MSGPACK_ERRORS as error:
@@ -97,27 +125,42 @@ def decode_batch(payload: bytes) -> EventBatch:
         raise EventDecodeError("the time is not a number")
     if not isinstance(events, list):
         raise EventDecodeError("the events are not a list")
-    decoded = [event for event in map(_decode_event, events) if event is not None]
-    if sum(len(event.hashes) for event in decoded if not isinstance(event, ClearedEvent)) > MAX_BLOCKS_OF_BATCH:
+    decoded = [_decode_event(event) for event in events]
+    if (
+        sum(len(event.hashes) for event in decoded if isinstance(event, StoredEvent | RemovedEvent))
+        > MAX_BLOCKS_OF_BATCH
+    ):
         raise EventDecodeError(f"the batch has more than {MAX_BLOCKS_OF_BATCH:,} blocks")
-    return EventBatch(float(timestamp), decoded, _optional_field(fields, "data_parallel_rank", int))
+    rank = _optional_field(fields, "data_parallel_rank", int)
+    return EventBatch(
+        float(timestamp), decoded, rank if rank is not None else _optional_field(fields, "attn_dp_rank", int)
+    )
 
 
-def _decode_event(raw: object) -> Event | None:
+def _decode_event(raw: object) -> Event:
     if isinstance(raw, dict):
         tag, fields = raw.get("type"), raw
     elif isinstance(raw, list) and raw:
-        tag = raw[0]
-        fields = dict(zip(_STORED if tag == "BlockStored" else _REMOVED, raw[1:], strict=False))
+        tag, fields = raw[0], {}
+        if isinstance(tag, str):
+            fields = dict(zip(_POSITIONAL.get(tag, ()), raw[1:], strict=False))
     else:
         raise EventDecodeError("an event is neither a map nor an array")
     if not isinstance(tag, str):
         raise EventDecodeError("an event has no type")
-    if tag == "BlockStored":
-        return _decode_stored(fields)
-    if tag == "BlockRemoved":
-        return RemovedEvent(_decode_hashes(fields), _decode_medium(fields), _optional_field(fields, "group_idx", int))
-    return ClearedEvent() if tag == "AllBlocksCleared" else None
+    match tag:
+        case "BlockStored":
+            return _decode_stored(fields)
+        case "BlockRemoved":
+            owner = _optional_field(fields, "ownership", str)
+            return RemovedEvent(
+                _decode_hashes(fields), _decode_medium(fields), _optional_field(fields, "group_idx", int), owner
+            )
+        case "AllBlocksCleared" | "TierBlocksCleared":
+            is_scoped = tag == "TierBlocksCleared" or fields.get("medium") is not None
+            medium = _decode_medium(fields) if is_scoped else None
+            return ClearedEvent(medium, _optional_field(fields, "ownership", str))
+    return UnknownEvent(tag[:_MAX_NAME])
 
 
 def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
@@ -125,18 +168,20 @@ def _decode_stored(fields: dict[Any, Any]) -> StoredEvent:
     parent, block_size = fields.get("parent_block_hash"), fields.get("block_size")
     if parent is not None and not _is_hash(parent):
         raise EventDecodeError("parent_block_hash is not a hash")
-    if type(block_size) is not int or not 0 < block_size <= _MAX_BLOCK_SIZE:
-        raise EventDecodeError(f"block_size is not a number from 1 to {_MAX_BLOCK_SIZE:,}")
+    if type(block_size) is not int or not 0 <= block_size <= _MAX_BLOCK_SIZE:
+        raise EventDecodeError(f"block_size is not a number from 0 to {_MAX_BLOCK_SIZE:,}")
     return StoredEvent(
         hashes,
         parent,
-        _decode_tokens(fields.get("token_ids")),
+        _decode_tokens(fields.get("token_ids")) if block_size else (),
         block_size,
-        _decode_extra_keys(fields, len(hashes)),
+        _decode_extra_keys(fields, len(hashes), is_start=parent is None),
         _decode_medium(fields),
         _optional_field(fields, "group_idx", int),
         _optional_field(fields, "kv_cache_spec_kind", str),
         _optional_field(fields, "kv_cache_spec_sliding_window", int),
+        _optional_field(fields, "locality", str),
+        _optional_field(fields, "ownership", str),
     )
 
 
@@ -160,12 +205,16 @@ def _decode_tokens(value: object) -> Sequence[int]:
     return value if set(map(type, value)) == {int} and min(value) >= 0 else ()
 
 
-def _decode_extra_keys(fields: dict[Any, Any], count: int) -> list[BlockExtraKeys] | None:
+def _decode_extra_keys(fields: dict[Any, Any], count: int, *, is_start: bool) -> list[BlockExtraKeys] | None:
     extras = _list_per_block(fields.get("extra_keys"), count, "extra_keys")
     lookahead = _list_per_block(fields.get("lookahead_token_ids"), count, "lookahead_token_ids")
     lora = _optional_field(fields, "lora_name", str)
+    salt = _optional_field(fields, "cache_salt", str, max_length=_MAX_SALT)
     if extras is None and lora:
         extras = [(lora,)] * count
+    if extras is None and salt and is_start and count:
+        # SGLang publishes the salt beside the blocks, vLLM as a key of a prompt's first block.
+        extras = [_to_hashable_keys([salt]), *[None] * (count - 1)]
     if lookahead is None:
         return extras
     # These hashes also cover later tokens, so the block's own tokens do not identify it.
@@ -206,13 +255,16 @@ def _to_hashable_keys(keys: list[object]) -> tuple[Any, ...]:
 
 
 def _decode_medium(fields: dict[Any, Any]) -> str:
-    return _optional_field(fields, "medium", str) or GPU
+    name = (_optional_field(fields, "medium", str) or GPU).upper()
+    if (_optional_field(fields, "locality", str) or "").upper() == REMOTE:
+        return REMOTE
+    return _MEDIA.get(name, name)
 
 
-def _optional_field(fields: dict[Any, Any], name: str, kind: type[_T]) -> _T | None:
+def _optional_field(fields: dict[Any, Any], name: str, kind: type[_T], *, max_length: int = _MAX_NAME) -> _T | None:
     value = fields.get(name)
-    if isinstance(value, str) and len(value) > _MAX_NAME:
-        raise EventDecodeError(f"{name} has more than {_MAX_NAME} characters")
+    if isinstance(value, str) and len(value) > max_length:
+        raise EventDecodeError(f"{name} has more than {max_length} characters")
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
     raise EventDecodeError(f"{name} is not a {'number' if kind is int else 'string'}")

@@ -16,7 +16,7 @@ from kvproxy.backends.prefix_cache import StreamStatus
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.blocks.row_types import PoolReport
 from kvproxy.upstreams.mirror import pool_rows
-from kvproxy.upstreams.mirror.apply_events import MirrorState, PoolKey
+from kvproxy.upstreams.mirror.apply_events import MirrorState, PoolKey, on_gpu
 from kvproxy.upstreams.mirror.prefix_match import (
     CachedChains,
     HashedPrompt,
@@ -65,6 +65,7 @@ class Mirror:
         replay: replay sockets of the ranks, in the same order; None for an engine without replay sockets.
         hasher: configured like the engine's block hashing.
         idle: seconds without a batch, after which a replay is requested, because the last batch may be lost.
+        match_unit: the engine's `--prefix-match-unit`; None if it is not set.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Mirror:
         *,
         hasher: BlockHasher | None = None,
         idle: float = 10.0,
+        match_unit: int | None = None,
     ) -> None:
         endpoints = expand_endpoint(endpoint)
         replays: list[str] | list[None] = [None] * len(endpoints) if replay is None else expand_endpoint(replay)
@@ -82,6 +84,7 @@ class Mirror:
                 f"{endpoint!r} has {len(endpoints)} sockets and {replay!r} has {len(replays)}: use one for each"
             )
         self.hasher = hasher or BlockHasher()
+        self.match_unit = match_unit
         self.subscribers = [
             EventSubscriber(one, other, idle=idle) for one, other in zip(endpoints, replays, strict=True)
         ]
@@ -104,7 +107,7 @@ class Mirror:
                 return subscriber.state
             for key, pool in subscriber.state.pools.items():
                 rank = index if key.rank is None else key.rank
-                merged.pools[PoolKey(rank, key.medium, key.group)] = pool
+                merged.pools[PoolKey(rank, key.medium, key.group, key.owner)] = pool
         return merged
 
     def num_resets(self) -> list[int]:
@@ -139,27 +142,32 @@ class Mirror:
     def hashes_match(self) -> bool | None:
         """Whether the engine publishes the hashes that `hasher` computes; None if no block can be compared."""
         for pools in self.state().pools_by_rank().values():
-            for pool in pools:
+            for pool in on_gpu(pools):
                 for block in pool.children(None):
                     if block.extra_keys is None and len(block.tokens) == pool.block_size:
-                        digest = self.hasher.hash_blocks(list(block.tokens), hash_block_size(pools))[-1]
+                        unit = hash_block_size(pools, self.match_unit)
+                        digest = self.hasher.hash_blocks(list(block.tokens), unit)[-1]
                         return block.hash in (digest, event_hash(digest))
         return None
 
     def hash_block_sizes(self) -> list[int]:
         """Return the numbers of tokens that a block hash covers, without duplicates; ranks may differ."""
-        return sorted({hash_block_size(pools) for pools in self.state().pools_by_rank().values()})
+        return sorted({hash_block_size(pools, self.match_unit) for pools in self.state().pools_by_rank().values()})
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:
         """Return the rank with the longest cached prefix, and this prefix; None before the first event."""
+        found = self.match_ranks(prompt).items()
+        return max(found, key=lambda item: (item[1].reusable_tokens, item[1].matched_tokens), default=None)
+
+    def match_ranks(self, prompt: HashedPrompt) -> dict[int | None, MirrorMatch]:
+        """Return the cached prefix in each data-parallel rank."""
         ranks = self.state().pools_by_rank()
-        found = [(rank, match_prefix(pools, prompt, self.hasher)) for rank, pools in ranks.items()]
-        return max(found, key=lambda item: item[1].matched_tokens, default=None)
+        return {rank: match_prefix(pools, prompt, self.hasher, self.match_unit) for rank, pools in ranks.items()}
 
     def chains_after_prefix(self, prompt: HashedPrompt) -> CachedChains | None:
         ranks = self.state().pools_by_rank().values()
-        found = [chains for pools in ranks if (chains := chains_after_prefix(pools, prompt, self.hasher)) is not None]
-        return max(found, default=None, key=lambda chains: chains.prefix_tokens)
+        found = [chains_after_prefix(pools, prompt, self.hasher, self.match_unit) for pools in ranks]
+        return max(filter(None, found), default=None, key=lambda chains: chains.prefix_tokens)
 
 
 async def _decode_in_thread_if_large(payload: bytes) -> DecodedBatch:
@@ -268,6 +276,7 @@ class EventSubscriber:
             next=self.sequencer.next,
             complete=self.sequencer.complete,
             unknown_removals=self.state.unknown_removals,
+            unknown_names=dict(self.state.unknown_names),
             error=self._last_error,
             replay_fails=self._replay_fails,
             **asdict(self.sequencer.counts),

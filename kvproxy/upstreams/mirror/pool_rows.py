@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from kvproxy.blocks.row_types import BlockContent, BlockLocation, BlockRow, ChainRow, PoolReport
 from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirrorState
-from kvproxy.upstreams.mirror.event_decoder import Hash
-from kvproxy.upstreams.mirror.prefix_match import attention_window
+from kvproxy.upstreams.mirror.event_decoder import GPU, Hash
+from kvproxy.upstreams.mirror.tier_match import attention_window
 
 
 def hash_hex(digest: Hash) -> str:
@@ -25,7 +25,7 @@ class MirroredPoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LocationSnapshot:
-    """Pools of one rank and medium, by KV cache group. Groups with full attention come first."""
+    """Pools of one rank, medium, and owner, by KV cache group. Groups with full attention come first."""
 
     location: BlockLocation
     pools: dict[int | None, MirroredPoolSnapshot]
@@ -58,12 +58,12 @@ def _merge_copies(block_size: int, copies: list[MirroredBlock], location: BlockL
 
 
 def snapshot_pools(state: MirrorState, engine: str) -> list[LocationSnapshot]:
-    found: dict[tuple[int | None, str], LocationSnapshot] = {}
+    found: dict[tuple[int | None, str, str | None], LocationSnapshot] = {}
     for key, pool in sorted(
         state.pools.items(), key=lambda item: (attention_window(item[1]) is not None, item[0].group or 0)
     ):
         location = BlockLocation(engine, key.rank, key.medium)
-        snapshot = found.setdefault((key.rank, key.medium), LocationSnapshot(location, {}))
+        snapshot = found.setdefault((key.rank, key.medium, key.owner), LocationSnapshot(location, {}))
         snapshot.pools[key.group] = MirroredPoolSnapshot(pool.block_size, dict(pool.blocks))
     return list(found.values())
 
@@ -103,14 +103,20 @@ def _chain_row(location: BlockLocation, pool: MirroredPoolSnapshot, leaf: Mirror
 
 
 def report_pools(state: MirrorState) -> PoolReport:
-    pools = state.pools.values()
+    """Report the GPU's blocks, and the number of distinct blocks in each other medium."""
+    pools = {key: pool for key, pool in state.pools.items() if key.medium == GPU}
     # The groups of a hybrid model use the same hashes.
-    hashes: dict[tuple[int | None, str, int], set[Hash]] = {}
+    hashes: dict[tuple[str, int | None, int], set[Hash]] = {}
     for key, pool in state.pools.items():
-        hashes.setdefault((key.rank, key.medium, pool.block_size), set()).update(pool.blocks)
+        hashes.setdefault((key.medium, key.rank, pool.block_size), set()).update(pool.blocks)
+    offloaded: dict[str, int] = {}
+    for (medium, _, _), blocks in hashes.items():
+        if medium != GPU:
+            offloaded[medium] = offloaded.get(medium, 0) + len(blocks)
     return PoolReport(
-        block_size=max((pool.block_size for pool in pools), default=None),
-        cached=sum(pool.num_copies for pool in pools),
-        evictions=sum(pool.num_removed for pool in pools),
-        distinct=sum(map(len, hashes.values())),
+        block_size=max((pool.block_size for pool in pools.values()), default=None),
+        cached=sum(pool.num_copies for pool in pools.values()),
+        evictions=sum(pool.num_removed for pool in pools.values()),
+        distinct=sum(len(blocks) for (medium, _, _), blocks in hashes.items() if medium == GPU),
+        offloaded=offloaded,
     )

@@ -15,14 +15,15 @@ from kvproxy.blocks.divergence import common_prefix_length, find_divergence
 from kvproxy.blocks.events import published_extra_keys
 from kvproxy.blocks.row_types import Divergence
 from kvproxy.blocks.single_type_manager import blocks_in_window, find_longest_common_hit, find_window_hit
-from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirroredPool
+from kvproxy.upstreams.mirror.apply_events import MirroredBlock, MirroredPool, on_gpu
 from kvproxy.upstreams.mirror.event_decoder import BlockExtraKeys, Hash
+from kvproxy.upstreams.mirror.tier_match import TierMatch, attention_window, match_tiers
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
 
 _NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)  # Replaces blocks before a sliding window.
-_MAMBA_WINDOW = 2  # The next token requires only the block of the previous token.
+_DEFAULT_BLOCK_SIZE = 16
 _MAX_CHAINS = 4
 _MAX_CHAIN_TOKENS = 4_096
 
@@ -123,33 +124,49 @@ class GroupLookup:
         )
 
 
-def _group_lookups(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> list[GroupLookup]:
-    hashes = PromptHashes(prompt, hasher, hash_block_size(pools))
+def _group_lookups(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher, unit: int | None
+) -> list[GroupLookup]:
+    """Return lookups in the GPU's pools; without a GPU pool, in an empty one."""
+    block_size = hash_block_size(pools, unit)
+    hashes = PromptHashes(prompt, hasher, block_size)
     # A group with full attention finds the engine's hashes for the groups after it.
-    return [GroupLookup(pool, hashes) for pool in sorted(pools, key=lambda pool: attention_window(pool) is not None)]
+    gpu = sorted(on_gpu(pools), key=lambda pool: attention_window(pool) is not None)
+    return [GroupLookup(pool, hashes) for pool in gpu or [_empty_pool(block_size)]]
 
 
-def attention_window(pool: MirroredPool) -> int | None:
-    """Return the attention window in tokens; None for full attention, and for an unknown attention type.
-
-    A prefix in a pool with full attention requires all blocks, so predictions for unknown types are never too high.
-    """
-    if pool.kind == "mamba":
-        return _MAMBA_WINDOW
-    return pool.window if pool.kind is not None and "sliding_window" in pool.kind else None
+def _empty_pool(block_size: int) -> MirroredPool:
+    pool = MirroredPool()
+    pool.block_size = block_size
+    return pool
 
 
-def hash_block_size(pools: Sequence[MirroredPool]) -> int:
-    return gcd(*(pool.block_size for pool in pools))
+def hash_block_size(pools: Sequence[MirroredPool], unit: int | None = None) -> int:
+    """Return the number of tokens that an engine's block hash covers. `unit` is vLLM's `--prefix-match-unit`, if it is set."""
+    sizes = [pool.block_size for pool in on_gpu(pools) or pools if pool.block_size]
+    smallest = gcd(*sizes) or _DEFAULT_BLOCK_SIZE
+    return unit if unit and smallest % unit == 0 else smallest
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorMatch:
-    """The cached prefix of a prompt in one rank."""
+    """The cached prefix of a prompt in one rank.
+
+    Attributes:
+        matched_tokens: length of the prefix on the GPU.
+        blocks: the prefix's blocks in `group`.
+        group: the first KV cache group, with full attention if there is any.
+        tiers: tokens after this prefix that the engine can load from other media.
+    """
 
     matched_tokens: int
-    blocks: list[MirroredBlock]  # The prefix's blocks in `group`.
-    group: GroupLookup  # The first KV cache group, with full attention if there is any.
+    blocks: list[MirroredBlock]
+    group: GroupLookup
+    tiers: TierMatch
+
+    @property
+    def reusable_tokens(self) -> int:
+        return self.matched_tokens + self.tiers.num_tokens
 
     def divergence(self) -> Divergence | None:
         group = self.group
@@ -160,12 +177,19 @@ class MirrorMatch:
         return find_divergence(group.hashes.prompt.tokens, start, group.block_size, children)
 
 
-def match_prefix(pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher) -> MirrorMatch:
-    """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token."""
-    groups = _group_lookups(pools, prompt, hasher)
-    num_hashes = len(groups[0].hashes.digests)
-    found, length = find_longest_common_hit(groups, range(num_hashes), max(0, len(prompt.tokens) - 1))
-    return MirrorMatch(length, [block for block in found[0] if block is not _NULL_BLOCK], groups[0])
+def match_prefix(
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher, unit: int | None = None
+) -> MirrorMatch:
+    """Find a prompt's cached prefix in the pools of one rank. As in vLLM, it excludes the prompt's last token.
+
+    `unit` is vLLM's `--prefix-match-unit`, if it is set.
+    """
+    groups = _group_lookups(pools, prompt, hasher, unit)
+    hashes = groups[0].hashes
+    found, length = find_longest_common_hit(groups, range(len(hashes.digests)), max(0, len(prompt.tokens) - 1))
+    blocks = [block for block in found[0] if block is not _NULL_BLOCK]
+    tiers = match_tiers(pools, hashes, length, blocks[-1].hash if blocks else None)
+    return MirrorMatch(length, blocks, groups[0], tiers)
 
 
 class CachedChains(NamedTuple):
@@ -177,13 +201,13 @@ class CachedChains(NamedTuple):
 
 
 def chains_after_prefix(
-    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher
+    pools: Sequence[MirroredPool], prompt: HashedPrompt, hasher: BlockHasher, unit: int | None = None
 ) -> CachedChains | None:
     """Return cached chains that continue the prompt's cached prefix differently than the prompt.
 
     Return None if no chain continues the prefix, or if a chain contains the whole rest of the prompt.
     """
-    group = _group_lookups(pools, prompt, hasher)[0]
+    group = _group_lookups(pools, prompt, hasher, unit)[0]
     if group.window is not None:
         return None
     pool = group.pool

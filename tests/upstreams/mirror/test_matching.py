@@ -188,7 +188,7 @@ def test_an_empty_mirror_holds_nothing() -> None:
     assert match_prefix(state.pools_by_rank()[None], HashedPrompt([]), SEED).matched_tokens == 0
 
 
-def test_the_best_rank_counts_without_other_media() -> None:
+def test_the_rank_with_the_longest_prefix_in_all_media_is_the_best() -> None:
     mirror = Mirror("tcp://127.0.0.1:1", hasher=SEED)
     tokens = list(range(17))
     digests = CacheRequest("", tokens).update_hashes(SEED, 4)
@@ -199,7 +199,11 @@ def test_the_best_rank_counts_without_other_media() -> None:
     state.apply(EventBatch(1.0, [StoredEvent(list(names), None, tokens[:16], 4, medium="CPU")], 0))
     best = mirror.match_prefix(HashedPrompt(tokens))
     assert best is not None
-    assert (best[0], best[1].matched_tokens) == (1, 12)
+    assert (best[0], best[1].matched_tokens, best[1].tiers.by_medium) == (0, 4, {"CPU": 12})
+    state.apply(EventBatch(2.0, [ClearedEvent("CPU")], 0))
+    best = mirror.match_prefix(HashedPrompt(tokens))
+    assert best is not None
+    assert (best[0], best[1].matched_tokens, best[1].tiers.by_medium) == (1, 12, {})
 
 
 @pytest.mark.parametrize("is_published", [False, True])

@@ -81,7 +81,9 @@ def test_ranks_and_media_are_separate() -> None:
         BlockLocation(URL, 0, "CPU"),
         BlockLocation(URL, 1, "GPU"),
     ]
-    assert len(list_chains(snapshot_pools(state, URL))) == report_pools(state).cached == 3
+    assert len(list_chains(snapshot_pools(state, URL))) == 3
+    report = report_pools(state)
+    assert (report.cached, report.offloaded) == (2, {"CPU": 1})
     state.apply(EventBatch(3.0, [ClearedEvent()], 0))
     assert [row.place for row in rows_of(state)] == [BlockLocation(URL, 1, "GPU")]
 

@@ -53,8 +53,8 @@ def estimate(
     The log is replayed in this process, with an empty cache and the settings of the data folder. If the log has responses,
     semantic hits are compared with them.
 
-    For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports the cost of the input,
-    the part that each cause of lost reuse adds, and the cost of other ways to keep prefixes cached during pauses.
+    For transcripts of agents (Claude Code, Codex, opencode, or traces of WEKA; a file or a folder), it reports the cost of the
+    input, the part that each cause of lost reuse adds, and the cost of other ways to keep prefixes cached during pauses.
 
     Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10,1.25 --plot estimate.svg
 

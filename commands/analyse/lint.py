@@ -47,8 +47,8 @@ def lint(
     family, lint reports the first texts that differ, and the tokens to compute after each text is removed or moved. The
     edits of prompts in the kvproxy.toml of the data folder are applied first.
 
-    For transcripts of agents (Claude Code, Codex, or traces of WEKA; a file or a folder), it reports where the sessions lost
-    cached tokens.
+    For transcripts of agents (Claude Code, Codex, opencode, or traces of WEKA; a file or a folder), it reports where the sessions
+    lost cached tokens.
 
     Example: kvproxy lint requests.jsonl --tokenizer ./model --edits edits.toml
 

@@ -219,16 +219,15 @@ def _print_plan(plan: "CapacityPlan") -> None:
     head, rows = plan.table()
     print_table({f"{name}#": value for name, value in zip(head, row, strict=True)} for row in rows)
     sweep = plan.sweep
-    print_text(
-        f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks); hit rate of an unlimited"
-        f" pool {sweep.unlimited:.1%}"
-    )
+    print_text(f"{plural(sweep.requests, 'request')}, {sweep.tokens:,} tokens ({sweep.blocks:,} blocks)")
+    print_text(plan.ceiling_sentence())
     print_text(plan.recommendation())
 
 
 def _json_document(plan: "CapacityPlan") -> dict[str, Any]:
     return {
         **asdict(plan.sweep),
+        "ceilings": asdict(plan.ceilings),
         "bytes_per_token": plan.speed.token_bytes if plan.speed else None,
         "sufficient_size": {name: plan.sweep.sufficient_size(name) for name in plan.sweep.rates},
         "costs": [asdict(cost) for cost in plan.costs],

@@ -1,4 +1,4 @@
-"""Reads agent traces of WEKA, and transcripts: the files in which Claude Code and Codex record sessions."""
+"""Reads agent traces of WEKA, and transcripts: the files in which Claude Code, Codex, and opencode record sessions."""
 
 import contextlib
 import json
@@ -7,12 +7,13 @@ from itertools import groupby
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.log_format import LoggedRequest, logged_time
+from kvproxy.analyse.opencode import is_opencode_file, opencode_requests
 from kvproxy.analyse.simulate.trace_reader import TraceSession, read_text, weka_sessions
 from kvproxy.apis import APIS
 from kvproxy.apis.json import Json, JsonObject, as_object, field, objects
 from kvproxy.errors import NotFound
 
-_SUFFIXES = (".jsonl", ".json", ".json.gz")
+_SUFFIXES = (".jsonl", ".json", ".json.gz", "opencode.db")
 _OUTPUTS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 _HEAD_CHARACTERS = 4_096
 
@@ -25,7 +26,7 @@ def transcript_files(path: Path) -> list[Path] | None:
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and _is_transcript(file))
         if not found:
-            raise NotFound(f"{path} has no transcripts of Claude Code or Codex, and no agent traces")
+            raise NotFound(f"{path} has no transcripts of Claude Code, Codex, or opencode, and no agent traces")
         return found
     return [path] if path.is_file() and _is_transcript(path) else None
 
@@ -35,7 +36,8 @@ def _is_transcript(path: Path) -> bool:
     first = head.lstrip().partition("\n")[0]
     if '"hash_ids"' in head and '"requests"' in head:
         return True
-    return any(mark in first for mark in ('"session_meta"', '"sessionId"', '"leafUuid"'))
+    marks = ('"session_meta"', '"sessionId"', '"leafUuid"')
+    return any(mark in first for mark in marks) or is_opencode_file(path, head)
 
 
 def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[TraceSession]]:
@@ -43,6 +45,9 @@ def read_transcripts(files: Iterable[Path]) -> tuple[list[LoggedRequest], list[T
     requests: list[LoggedRequest] = []
     traces: list[TraceSession] = []
     for file in files:
+        if is_opencode_file(file, read_text(file, _HEAD_CHARACTERS)):
+            requests += opencode_requests(file)
+            continue
         text = read_text(file)
         if text.lstrip().startswith("{") and '"hash_ids"' in text[:_HEAD_CHARACTERS]:
             traces += weka_sessions(file, text)

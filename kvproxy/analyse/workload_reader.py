@@ -14,6 +14,7 @@ from statistics import fmean
 
 import msgpack
 
+from kvproxy.analyse.opencode import is_opencode_file
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest
 from kvproxy.analyse.simulate.trace_reader import (
     DEFAULT_BLOCK_SIZE,
@@ -73,7 +74,7 @@ def _schedule_users(traces: Sequence[Workload], users: int) -> Iterator[TraceReq
 
 def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workload:
     head = read_text(path, 4096)
-    if head.startswith("SQLite format 3"):
+    if head.startswith("SQLite format 3") and not is_opencode_file(path, head):
         return _read_journal(path, block_size or DEFAULT_BLOCK_SIZE, ids)
     if path.suffix == ".msgpack":
         return _read_events(path, ids)

@@ -29,7 +29,7 @@ def test_rates_are_shares_of_the_tokens(tmp_path: Path) -> None:
     trace.write_text(f"{json.dumps({'tokens': list(range(18))})}\n" * 3)
     options = ("simulate", trace, "--block-size", 4)
     shown = kvproxy(*options).stdout
-    assert "3 requests, 54 tokens (15 blocks); hit rate of an unlimited pool 59.3%\n" in shown
+    assert "3 requests, 54 tokens (15 blocks)\nhit rate of an unlimited pool: 59.3% of the prompt tokens" in shown
     assert "of the prompt tokens" in shown
     found = result(*options)
     assert found["rates"]["lru"][-1] == found["unlimited"] == 32 / 54

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproxy.analyse.charts import Chart, ChartLine, save
+from kvproxy.analyse.simulate.ceilings import Ceilings, ceilings
 from kvproxy.analyse.simulate.pool_cost import GIB, EngineSpeed, PoolCost, Tier, pool_cost
 from kvproxy.analyse.simulate.pool_simulation import lru_hits
 from kvproxy.analyse.simulate.pool_size_sweep import Sweep, sweep, sweep_charts
@@ -31,6 +32,7 @@ class CapacityPlan:
         name: title of the report.
         costs, costs_without_tiers: cost of each pool size with LRU; empty if `speed` is None.
         speed: None if the KV bytes of a token are unknown.
+        ceilings: hit rates of an unlimited pool.
         notes: sentences about information that the trace lacks.
     """
 
@@ -40,6 +42,7 @@ class CapacityPlan:
     costs_without_tiers: Sequence[PoolCost]
     tiers: Sequence[Tier]
     speed: EngineSpeed | None
+    ceilings: Ceilings
     notes: tuple[str, ...]
 
     def pool_name(self, size_index: int) -> str:
@@ -85,6 +88,14 @@ class CapacityPlan:
             return "Keep LRU: no other policy of an engine is better at this size."
         best = max(better, key=others.__getitem__)
         return f"The policy {best} adds {100 * (others[best] - lru[size_index]):.1f} points at this size."
+
+    def ceiling_sentence(self) -> str:
+        """Return the hit rates of an unlimited pool by each definition."""
+        found = self.ceilings
+        return (
+            f"hit rate of an unlimited pool: {found.whole:.1%} of the prompt tokens; {found.second_half:.1%} in the second half"
+            f" of the requests, after the first half filled the pool; {found.mean:.1%} as the mean of the requests"
+        )
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headings and the rows of a table with a row for each pool size."""
@@ -140,14 +151,15 @@ def plan_capacity(
     chains, block_tokens = workload.chains, workload.block_tokens
     tokens = sum(arrival.tokens for arrival in workload.arrivals)
     result = sweep(chains, block_tokens, sizes, policies, progress, exact=exact, tokens=tokens)
+    highest = ceilings(workload.arrivals, block_tokens)
     if speed is None:
-        return CapacityPlan(name, result, (), (), (), None, workload.notes)
+        return CapacityPlan(name, result, (), (), (), None, highest, workload.notes)
     beyond = [max(1, int(tier.gib * GIB / speed.token_bytes / block_tokens)) for tier in tiers]
     hits = [block_tokens * found for found in lru_hits(chains, [*result.sizes, *beyond])]
     pools, lower = hits[: len(result.sizes)], hits[len(result.sizes) :]
     costs = [pool_cost([hit, *lower], tiers, speed, tokens=tokens, requests=len(chains)) for hit in pools]
     alone = [pool_cost([hit], (), speed, tokens=tokens, requests=len(chains)) for hit in pools]
-    return CapacityPlan(name, result, costs, alone, tiers, speed, workload.notes)
+    return CapacityPlan(name, result, costs, alone, tiers, speed, highest, workload.notes)
 
 
 def write_report(plan: CapacityPlan, path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproxy.analyse.simulate.ceilings import ceilings
 from kvproxy.analyse.simulate.pool_simulation import (
     ONLINE_POLICIES,
     POLICY_NAMES,
     ChainRequest,
     SimulatedPool,
+    TraceRequest,
     simulate,
 )
 from kvproxy.analyse.simulate.pool_size_sweep import default_sizes, sweep
@@ -87,6 +89,19 @@ def test_mooncake_slice_against_the_obvious_cache() -> None:
     assert result.unlimited == hits / blocks
     assert result.rates["lru"][-1] <= result.rates["belady"][-1] <= result.unlimited
     assert result.sufficient_size("belady") in result.sizes
+
+
+def test_ceilings_by_each_definition() -> None:
+    """By hand: prompts of 4, 8, 4, and 2 blocks, of 10 tokens each, reuse 0, 30, 30, and 10 tokens."""
+    prompts = [(0, 1, 2, 3), (0, 1, 2, 9, 10, 11, 12, 13), (0, 1, 2, 3), (0, 1)]
+    arrivals = [
+        TraceRequest(float(at), ChainRequest(blocks, len(blocks) - 1, False), 10 * len(blocks), 0)
+        for at, blocks in enumerate(prompts)
+    ]
+    found = ceilings(arrivals, 10)
+    assert found.whole == pytest.approx(70 / 180)
+    assert found.second_half == pytest.approx(40 / 60)
+    assert found.mean == pytest.approx((0 + 3 / 8 + 3 / 4 + 1 / 2) / 4)
 
 
 def test_default_sizes_of_a_small_trace_differ_by_a_tenth() -> None:

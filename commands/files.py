@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvproxy.analyse.charts import Chart, save
+from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.errors import InvalidRequest, KvproxyError, NotFound
 from kvproxy.optional_packages import require_package
 
@@ -45,10 +46,9 @@ def read_text(file: Path) -> str:
     # A small database may be valid UTF-8.
     if content.startswith(b"SQLite format 3"):
         raise InvalidRequest(f"{file} is a database: simulate and log read a journal, cache export a store")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{file} is not UTF-8 text: convert it") from None
+    if (kind := describe_binary(content)) is not None:
+        raise InvalidRequest(f"{file} {kind}")
+    return content.decode("utf-8-sig")
 
 
 def write_chunks(file: Path, chunks: Iterable[bytes]) -> None:

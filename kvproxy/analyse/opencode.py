@@ -146,14 +146,18 @@ def _request(
     output = generated if isinstance(generated, int) else 0
     body: JsonObject = {"model": model, "messages": history}
     session = {"x-session-id": str(info["sessionID"])}
+    usage: JsonObject
+    response: JsonObject
     if info.get("providerID") == "anthropic" or "claude" in model:
-        usage: JsonObject = {"input_tokens": fresh, "output_tokens": output}
-        usage = {**usage, "cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+        cached: JsonObject = {"cache_read_input_tokens": read, "cache_creation_input_tokens": written}
+        usage = {"input_tokens": fresh, "output_tokens": output, **cached}
         answer = [block for turn in _turns("assistant", step, start)[:1] for block in objects(field(turn, "content"))]
-        response: JsonObject = {"type": "message", "role": "assistant", "content": list[Json](answer), "usage": usage}
+        response = {"type": "message", "role": "assistant", "content": list[Json](answer), "usage": usage}
         api = APIS["messages"]
     else:
-        details: JsonObject = {"cached_tokens": read} | ({"cache_write_tokens": written} if written else {})
+        details: JsonObject = {"cached_tokens": read}
+        if written:
+            details["cache_write_tokens"] = written
         usage = {"prompt_tokens": fresh + read + written, "completion_tokens": output, "prompt_tokens_details": details}
         response, api = {"usage": usage}, APIS["chat"]
     yield LoggedRequest(0, api, body, session, start, response, max(0.0, (end or start) - start))

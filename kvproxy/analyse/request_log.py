@@ -1,13 +1,14 @@
 """Reads the requests of a log in the format that its rows have; `log_formats/` has the formats."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 
-from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow
-from kvproxy.analyse.log_formats.registry import FORMATS, PROMPTS, format_names
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, SkipRow, decoded
+from kvproxy.analyse.log_formats.registry import PROMPTS, format_names, log_formats
 from kvproxy.analyse.log_formats.requests import BODY_FIELDS
 from kvproxy.analyse.log_formats.rows import FileRows, read_rows
 from kvproxy.apis import APIS
@@ -17,6 +18,8 @@ from kvproxy.units import format_line_numbers
 
 _SAMPLE = 1_000
 _SHOWN_FIELDS = 6
+_TRACE_FIELDS = {"hash_ids", "input_length", "block_hashes"}
+_PLAIN_FORMATS = ("requests", "completions", "openpipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +103,45 @@ def _no_requests(file: Path, log: RequestLog) -> str:
 
 
 def _choose_format(file: Path, content: FileRows, name: str | None) -> LogFormat:
+    formats = log_formats()
     if name is not None:
-        return next(each for each in FORMATS if each.name == name)
+        return next(each for each in formats if each.name == name)
     sample = [value for _, value in content.rows[:_SAMPLE]]
     if not sample:
-        if content.invalid:
-            raise InvalidRequest(f"{file}, line {content.invalid[0]}: this is not a JSON object")
-        if "not JSON" in content.skipped:
-            raise InvalidRequest(f"{file} is not JSON: add --format prompts if each line is a prompt")
-        raise InvalidRequest(f"{file} contains no requests")
-    counts = [sum(each.matches(value) for value in sample) for each in FORMATS]
-    if not max(counts):
-        raise InvalidRequest(_describe_unknown(file, content))
-    return FORMATS[counts.index(max(counts))]
+        raise InvalidRequest(_describe_empty(file, content))
+    counts = [sum(each.matches(value) for value in sample) for each in formats]
+    chosen = formats[counts.index(max(counts))]
+    # A column of texts may be prompts, questions, or templates.
+    is_guess = content.is_table and chosen.name in _PLAIN_FORMATS and not any(map(_has_json_request, sample))
+    if not max(counts) or is_guess:
+        raise InvalidRequest(_describe_unknown(file, content, formats))
+    return chosen
 
 
-def _describe_unknown(file: Path, content: FileRows) -> str:
+def _has_json_request(value: JsonObject) -> bool:
+    names = (*BODY_FIELDS, "messages", "input")
+    return any(isinstance(decoded(value.get(name)), dict | list) for name in names)
+
+
+def _describe_empty(file: Path, content: FileRows) -> str:
+    if content.invalid:
+        number, error = next(iter(content.invalid.items()))
+        return f"{file}, line {number}: {error}"
+    if "not JSON" in content.skipped:
+        return f"{file} is not JSON: add --format prompts if each line is a prompt"
+    if places := content.skipped.get("not a JSON object"):
+        return f"{file} has {len(places):,} values, and none is a JSON object: give an array of requests"
+    return f"{file} is empty: it contains no requests"
+
+
+def _describe_unknown(file: Path, content: FileRows, formats: Sequence[LogFormat]) -> str:
     number, value = content.rows[0]
-    nearest = min((each for each in FORMATS if each.has_requests), key=lambda each: _distance(each, value))
     fields = ", ".join(list(value)[:_SHOWN_FIELDS]) + (", ..." if len(value) > _SHOWN_FIELDS else "")
+    if content.is_table:
+        return f"{file} is a table with the columns {fields}: convert its rows to JSON lines with model and messages"
+    if _TRACE_FIELDS & set(value):
+        return f"{file} is a trace, its fields are {fields}: kvproxy simulate reads traces"
+    nearest = min((each for each in formats if each.has_requests), key=lambda each: _distance(each, value))
     missing = " and ".join(each.replace("|", " or ") for each in nearest.missing(value))
     return (
         f"{file}, line {number}: unknown format, its fields are {fields or 'none'};"
@@ -127,14 +150,16 @@ def _describe_unknown(file: Path, content: FileRows) -> str:
 
 
 def _distance(format: LogFormat, value: JsonObject) -> tuple[float, int]:
-    # Plain requests are the nearest format of rows that resemble no export.
     missing = len(format.missing(value))
-    return missing / len(format.signature), 0 if format.name == "requests" else 1
+    # Plain requests are the nearest format of rows that resemble no export: one common field is no resemblance.
+    is_similar = format.name == "requests" or len(format.signature) - missing > 1
+    return missing / len(format.signature) if is_similar else 2.0, 0 if format.name == "requests" else 1
 
 
 def _read_rows(content: FileRows, chosen: LogFormat, model: str) -> RequestLog:
-    log = RequestLog(chosen.title, len(content.rows), skipped=content.skipped)
-    log.errors = [LineError(number, "this is not a JSON object") for number in content.invalid]
+    layout = f" in {content.envelope}" if content.envelope else " in a table" if content.is_table else ""
+    log = RequestLog(f"{chosen.title}{layout}", len(content.rows), skipped=content.skipped)
+    log.errors = [LineError(number, error) for number, error in content.invalid.items()]
     for number, value in content.rows:
         try:
             found = list(chosen.read(Row(number, value, model)))

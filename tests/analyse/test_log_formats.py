@@ -1,14 +1,18 @@
 """One small file per format, in its published shape, with requests counted by hand."""
 
 import json
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvproxy.analyse.log_formats import registry
+from kvproxy.analyse.log_formats.log_format import LogFormat, LoggedRequest, Row, request_of
 from kvproxy.analyse.log_formats.registry import FORMATS
 from kvproxy.analyse.request_log import RequestLog, read_log
-from kvproxy.errors import InvalidRequest
+from kvproxy.errors import InvalidRequest, SettingsError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
 ANSWER = {
@@ -379,7 +383,16 @@ def test_fields_of_the_log_reach_no_request() -> None:
             "store_prompts_in_spend_logs",
         ),
         ("prompts:\n  - a\n", "pf.yaml", "YAML"),
-        ("TIMESTAMP,ContextTokens\n1,2\n", "azure.csv", "simulate reads traces"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n", "azure.csv", "simulate reads traces"),
+        ('{"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}', "t.jsonl", "simulate reads traces"),
+        ("prompt\tanswer\nWhat?\tThis.\n", "table.txt", "table with the columns prompt, answer"),
+        ("start_time,input_tokens,output_tokens\n1,2,3\n", "usage", "table with the columns start_time"),
+        ("[[1], 2]", "nested.json", "2 values, and none is a JSON object"),
+        ('[{"messages": [', "cut.json", "line 1: this is no JSON: unexpected end of data"),
+        ('{"id": 1, "object": "chat.completion", "choices": []}', "r.jsonl", "responses without their requests"),
+        ('{"messages": [], "temperature": NaN}', "nan.jsonl", "not a JSON object"),
+        ("---\nprompts: [a]\n", "prompts.txt", "YAML"),
+        ('{"instruction": "q", "context": "", "response": "a"}', "d.jsonl", "nearest format, requests"),
         ("q,a\n1,2\n", "table.csv", "convert its rows"),
         ("one\ntwo\n", "questions.txt", "--format prompts"),
         ("", "empty", "contains no requests"),
@@ -393,6 +406,94 @@ def test_other_files_get_an_error_that_names_the_fix(text: str, name: str, messa
     with pytest.raises(InvalidRequest, match=message.replace("(", r"\(")) as error:
         read(text, name)
     assert "\n" not in error.value.message
+
+
+def quoted(value: object) -> str:
+    """Return JSON as a field of a table."""
+    text = json.dumps(value).replace('"', '""')
+    return f'"{text}"'
+
+
+def docker(*parts: str) -> str:
+    rows = ({"log": part, "stream": "stdout", "time": TIME} for part in parts)
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+LINE = json.dumps(CHAT)
+PART = "2026-11-01T10:00:00.1Z stdout"
+LAYOUTS = {
+    "requests": [
+        f"{LINE}\r\n{LINE}\r\n",
+        json.dumps(CHAT, indent=2) + "\n" + json.dumps(CHAT, indent=2),
+        f"{LINE}\r{LINE}\r",
+        f"\x1e{LINE}\n\x1e{LINE}\n",
+    ],
+    "requests in Docker's log": [
+        docker(f"{LINE}\n", f"{LINE}\n"),
+        docker(LINE[:30], f"{LINE[30:]}\n", LINE[:9], LINE[9:20], f"{LINE[20:]}\n"),
+    ],
+    "requests in journald's log": [(json.dumps({"__REALTIME_TIMESTAMP": "1", "MESSAGE": LINE}) + "\n") * 2],
+    "requests in Kubernetes' log": [
+        f"{PART} F {LINE}\n" * 2,
+        f"{PART} P {LINE[:30]}\n{PART} F {LINE[30:]}\n" * 2,
+    ],
+    "requests in lines with a prefix": [
+        f"[pod/web/app] {LINE}\n" * 2,
+        f"web-1  | {LINE}\n" * 2,
+        f"Nov 01 10:00:00 host app[12]: {LINE}\n" * 2,
+    ],
+    "requests in a table": [
+        "time,request\n" + f"1,{quoted(CHAT)}\n" * 2,
+        "model;messages\n" + f"m;{quoted(CHAT['messages'])}\n" * 2,
+    ],
+    "Langfuse export in a table": [
+        "id,traceId,startTime,type,model,input,output\n"
+        + f"o,t,{TIME},GENERATION,m,{quoted(CHAT['messages'])},a\n" * 2,
+    ],
+}
+
+
+@pytest.mark.parametrize(("format", "text"), [(name, text) for name, texts in LAYOUTS.items() for text in texts])
+def test_rows_are_found_in_other_layouts(format: str, text: str) -> None:
+    log = read(text, "some.log")
+    assert log.format == format
+    assert [each.body["messages"] for each in log.requests] == [CHAT["messages"]] * 2
+    assert {each.body["model"] for each in log.requests} == {"m"}
+    assert log.errors == []
+
+
+def test_long_fields_of_a_table_are_read() -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 40_000}]})
+    assert len(read('time,request\n1,"' + body.replace('"', '""') + '"\n', "a.csv").requests) == 1
+
+
+def test_a_log_of_an_engine_in_a_log_of_docker() -> None:
+    line = "INFO Received request cmpl-1: prompt: 'q', params: SamplingParams(n=1), prompt_token_ids: [1].\n"
+    log = read(json.dumps({"log": line, "stream": "stderr", "time": TIME}))
+    assert ([each.body["prompt"] for each in log.requests], log.format) == (["q"], "requests in Docker's log")
+
+
+def test_a_plugin_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*, group: str) -> list[EntryPoint]:
+        return [EntryPoint("mine", f"{__name__}:MINE", group)] if group == "kvproxy.log_formats" else []
+
+    monkeypatch.setattr(registry, "entry_points", found)
+    log = read('{"ask": "q"}')
+    assert (log.format, log.requests[0].body["messages"]) == ("my log", CHAT["messages"])
+    assert "mine" in registry.format_names()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("bad", "no.such:thing", group)])
+    with pytest.raises(SettingsError, match=r"no\.such:thing cannot be loaded"):
+        read('{"ask": "q"}')
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("bad", f"{__name__}:CHAT", group)])
+    with pytest.raises(SettingsError, match="is no LogFormat"):
+        read('{"ask": "q"}')
+
+
+def read_mine(row: Row) -> Iterator[LoggedRequest]:
+    yield request_of(row, {"messages": [{"role": "user", "content": row.value["ask"]}]})
+
+
+MINE = LogFormat("mine", "my log", ("ask",), read_mine)
 
 
 def test_text_logs_of_engines() -> None:

@@ -10,6 +10,7 @@ from kvproxy.analyse.log_formats.log_format import (
     SkipRow,
     api_of_route,
     chat_response,
+    decoded,
     decoded_object,
     decoded_response,
     first_of,
@@ -24,10 +25,11 @@ from kvproxy.apis.api import Api
 from kvproxy.apis.json import JsonObject, objects
 from kvproxy.errors import InvalidRequest
 
-BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody")
-_RESPONSES = ("response_body", "response", "answer", "completion", "output", "responseBody")
+BODY_FIELDS = ("body", "request_body", "request", "payload", "json", "requestBody", "request_json")
+_RESPONSES = ("response_body", "response", "answer", "completion", "output", "responseBody", "response_json")
 _ROUTES = ("url", "path", "endpoint", "route", "request_path", "target_url")
 _STATUSES = ("status", "status_code", "response_status", "response_status_code")
+_LISTS = {"messages", "tools", "input"}
 _LOG_FIELDS = {"method", *_STATUSES, *_ROUTES}
 _FINE_TUNING_FIELDS = {"messages", "tools", "functions", "parallel_tool_calls"}
 
@@ -64,7 +66,8 @@ def _body(value: JsonObject, api: Api | None) -> JsonObject:
         return body
     if not any(name in value for name in PROMPT_FIELDS) and _LOG_FIELDS & set(value):
         raise SkipRow("no body")
-    return known_fields(value, api)
+    # In a table, lists are texts.
+    return {name: decoded(each) if name in _LISTS else each for name, each in known_fields(value, api).items()}
 
 
 def _read_fine_tuning(row: Row) -> Iterator[LoggedRequest]:
@@ -103,6 +106,10 @@ def _refuse_batch_output(row: Row) -> Iterator[LoggedRequest]:
     raise InvalidRequest("this is the output of a batch, which has no prompts: give the input file of the batch")
 
 
+def _refuse_responses(row: Row) -> Iterator[LoggedRequest]:
+    raise InvalidRequest("these are responses without their requests: give a log that has both")
+
+
 FORMATS = (
     LogFormat(
         "batch-output",
@@ -124,4 +131,5 @@ FORMATS = (
     _FineTuning("fine-tuning", "fine-tuning data", ("messages",), _read_fine_tuning),
     LogFormat("completions", "prompts with completions", ("prompt", "completion"), _read_prompt_completion),
     LogFormat("requests", "requests", ("|".join([*PROMPT_FIELDS, *BODY_FIELDS]),), _read_request),
+    LogFormat("responses", "responses", ("choices", "object|usage"), _refuse_responses, has_requests=False),
 )

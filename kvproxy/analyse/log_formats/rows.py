@@ -1,12 +1,16 @@
-"""Splits a file into rows: JSON lines, a JSON array, one JSON object, or the text lines of an engine's log."""
+"""Splits a file into rows: JSON lines, documents, a table, or the lines of a container's or an engine's log."""
 
+import csv
+import json
 import re
 from ast import literal_eval
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvproxy.analyse.log_formats.log_format import PROMPT_FIELDS, first_of
+from kvproxy.analyse.simulate.trace_reader import TRACE_TABLES
 from kvproxy.apis.json import Json, JsonObject, as_object, loads, objects
 from kvproxy.errors import InvalidRequest
 
@@ -16,6 +20,18 @@ _VLLM_LINE = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: prom
 _VLLM_WITHOUT_PROMPT = re.compile(r"Received request \S+: params: SamplingParams\(")
 _VLLM_MAX_TOKENS = re.compile(r"max_tokens=(\d+)")
 _SGLANG_LINE = re.compile(r"Receive: obj=GenerateReqInput\(.*?\btext=" + _QUOTED)
+# Logs whose rows have a line of another log: its field, a second field of these rows, and their name.
+_ENVELOPES = (
+    ("log", "stream", "Docker's log"),
+    ("MESSAGE", "__REALTIME_TIMESTAMP", "journald's log"),
+    ("message", "ingestionTime", "CloudWatch's log"),
+    ("textPayload", "insertId", "Google Cloud's log"),
+)
+_KUBERNETES_LINE = re.compile(r"\S+ (?:stdout|stderr) ([FP]) (.*)", re.DOTALL)
+_MAX_PREFIX = 200
+_COLUMN_NAME = re.compile(r"[\w .()/-]{1,60}")
+_ARRAY = re.compile(r"\s*\[\s*[\[{\"\d]")
+_Line = tuple[int, str]
 
 
 @dataclass(slots=True)
@@ -24,27 +40,79 @@ class FileRows:
 
     Attributes:
         skipped: numbers of the lines without a row by cause.
-        invalid: numbers of the lines that begin like a JSON object and are none.
+        invalid: errors of the lines that begin like a JSON object and are none, by the number of the line.
+        envelope: the log that has the rows in its lines, such as Docker's log; empty for none.
+        is_table: the rows are those of a table, so each value is a string.
     """
 
     rows: list[tuple[int, JsonObject]] = field(default_factory=list)
     skipped: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    invalid: list[int] = field(default_factory=list)
+    invalid: dict[int, str] = field(default_factory=dict)
+    envelope: str = ""
+    is_table: bool = False
 
 
 def read_rows(file: Path, text: str) -> FileRows:
     """Raises InvalidRequest for a file that is not JSON, and for an engine's log without prompts."""
-    start = text.lstrip()[:1]
-    if start in ("{", "["):
+    if (found := _rows_of_documents(text)) is not None and not found.rows:
+        return found
+    found = found or _rows_of_table(file, text)
+    lines = _numbered(text)
+    if found is None:
+        _refuse_yaml(file, text)
+        lines, envelope = _kubernetes_lines(lines)
+        found = _rows_of_lines(lines, envelope)
+    for name, second, title in _ENVELOPES:
+        if found.rows and all(isinstance(value.get(name), str) and second in value for _, value in found.rows):
+            lines = _joined([(number, str(value[name])) for number, value in found.rows], ends_line=name == "log")
+            found = _rows_of_lines(lines, title)
+    if found.rows or found.invalid or found.is_table:
+        return found
+    return _rows_of_engine_log(file, lines, found.envelope)
+
+
+def _numbered(text: str) -> list[_Line]:
+    # str.splitlines would also split at U+2028 inside a text.
+    return list(enumerate(text.removesuffix("\n").split("\n"), 1))
+
+
+def _rows_of_documents(text: str) -> FileRows | None:
+    """Return the rows of one JSON document, or of several that span lines; None for other texts."""
+    start = text.lstrip("\x1e \t\r\n")[:1]
+    if start not in ("{", "["):
+        return None
+    try:
+        return _rows_of_document(loads(text.encode()))
+    except ValueError as cause:
+        error = str(cause)
+    first = text.partition("\n")[0].strip("\x1e \t\r")
+    try:
+        loads(first.encode())
+    except ValueError:
+        # The first line is no row, so each document may span lines, as in the output of jq.
+        documents = list(_documents(text))
+        rows = [each for each in documents if isinstance(each, dict)]
+        if rows and len(rows) == len(documents):
+            return FileRows(list(enumerate(rows, 1)))
+        return FileRows(invalid={1: f"this is no JSON: {error}"}) if _ARRAY.match(text) else None
+    return None
+
+
+def _documents(text: str) -> Iterator[Json]:
+    """Yield the JSON documents of a text, and None for a rest that is none."""
+    decoder, at = json.JSONDecoder(parse_constant=_refuse_constant), 0
+    gap = re.compile(r"[\x1e\s]*")
+    while (at := gap.match(text, at).end()) < len(text):  # type: ignore[union-attr]
         try:
-            return _rows_of_document(loads(text.encode()))
-        except ValueError:
-            pass
-    _refuse_other_layouts(file, text)
-    found = _rows_of_lines(text)
-    if not found.rows and not found.invalid:
-        found = _rows_of_engine_log(file, text)
-    return found
+            found, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            yield None
+            return
+        yield found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
 
 
 def _rows_of_document(document: Json) -> FileRows:
@@ -61,41 +129,96 @@ def _rows_of_document(document: Json) -> FileRows:
     return found
 
 
-def _rows_of_lines(text: str) -> FileRows:
-    found = FileRows()
-    # str.splitlines would also split at U+2028 inside a text.
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        content = line.strip()
+def _rows_of_lines(lines: Sequence[_Line], envelope: str = "") -> FileRows:
+    found = FileRows(envelope=envelope)
+    for number, line in lines:
+        content = line.strip("\x1e \t\r\n")
         if not content:
             found.skipped["blank"].append(number)
         elif content.startswith("#"):
             found.skipped["comment"].append(number)
-        elif not content.startswith("{"):
-            found.skipped["not JSON"].append(number)
-        else:
+        elif content.startswith("{"):
             try:
-                found.rows.append((number, as_object(loads(line.encode()))))
-            except ValueError:
-                found.invalid.append(number)
+                found.rows.append((number, as_object(loads(content.encode()))))
+            except ValueError as error:
+                found.invalid[number] = f"this is not a JSON object ({error})"
+        elif (row := _row_after_prefix(content)) is not None:
+            found.rows.append((number, row))
+            found.envelope = envelope or "lines with a prefix"
+        else:
+            found.skipped["not JSON"].append(number)
     return found
 
 
-def _refuse_other_layouts(file: Path, text: str) -> None:
-    suffix = "".join(file.suffixes[-2:]).removesuffix(".gz").rpartition(".")[2].lower()
-    if suffix in ("yaml", "yml"):
+def _row_after_prefix(line: str) -> JsonObject | None:
+    """Return the JSON object at the end of a line of a text log, such as `pod-1 | {"model": ...}`."""
+    start = line.find('{"', 0, _MAX_PREFIX)
+    if start < 0 or not line.endswith("}"):
+        return None
+    try:
+        return as_object(loads(line[start:].encode()))
+    except ValueError:
+        return None
+
+
+def _kubernetes_lines(lines: list[_Line]) -> tuple[list[_Line], str]:
+    """Return the lines in a log of Kubernetes' container runtimes, and its name; other lines are unchanged."""
+    matches = [(number, _KUBERNETES_LINE.fullmatch(line)) for number, line in lines if line.strip()]
+    parts = [(number, match[2] + ("\n" if match[1] == "F" else "")) for number, match in matches if match is not None]
+    return (_joined(parts, ends_line=True), "Kubernetes' log") if parts and len(parts) == len(matches) else (lines, "")
+
+
+def _joined(parts: Sequence[_Line], *, ends_line: bool) -> list[_Line]:
+    # A long line is split into parts, of which only the last one ends with a newline.
+    lines: list[_Line] = []
+    is_open = False
+    for number, part in parts:
+        if is_open:
+            lines[-1] = (lines[-1][0], lines[-1][1] + part)
+        else:
+            lines.append((number, part))
+        is_open = ends_line and not part.endswith("\n")
+    return [(number, line.removesuffix("\n")) for number, line in lines]
+
+
+def _rows_of_table(file: Path, text: str) -> FileRows | None:
+    """Return the rows of a table with a line of column names; None for other texts."""
+    head, _, rest = text.lstrip("\ufeff").partition("\n")
+    separator = max(",;\t|", key=head.count)
+    names = [name.strip().strip('"') for name in head.split(separator)]
+    is_table = len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names)) and separator in rest.partition("\n")[0]
+    if not is_table and _suffix(file) not in ("csv", "tsv"):
+        return None
+    if any(set(columns) <= set(names) for columns in TRACE_TABLES.values()):
+        raise InvalidRequest(f"{file} is a trace: kvproxy simulate reads traces")
+    found = FileRows(is_table=True)
+    limit = csv.field_size_limit(max(len(text), 1))
+    try:
+        reader = csv.DictReader(text.lstrip("\ufeff").splitlines(keepends=True), delimiter=separator)
+        for row in reader:
+            values: JsonObject = {name: value for name, value in row.items() if name and value not in (None, "")}
+            found.rows.append((reader.line_num, values))
+    except csv.Error as error:
+        raise InvalidRequest(f"{file} is no valid table ({error}): convert its rows to JSON lines") from None
+    finally:
+        csv.field_size_limit(limit)
+    return found
+
+
+def _suffix(file: Path) -> str:
+    return "".join(file.suffixes[-2:]).removesuffix(".gz").rpartition(".")[2].lower()
+
+
+def _refuse_yaml(file: Path, text: str) -> None:
+    if _suffix(file) in ("yaml", "yml") or text.startswith("---\n"):
         raise InvalidRequest(
             f"{file} is YAML: give JSON; for promptfoo, the results of `promptfoo eval --output results.json`"
         )
-    head = text.lstrip("\ufeff").partition("\n")[0].lower()
-    if suffix in ("csv", "tsv"):
-        is_trace = "tokens" in head and "time" in head
-        hint = "kvproxy simulate reads traces" if is_trace else "convert its rows to JSON lines with model and messages"
-        raise InvalidRequest(f"{file} is a table: {hint}")
 
 
-def _rows_of_engine_log(file: Path, text: str) -> FileRows:
-    found = FileRows()
-    for number, line in enumerate(text.split("\n"), 1):
+def _rows_of_engine_log(file: Path, lines: Sequence[_Line], envelope: str) -> FileRows:
+    found = FileRows(envelope=envelope)
+    for number, line in lines:
         if match := _VLLM_LINE.search(line):
             row: JsonObject = {"prompt": str(literal_eval(match[2]))}
             if limit := _VLLM_MAX_TOKENS.search(line):
@@ -105,7 +228,11 @@ def _rows_of_engine_log(file: Path, text: str) -> FileRows:
             found.rows.append((number, {"prompt": str(literal_eval(match[1]))}))
         elif _VLLM_WITHOUT_PROMPT.search(line):
             found.skipped["no prompt"].append(number)
-        elif line.strip() and not line.lstrip().startswith("#"):
+        elif not line.strip():
+            found.skipped["blank"].append(number)
+        elif line.lstrip().startswith("#"):
+            found.skipped["comment"].append(number)
+        else:
             found.skipped["not JSON"].append(number)
     if "no prompt" in found.skipped and not found.rows:
         raise InvalidRequest(

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvproxy.analyse.simulate.file_kinds import describe_binary
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest
 from kvproxy.blocks.block_hash import BlockHasher
 from kvproxy.blocks.eviction.session_policy import CacheUse
@@ -24,10 +25,12 @@ DEFAULT_BLOCK_SIZE = 16
 _HASHED_BLOCK_SIZES = (512, 16, 64, 32, 128, 256, 1024)
 _FIELD_ERRORS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 # Columns of tables with lengths: time, prompt tokens, response tokens, and requests that failed have no response tokens.
-_TABLES = {
+TRACE_TABLES = {
     "BurstGPT": ("Timestamp", "Request tokens", "Response tokens"),
     "Azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
 }
+_SHOWN_COLUMNS = 8
+_REQUEST_FIELDS = {"messages", "prompt", "input", "body", "request_body", "request", "conversations", "conversation"}
 _ONLY_LENGTHS = "the trace has lengths only: no reuse can be known, and each prompt counts as new"
 
 
@@ -116,6 +119,8 @@ def read_trace(path: Path, block_size: int | None = None, ids: BlockNumbers | No
     lines = _read_lines(path)
     kind = next((field for field in ("hash_ids", "tokens", "input_length") if field in lines[0].fields), None)
     if kind is None:
+        if _REQUEST_FIELDS & set(lines[0].fields):
+            raise TraceError(f"{path}, line 1: this is a log of requests: kvproxy estimate and lint read it")
         raise TraceError(
             f"{path}, line 1: expected hash_ids (Mooncake, Qwen-Bailian), tokens, or lengths on each line, the columns of"
             " BurstGPT or Azure, or an agent trace of WEKA"
@@ -142,7 +147,7 @@ def read_text(path: Path, characters: int = -1) -> str:
     try:
         with path.open("rb") as raw:
             opener: Any = gzip.open if raw.read(2) == b"\x1f\x8b" else open
-        with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as file:
             text = str(file.read(characters if characters >= 0 else _MAX_CHARACTERS + 1))
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}, line 1: cannot be read ({error})") from None
@@ -151,15 +156,23 @@ def read_text(path: Path, characters: int = -1) -> str:
     return text
 
 
+def _refuse_binary(path: Path) -> None:
+    with path.open("rb") as raw:
+        head = raw.read(4096)
+    if not head.startswith(b"\x1f\x8b") and (kind := describe_binary(head)) is not None:
+        raise TraceError(f"{path}, line 1: the file {kind}")
+
+
 def _read_lines(path: Path) -> list[_TraceLine]:
     text = read_text(path)
+    _refuse_binary(path)
     if '"hash_id_scope"' in text[:4096]:
         return _weka_lines(path, text)
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise TraceError(f"{path}, line 1: the file is empty")
-    head = numbered[0][1].lstrip("\ufeff")
-    if not head.lstrip().startswith("{") and "," in head:
+    head = numbered[0][1]
+    if head.lstrip()[:1] not in ("{", "[") and "," in head:
         return _csv_lines(path, next(csv.reader([head])), numbered[1:])
     lines = [_TraceLine(f"line {number}", _parse_line(path, number, line)) for number, line in numbered]
     return _join_sessions(path, lines) if any("session_id" in line.fields for line in lines) else lines
@@ -201,10 +214,11 @@ def _join_sessions(path: Path, lines: list[_TraceLine]) -> list[_TraceLine]:
 
 
 def _csv_lines(path: Path, columns: list[str], numbered: list[tuple[int, str]]) -> list[_TraceLine]:
-    names = next((names for names in _TABLES.values() if set(names) <= set(columns)), None)
+    names = next((names for names in TRACE_TABLES.values() if set(names) <= set(columns)), None)
     if names is None:
-        known = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in _TABLES.items())
-        raise TraceError(f"{path}, line 1: unknown columns {', '.join(columns)}: known tables have {known}")
+        known = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in TRACE_TABLES.items())
+        shown = ", ".join(columns[:_SHOWN_COLUMNS]) + (", ..." if len(columns) > _SHOWN_COLUMNS else "")
+        raise TraceError(f"{path}, line 1: unknown columns {shown}: known tables have {known}")
     lines = []
     for number, line in numbered:
         row = dict(zip(columns, next(csv.reader([line])), strict=False))
@@ -230,7 +244,7 @@ def _table_seconds(time: str) -> float:
 def _parse_line(path: Path, line_number: int, text: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}, line {line_number}: not JSON ({error})") from None
     if not isinstance(line, dict):
         raise TraceError(f"{path}, line {line_number}: expected a JSON object")

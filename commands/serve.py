@@ -135,7 +135,7 @@ def _print_json(services: "Services", url: str) -> None:
         "url": url,
         "model": worker.name if worker else None,
         "upstreams": [server.url for server in settings.servers],
-        "responses": services.answerer.store.name,
+        "responses": services.cache.store.name,
     }
     typer.echo(json.dumps(ready))
 
@@ -170,7 +170,7 @@ def _print_banner(services: "Services", url: str) -> None:
         purpose = ", which only answers questions about kvproxy" if worker.name == "demo" else ""
         typer.echo(f"kvproxy {__version__} with the model {worker.name}{purpose}")
         models, needs_key = [worker.name], services.clients.requires_key
-    lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.answerer.store.name)]
+    lines += [("API", f"{url}/v1"), ("dashboard", f"{url}/ui"), ("responses", services.cache.store.name)]
     if worker is not None:
         lines.append(("blocks", f"{worker.num_blocks:,} of {worker.block_size} tokens"))
         tiers = [f"{tier.name} ({plural(tier.chunks, 'chunk')})" for tier in worker.tier_stats()]

@@ -7,6 +7,8 @@ from typing import Any, Literal
 Freshness = Literal["fresh", "stale-while-revalidate", "stale-if-error", "expired"]
 """State of an entry by its age, with the stale periods of RFC 5861. An `expired` entry is never served."""
 
+CLOCK_SKEW = 60.0
+"""Seconds by which the clocks of proxies with one store may differ."""
 PROVIDER_ID_TAG = "provider-id:"
 """Beginning of tags that name objects of the provider, such as a stored response. Statistics omit these tags."""
 
@@ -50,6 +52,9 @@ class Entry:
     stale_if_error: float = 0.0
 
     def freshness(self, now: float) -> Freshness:
+        if self.created > now + CLOCK_SKEW:
+            # It would outlive its lifetime after the clock was set back.
+            return "expired"
         if self.expires > now:
             return "fresh"
         if self.expires + self.stale_while_revalidate > now:

@@ -184,7 +184,7 @@ class Exchange:
     watch: Watch | None = None
     # AddTraceHeader
     trace: Trace | None = None
-    # Answerer.classify
+    # RequestPath.answer and predict
     key: CacheKey | None = None
     cacheable: bool = False
     bypass_reason: str | None = None

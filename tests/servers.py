@@ -89,7 +89,7 @@ def run_connections(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter
 
 def until_stored(services: Services) -> None:
     """Wait until all responses are stored."""
-    until(lambda: not len(services.answerer.cache.pending_writes), interval=0.001)
+    until(lambda: not len(services.cache.pending_writes), interval=0.001)
 
 
 def end_after_report(app: ASGIApp) -> ASGIApp:
@@ -119,15 +119,17 @@ def end_after_report(app: ASGIApp) -> ASGIApp:
 
 def waiting_clients(services: Services) -> int:
     """Return the number of clients that wait for a response of the backend."""
-    return sum(shared.num_clients for shared in tuple(services.answerer.shared_requests._in_flight))
+    return sum(shared.num_clients for shared in tuple(services.path.requests_in_flight._in_flight))
 
 
 @contextlib.contextmanager
-def run_proxy(settings: Settings, port: int = 0) -> Iterator[tuple[str, Services]]:
+def run_proxy(
+    settings: Settings, port: int = 0, clock: Callable[[], float] = time.time
+) -> Iterator[tuple[str, Services]]:
     """Run a proxy; yield its URL and its services. It stops without draining requests, unless the settings require it."""
     if "drain_seconds" not in settings.limits.model_fields_set:
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"drain_seconds": 0.0})})
-    services = build_services(settings)
+    services = build_services(settings, clock)
     server = make_server(services)
     server.config.app = end_after_report(cast("ASGIApp", server.config.app))
     with run_server(server, port) as url:

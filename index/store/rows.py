@@ -11,7 +11,6 @@ from kvproxy.index.errors import CacheStoreError, StoreDamaged
 from kvproxy.index.store.database import Row
 from kvproxy.index.store.store_types import StoredQuestion
 
-CLOCK_SKEW = 60.0  # Seconds.
 # Entries with a later creation time expire, because they would outlive their lifetime after the clock was set back.
 _HAS_VALID_TIME = "created <= :soon"
 # The end of the last stale period, in seconds since the epoch. Both databases have an index on it.

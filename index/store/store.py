@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvproxy.index.entry import PROVIDER_ID_TAG, Entry
+from kvproxy.index.entry import CLOCK_SKEW, PROVIDER_ID_TAG, Entry
 from kvproxy.index.errors import StoreDamaged
 from kvproxy.index.store import eviction
 from kvproxy.index.store.database import Row
-from kvproxy.index.store.rows import CLOCK_SKEW, IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
+from kvproxy.index.store.rows import IS_SERVABLE, QUESTION, SERVABLE_UNTIL, read_questions
 from kvproxy.index.store.store_types import (
     ALL_ENTRIES,
     EntryFilter,

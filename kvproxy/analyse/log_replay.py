@@ -18,7 +18,6 @@ from kvproxy.apis.request_directives import NO_DIRECTIVES, apply_litellm_switche
 from kvproxy.backends.protocol import Forwarder, GeneratedResponse, RelayedResponse, Reply
 from kvproxy.errors import InvalidDirective, KvproxyError
 from kvproxy.exchange import Exchange
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer, answer_text
 from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
@@ -95,25 +94,23 @@ async def replay(
         comparer = None
         if has_responses(requests) and cache.semantic is not None and caching.judge != "none":
             comparer = ResponseComparer(cache.semantic, backend, caching)
-        answerer, rules = Answerer(backend, cache, caching, lambda: backend.now, comparer), Rules(settings)
-        path = RequestPath(answerer)
+        path = RequestPath(backend, cache, caching, lambda: backend.now, comparer=comparer)
+        rules = Rules(settings)
         try:
             for number, logged in enumerate(requests, 1):
                 request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
                 backend.set_request(logged)
-                found.append(await _replay_request(logged, request, answerer, path))
+                found.append(await _replay_request(logged, request, path))
                 progress(number / len(requests))
         finally:
-            await answerer.close()
+            await path.close()
             if comparer is not None:
                 await comparer.close()
             await asyncio.to_thread(cache.close)
     return found
 
 
-async def _replay_request(
-    logged: LoggedRequest, request: ApiRequest, answerer: Answerer, path: RequestPath
-) -> ReplayedRequest:
+async def _replay_request(logged: LoggedRequest, request: ApiRequest, path: RequestPath) -> ReplayedRequest:
     exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
     try:
         answer = await path.answer(exchange)
@@ -122,8 +119,8 @@ async def _replay_request(
     content = answer.body
     body = content if isinstance(content, bytes) else b"".join([chunk async for chunk in content])
     answer.close()
-    await answerer.cache.pending_writes.wait_for_all()
-    comparer, is_right = answerer.comparer, None
+    await path.cache.pending_writes.wait_for_all()
+    comparer, is_right = path.comparer, None
     if comparer is not None:
         # In a live proxy, requests are farther apart than a comparison takes.
         await comparer.wait_until_idle()

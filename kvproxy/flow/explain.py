@@ -10,7 +10,6 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import Json, JsonObject, as_object, loads
 from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.exchange import CacheKey, Exchange
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.cache_keys import cache_key
 from kvproxy.flow.path import RequestPath
 from kvproxy.index.entry import Entry, Freshness
@@ -62,25 +61,24 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
     is a miss for which the engine would reuse a part of the prompt. Values that were not computed are None. Raises KvproxyError
     and CacheStoreError.
     """
-    answerer = path.parts
     exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
     prediction = next(iter(predictions := await path.predict(exchange)), None)
     request, key, stored = exchange.api_request, exchange.cache_key, exchange.stored_entry
     similar = next((each for each in predictions if each.layer == "semantic"), None)
-    same_prompts = [] if stored is not None else await _find_same_prompts(answerer, request, key)
-    semantic = await _explain_semantic(answerer, exchange, None if similar is None else similar.match)
+    same_prompts = [] if stored is not None else await _find_same_prompts(path, request, key)
+    semantic = await _explain_semantic(path, exchange, None if similar is None else similar.match)
     prefix = await prefix_cache.explain(request)
     if prediction is not None:
         layer: str = prediction.layer
     else:
         layer = "prefix" if prefix is not None and prefix.reusable_tokens else "none"
     is_exact = prediction is not None and prediction.layer == "exact"
-    freshness: Freshness = "expired" if stored is None else stored.freshness(answerer.clock())
+    freshness: Freshness = "expired" if stored is None else stored.freshness(path.clock())
     return {
         "layer": layer,
         "api": request.api.name,
         "tenant": request.tenant,
-        "other_tenants": await _is_stored_for_other_tenant(answerer, request, same_prompts),
+        "other_tenants": await _is_stored_for_other_tenant(path, request, same_prompts),
         "closest": await asyncio.to_thread(_closest_entry, request, key, same_prompts),
         "key": key.exact,
         "namespace": key.namespace,
@@ -91,9 +89,9 @@ async def explain(path: RequestPath, prefix_cache: PrefixCache, request: ApiRequ
     }
 
 
-async def _find_same_prompts(answerer: Answerer, request: ApiRequest, key: CacheKey) -> list[Entry]:
-    where = EntryFilter(prompt=await answerer.cache.redact_text(key.text or key.prompt))
-    found = await asyncio.to_thread(answerer.store.list_entries, where, limit=_MAX_SAME_PROMPT)
+async def _find_same_prompts(path: RequestPath, request: ApiRequest, key: CacheKey) -> list[Entry]:
+    where = EntryFilter(prompt=await path.cache.redact_text(key.text or key.prompt))
+    found = await asyncio.to_thread(path.cache.store.list_entries, where, limit=_MAX_SAME_PROMPT)
     return [entry for entry in found if entry.endpoint == request.api.name]
 
 
@@ -112,17 +110,17 @@ def _closest_entry(request: ApiRequest, key: CacheKey, same_prompts: Sequence[En
     return closest
 
 
-async def _is_stored_for_other_tenant(answerer: Answerer, request: ApiRequest, same_prompts: Sequence[Entry]) -> bool:
+async def _is_stored_for_other_tenant(path: RequestPath, request: ApiRequest, same_prompts: Sequence[Entry]) -> bool:
     for entry in same_prompts:
         if entry.tenant != request.tenant:
-            theirs = await answerer.compute_key(replace(request, tenant=entry.tenant))
+            theirs = await path.compute_key(replace(request, tenant=entry.tenant))
             if theirs.exact == entry.key:
                 return True
     return False
 
 
-async def _explain_semantic(answerer: Answerer, exchange: Exchange, served: Candidate | None) -> dict[str, Any]:
-    cache, settings = answerer.semantic, answerer.settings
+async def _explain_semantic(path: RequestPath, exchange: Exchange, served: Candidate | None) -> dict[str, Any]:
+    cache, settings = path.cache.semantic, path.settings
     control, key = exchange.api_request.control, exchange.cache_key
     report: dict[str, Any] = dict.fromkeys(("policy", "min_similarity", "min_probability", "max_error", "learned"))
     report |= {"shadow": False, "neighbours": [], "reason": None}
@@ -146,7 +144,7 @@ async def _explain_semantic(answerer: Answerer, exchange: Exchange, served: Cand
     text = key.text
     if text is None:
         why = "this request is answered from an equal one only (tools, images, structured or long input)"
-    elif not await answerer.cache.is_unchanged_by_redaction(text):
+    elif not await path.cache.is_unchanged_by_redaction(text):
         why = "a part of it is redacted, so only an equal request is answered alike"
     elif has_hidden_text(text):
         why = "it holds characters that a reader does not see, or words of two alphabets"

@@ -1,104 +1,212 @@
 """The path of a request: read this file first.
 
-`http/routes.py` reads a request, and calls `prepare` and `answer`. Each layer answers, or asks the rest. The last layer joins an
-identical request in flight, or calls the backend through the layers of `SENDING`, once for all clients of the request. When the
+`http/routes.py` reads a request, and calls `prepare` and `answer`. Each layer answers, or asks the next one. The last layer joins
+an identical request in flight, or calls the backend through the sending layers, once for all clients of the request. When the
 response has ended, the observers receive the exchange.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from types import MappingProxyType
 from typing import NoReturn
 
-from kvproxy.apis.api_request import ApiRequest
-from kvproxy.exchange import Answer, Exchange
-from kvproxy.flow.answer import Answerer
-from kvproxy.flow.layers.around import Renewal, UntilDisconnect
-from kvproxy.flow.layers.cached import ExactHits, OnlyIfCached, SemanticHits, StaleHits, StaleIfError
-from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
-from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send, SendingLayer
-from kvproxy.flow.observers import (
-    CountRequest,
-    ExportSpans,
-    KeepPrefixWarm,
-    LogAccess,
-    Observer,
-    RememberToken,
-    WriteRecord,
-)
-from kvproxy.flow.prepare.steps import AddTraceHeader, ApplyRule, EditPrompt, RepairHistory, SetBreakpoints, Step
-
-EDITS: tuple[Callable[[Answerer], Step], ...] = (ApplyRule, EditPrompt, RepairHistory)
-"""These steps change the cache key, so `explain` runs them, too."""
-PREPARE: tuple[Callable[[Answerer], Step], ...] = (*EDITS, SetBreakpoints, AddTraceHeader)
-LAYERS: tuple[Callable[[Answerer], Layer], ...] = (
-    Renewal,
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large, requests_sampling
+from kvproxy.backends.protocol import Backend
+from kvproxy.clients.shared_state import SharedState
+from kvproxy.exchange import Answer, CacheKey, Exchange
+from kvproxy.flow.background_requests import BackgroundRequests
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.flow.compare_responses import ResponseComparer
+from kvproxy.flow.layers.cached import (
     ExactHits,
-    UntilDisconnect,
-    StaleHits,
-    SemanticHits,
     OnlyIfCached,
+    SemanticHits,
+    StaleHits,
     StaleIfError,
-    JoinOrForward,
+    StoredResponses,
+    UntilDisconnect,
 )
-SENDING: tuple[Callable[[Answerer], SendingLayer], ...] = (Lease, ChargeQuota, StoreResponse, CallBackend)
-OBSERVERS: tuple[Callable[[Answerer], Observer], ...] = (
-    CountRequest,
-    WriteRecord,
-    ExportSpans,
-    KeepPrefixWarm,
-    RememberToken,
-    LogAccess,
-)
+from kvproxy.flow.layers.forwarded import CallBackend, ChargeQuota, JoinOrForward, Lease, StoreResponse
+from kvproxy.flow.layers.layer import Layer, Metric, Prediction, Rest, Send, SendingLayer
+from kvproxy.flow.layers.renewal import Renewal
+from kvproxy.flow.prepare.history_repair import HistoryRepair
+from kvproxy.flow.prepare.keep_warm import KeepWarm, Pin
+from kvproxy.flow.prepare.rules import Rules
+from kvproxy.flow.prepare.steps import AddTraceHeader, ApplyRule, EditPrompt, RepairHistory, SetBreakpoints, Step
+from kvproxy.flow.store_response import ResponseWriter
+from kvproxy.flow.tenants import Tenants
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.journal.journal import Journal
+from kvproxy.settings import CacheSettings
+from kvproxy.settings.access import AccessSettings
+from kvproxy.settings.journal import PriceSettings
+from kvproxy.telemetry.process_log import log_access
+
+Observer = Callable[[Exchange], None]
 _log = logging.getLogger("kvproxy")
 
 
 class RequestPath:
-    """The steps, layers, and observers, built from the parts that they use."""
+    """The steps, layers, and observers of all requests, from top to bottom.
 
-    def __init__(self, parts: Answerer) -> None:
-        self.parts = parts
-        self._steps = [step(parts) for step in PREPARE]
-        self._layers = [layer(parts) for layer in LAYERS]
+    Args:
+        clock: returns seconds since the epoch.
+        comparer: compares new responses with cached ones, for the learned policy; None disables learning.
+        prices: prices by model, for keep-warm requests.
+        shared: state that several proxies share in PostgreSQL; None for a single proxy.
+        pin: see `PrefixCache.pin`; None with an upstream.
+        rules: the operator's rules and edits; None applies none.
+        count_request, export_spans: receive each ended exchange, for metrics and OpenTelemetry.
+        trace_sample_rate: share of new traces that are sampled; None without OpenTelemetry.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        cache: ResponseCache,
+        settings: CacheSettings,
+        clock: Callable[[], float] = time.time,
+        *,
+        comparer: ResponseComparer | None = None,
+        journal: Journal = Journal(),
+        prices: Mapping[str, PriceSettings] = MappingProxyType({}),
+        shared: SharedState | None = None,
+        pin: Pin | None = None,
+        rules: Rules | None = None,
+        tenants: Tenants | None = None,
+        count_request: Observer = lambda exchange: None,
+        export_spans: Observer = lambda exchange: None,
+        trace_sample_rate: float | None = None,
+    ) -> None:
+        self.backend = backend
+        self.cache = cache
+        self.settings = settings
+        self.clock = clock
+        self.comparer = comparer
+        self.journal = journal
+        self.rules = rules
+        self.tenants = Tenants(AccessSettings()) if tenants is None else tenants
+
+        history, responses = HistoryRepair(), StoredResponses(cache.store, clock)
+        writer = ResponseWriter(cache, settings, backend.name, clock, comparer, journal, history)
+        self._sending: tuple[SendingLayer, ...] = (
+            Lease(shared, writer),
+            ChargeQuota(writer.max_bytes),
+            StoreResponse(writer),
+            CallBackend(backend, writer.max_bytes),
+        )
+        forward = JoinOrForward(_compose_sending(self._sending), writer, responses)
+        background = BackgroundRequests(forward.join, self.compute_key, self.finish, clock)
+        self.keep_warm = KeepWarm(background, prices, pin)
+        # These steps change the cache key, so `explain` runs them, too.
+        self._edits: tuple[Step, ...] = (ApplyRule(rules), EditPrompt(rules), RepairHistory(history))
+        self._steps: tuple[Step, ...] = (
+            *self._edits,
+            SetBreakpoints(self.keep_warm),
+            AddTraceHeader(trace_sample_rate),
+        )
+        self._layers: tuple[Layer, ...] = (
+            renewal := Renewal(background),
+            ExactHits(cache, responses),
+            UntilDisconnect(),
+            StaleHits(responses),
+            similar := SemanticHits(cache, settings, responses),
+            OnlyIfCached(),
+            StaleIfError(backend, responses, similar),
+            forward,
+        )
+        self._observers: tuple[Observer, ...] = (
+            count_request,
+            journal.add,
+            export_spans,
+            self.keep_warm.on_finish,
+            self.tenants.record_answer,
+            log_access,
+        )
         self._answer = _compose_layers(self._layers)
-        self._observers = [observer(parts) for observer in OBSERVERS]
-        parts.single_flight.send = _compose_sending([layer(parts) for layer in SENDING])
-        parts.finish = self.finish
+        self.renewals = renewal
+        self.requests_in_flight = forward.requests
 
     async def prepare(self, exchange: Exchange) -> None:
+        """Replace the exchange's request by the one to answer. Raises a KvproxyError."""
         for step in self._steps:
             await step.prepare(exchange)
 
     async def edit(self, request: ApiRequest) -> ApiRequest:
         """Return the request with the changes that affect its cache key."""
         exchange = Exchange(request.api.name, request.request_id, request.tenant, request=request)
-        for step in self._steps[: len(EDITS)]:
+        for step in self._edits:
             await step.prepare(exchange)
         return exchange.api_request
 
     async def answer(self, exchange: Exchange) -> Answer:
         """Answer the prepared request of an exchange, and record the outcome there. Raises a KvproxyError."""
-        await self.parts.classify(exchange)
+        await self._classify(exchange)
         return await self._answer(exchange)
 
     async def predict(self, exchange: Exchange) -> list[Prediction]:
         """Return what each layer would do that would not ask the rest; the first one would answer. Raises a CacheStoreError."""
-        await self.parts.classify(exchange)
+        await self._classify(exchange)
         predictions = [await layer.predict(exchange) for layer in self._layers]
         return [prediction for prediction in predictions if prediction is not None]
+
+    async def _classify(self, exchange: Exchange) -> None:
+        """Compute the request's cache key, and decide whether stored responses may answer it."""
+        request = exchange.api_request
+        sampled = self._requires_new_sample(request)
+        if sampled:
+            request = replace(request, control=replace(request.control, no_cache=True))
+            exchange.request = request
+        exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
+        if not exchange.cacheable:
+            exchange.bypass_reason = "uncacheable"
+        elif request.control.rule.cache is False:
+            exchange.bypass_reason = "bypass-rule"
+        elif request.control.no_cache:
+            exchange.bypass_reason = "asked-sample" if sampled else "asked-fresh"
+        exchange.key = await self.compute_key(request)
+
+    def _requires_new_sample(self, request: ApiRequest) -> bool:
+        control = request.control
+        if (control.rule.sampled_requests or self.settings.sampled_requests) == "replay":
+            return False
+        accepts_stored = control.only_if_cached or control.max_age is not None
+        return not accepts_stored and requests_sampling(request.body)
+
+    async def compute_key(self, request: ApiRequest) -> CacheKey:
+        settings = self.settings
+        compute = partial(
+            cache_key, request, self.backend.name, shared=settings.shared, conversations=settings.conversations
+        )
+        return await in_thread_if_large(len(request.raw), compute)
 
     def finish(self, exchange: Exchange) -> None:
         """Report an ended exchange to all observers, even if one of them raises an exception."""
         # A stored response can be large, and the journal keeps the exchange for up to a second.
         exchange.stored_entry = exchange.watch = None
         if not exchange.ended and exchange.layer not in ("exact", "semantic"):
-            exchange.ended = perf_counter()
+            exchange.ended = time.perf_counter()
         for observer in self._observers:
             try:
-                observer.finished(exchange)
+                observer(exchange)
             except Exception:
                 _log.exception("a finished request could not be reported")
+
+    def counts(self, metric: Metric) -> Counter[str]:
+        """Return the sum of the layers' counts for a metric, by label."""
+        return sum((layer.counts[metric] for layer in self._layers if metric in layer.counts), Counter())
+
+    async def close(self) -> None:
+        await self.renewals.close()
+        await self.keep_warm.close()
+        await self.requests_in_flight.close()
+        await self.cache.pending_writes.wait_for_all()
+        if self.cache.semantic is not None:
+            await self.cache.semantic.deferred_embeddings.stop()
 
 
 async def _end(exchange: Exchange) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Sends one request to the backend for all identical requests in flight.
+"""One call of the backend for all identical requests in flight.
 
 A client that joins later also receives the earlier chunks. When the last client disconnects, the request is cancelled.
 Backpressure: a response that is small enough to store stays in memory, and the proxy reads as fast as the fastest client.
@@ -7,16 +7,9 @@ Of a larger response, chunks that all clients have received are dropped, and the
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from dataclasses import replace
 
-from kvproxy.apis.json import dumps
-from kvproxy.exchange import Exchange
 from kvproxy.flow.backend_response import BackendResponse
-from kvproxy.flow.layers.layer import Send
-from kvproxy.flow.store_response import ResponseWriter
-from kvproxy.journal.reasons import reason_of_failure
 
 MAX_UNSENT_BYTES = 256 * 1024  # Read from the backend, but not received by a client yet.
 
@@ -113,23 +106,6 @@ class SharedRequest:
         if read > 0:
             del self._chunks[:read]
             self._dropped += read
-
-    def begin(self, exchange: Exchange) -> None:
-        """Record in a client's exchange that the response begins, or that the request ended without a response."""
-        exchange.layer = "forward"
-        exchange.first_byte = time.perf_counter()
-        if self.response is not None:
-            exchange.status, exchange.facts = self.response.status, self.response.facts
-
-    def end(self, exchange: Exchange) -> None:
-        """Record in a client's exchange how the response ended, and remove the client."""
-        exchange.ended = time.perf_counter()
-        if self.ended and self.error is not None:
-            exchange.failure = reason_of_failure(self.error)
-        if not self.ended:
-            # Later facts are not about this client's response.
-            exchange.client_disconnected, exchange.facts = True, replace(exchange.facts)
-        self.release()
 
     def release(self) -> None:
         """Remove a client. If it was the last client and the response has not ended, cancel the request."""
@@ -228,43 +204,6 @@ class SharedRequests:
 
     async def close(self) -> None:
         await cancel_tasks(shared.task for shared in self._in_flight)
-
-
-class SingleFlight:
-    """Sends identical requests in flight to the backend only once.
-
-    Attributes:
-        send: sends a request through the `SENDING` layers of `path.py`.
-    """
-
-    def __init__(self, writer: ResponseWriter) -> None:
-        self.send: Send | None = None
-        self.requests = SharedRequests()
-        self._writer = writer
-
-    def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
-        """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
-        return self.requests.join(
-            self._key(exchange), lambda: SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
-        )
-
-    def is_in_flight(self, exchange: Exchange) -> bool:
-        """Whether `join` would join a request in flight."""
-        return self.requests.is_joinable(self._key(exchange))
-
-    def _key(self, exchange: Exchange) -> Hashable:
-        request = exchange.api_request
-        echoed = request.api.fields.echo(request.body)
-        # The cache key does not contain the language, and a response may depend on it.
-        language = request.headers.get("accept-language")
-        form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True), language)
-        unique = object() if self._writer.requires_own_response(exchange) else None
-        # Tenants must not share errors and cookies.
-        return exchange.cache_key.exact, request.tenant, form, unique
-
-    async def _send(self, exchange: Exchange) -> BackendResponse:
-        assert self.send is not None
-        return await self.send(exchange)
 
 
 async def cancel_tasks(tasks: "Iterable[asyncio.Task[None]]") -> None:

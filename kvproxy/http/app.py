@@ -33,7 +33,7 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    guard = Middleware(AdminGuard, access=services.access, writes=services.answerer.cache.pending_writes)
+    guard = Middleware(AdminGuard, access=services.access, writes=services.cache.pending_writes)
     guarded = Mount("/admin", routes=admin.ROUTES, middleware=[guard])
     app = Starlette(
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.CATCH_ALL],
@@ -43,7 +43,7 @@ def create_app(services: Services) -> Starlette:
                 ExchangeMiddleware,
                 finish=services.path.finish,
                 tenants=services.tenants,
-                clock=services.answerer.clock,
+                clock=services.clock,
             ),
             Middleware(PageGuard, access=services.access),
             Middleware(ui.BrowserRedirect),

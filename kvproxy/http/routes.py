@@ -78,9 +78,9 @@ class CachedApi:
 
 async def _answer(request: Request, exchange: Exchange, api: Api, reservation: BodyReservation) -> Response:
     app = services(request)
-    forwarder = app.answerer.backend.forwarder
+    forwarder = app.backend.forwarder
     limits, deadline = app.settings.limits, Deadline(app.deadlines)
-    await app.answerer.journal.wait_for_space()
+    await app.journal.wait_for_space()
     raw = await read_body(request, limits.body_bytes, limits.body_seconds, reservation)
     try:
         decoded = await decode_body(request, raw, limits.body_bytes, reservation)
@@ -112,7 +112,7 @@ def _last_event(request: Request, error: KvproxyError) -> bytes:
 
 async def models(request: Request) -> Response:
     """List the models of the upstream, or of the embedded engine."""
-    backend = services(request).answerer.backend
+    backend = services(request).backend
     if backend.forwarder is not None:
         return await forward_unparsed(request)
     return JSONResponse(await backend.models())
@@ -121,7 +121,7 @@ async def models(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Return the number of tokens of a prompt in Anthropic's format."""
     app = services(request)
-    if app.answerer.backend.forwarder is not None:
+    if app.backend.forwarder is not None:
         return await forward_unparsed(request)
     limits = app.settings.limits
     with app.bodies.reservation() as reservation:
@@ -140,28 +140,28 @@ async def health(request: Request) -> Response:
     """
     app = services(request)
     broken = app.built.worker.failure if app.built.worker is not None else None
-    store = app.answerer.store
+    store = app.cache.store
     failure = store.database.failure
     lost = await asyncio.to_thread(failure) if store.remote else failure()
     working = "ok" if lost is None else "degraded"
     found: dict[str, object] = {"status": working if broken is None else "failed", "version": __version__}
     if app.access.check_operator(request) is None:
-        found |= {"backend": app.answerer.backend.name, "data": str(app.settings.data)}
+        found |= {"backend": app.backend.name, "data": str(app.settings.data)}
         found |= {"semantic": app.settings.cache.semantic, "error": broken, "store": lost}
-        found["journal"] = app.answerer.journal.name
-        found["outage"] = app.answerer.backend.failure() if broken is None else None
+        found["journal"] = app.journal.name
+        found["outage"] = app.backend.failure() if broken is None else None
     return JSONResponse({name: each for name, each in found.items() if each is not None}, 503 if broken else 200)
 
 
 async def ready(request: Request) -> Response:
     """Report whether the backend is available; if not, with status 503. Only the operator receives the cause."""
     app = services(request)
-    failure = app.answerer.backend.failure()
+    failure = app.backend.failure()
     if failure is None:
         return JSONResponse({"status": "ready"})
     cause = {"error": failure}
     if app.access.check_operator(request) is not None:
-        generic = "the engine failed" if app.answerer.backend.forwarder is None else "no upstream is available"
+        generic = "the engine failed" if app.backend.forwarder is None else "no upstream is available"
         cause = {"error": generic, "hint": "send the admin token to receive the cause"}
     return JSONResponse({"status": "not ready", **cause}, 503)
 
@@ -172,7 +172,7 @@ async def metrics(request: Request) -> Response:
     refused = app.access.check_operator(request)
     if refused is not None:
         raise refused
-    answerer, found = app.answerer, app.metrics
+    found = app.metrics
     if app.built.worker is not None:
         # A failed engine has no statistics; the other metrics remain.
         with contextlib.suppress(Overloaded):
@@ -182,24 +182,25 @@ async def metrics(request: Request) -> Response:
     if app.built.fleet is not None:
         for engine in app.built.fleet.engines.values():
             found.set_upstream(engine.status())
-    compared = {} if answerer.comparer is None else answerer.comparer.counts
-    counted = (found.lookups, answerer.lookup_counts), (found.compared, compared), (found.stale, answerer.stale_counts)
+    compared = {} if app.comparer is None else app.comparer.counts
+    lookups, stale = app.path.counts("lookups"), app.path.counts("stale")
+    counted = (found.lookups, lookups), (found.compared, compared), (found.stale, stale)
     for group, counts in counted:
         for label, count in counts.items():
             group.set(count, label)
-    semantic = answerer.semantic
+    semantic = app.cache.semantic
     if semantic is not None and semantic.learning is not None and (overall := semantic.learning.summary()) is not None:
         found.learned.set(overall)
-    found.lost_records.set(answerer.journal.lost)
+    found.lost_records.set(app.journal.lost)
     with contextlib.suppress(KvproxyError):
-        read, prices = answerer.journal.read, ModelPrices(app.settings.journal)
+        read, prices = app.journal.read, ModelPrices(app.settings.journal)
         for saving in await asyncio.to_thread(read, lambda reader: savings(reader, "layer", prices), []):
             found.savings.set(saving, saving.name)
         found.set_forecasts(await app.forecasts())
         for row in await asyncio.to_thread(read, lambda reader: SessionReader(reader, prices).ledger("").rows, []):
             found.prompt_tokens.set(row.tokens, row.result)
     try:
-        found.entries.set(await asyncio.to_thread(answerer.store.count))
+        found.entries.set(await asyncio.to_thread(app.cache.store.count))
     except CacheStoreError:
         found.entries.set(0)
     return Response(found.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -212,7 +213,7 @@ async def forward_unparsed(request: Request) -> Response:
 
 
 async def _forward(request: Request, body: bytes | None) -> Response:
-    forwarder = services(request).answerer.backend.forwarder
+    forwarder = services(request).backend.forwarder
     _check_path(request)
     _warn_if_uncached(request)
     if forwarder is None:
@@ -264,7 +265,7 @@ async def _remove_deleted(request: Request, reply: RelayedResponse) -> None:
         return
     try:
         # A client could name an object of another tenant, which the upstream does not find.
-        removed = await remove_responses(app.answerer.cache, path, None if is_deleted else _tenant(request))
+        removed = await remove_responses(app.cache, path, None if is_deleted else _tenant(request))
     except CacheStoreError as error:
         await reply.close()
         raise StoreUnavailable(

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from kvproxy.backends.prefix_cache import PrefixCache
 from kvproxy.clients.quotas import Quotas
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import KvproxyError, SettingsError
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
 from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
@@ -48,7 +48,7 @@ class Services:
     def __init__(
         self,
         settings: Settings,
-        answerer: Answerer,
+        path: RequestPath,
         metrics: Metrics,
         built: BuiltBackend,
         clients: Clients,
@@ -56,20 +56,24 @@ class Services:
         shared: SharedState | None = None,
     ) -> None:
         self.settings = settings
-        self.answerer = answerer
-        self.path = RequestPath(answerer)
+        self.path = path
+        self.backend = path.backend
+        self.cache = path.cache
+        self.journal = path.journal
+        self.comparer = path.comparer
+        self.clock = path.clock
         self.metrics = metrics
         self.built = built
         self.prefix: PrefixCache = built.prefix
         self.clients = clients
         self.telemetry = telemetry
         self.shared = shared
-        self.tenants = answerer.tenants
+        self.tenants = path.tenants
         self.usage_log = UsageLog()
         self.quotas = Quotas(metrics.count_client_tokens, shared)
         self.bodies = BodyBudget(settings.limits)
-        assert answerer.rules is not None
-        self.rules = answerer.rules
+        assert path.rules is not None
+        self.rules = path.rules
         self.access = AccessRules(settings)
         self.deadlines = Deadlines(settings.limits.request_seconds, metrics.count_reached_limit)
         self.uncached_paths: set[str] = set()
@@ -81,7 +85,7 @@ class Services:
 
         `token_bytes` are KV bytes per token (None: the embedded engine's); `tier_bytes` is the size of an additional tier.
         """
-        curves = self.answerer.journal.reuse_curves()
+        curves = self.journal.reuse_curves()
         pools: dict[str, tuple[int | None, int | None]] = {}
         if curves:
             with suppress(KvproxyError):
@@ -91,7 +95,7 @@ class Services:
                 if pool.num_blocks and pool.block_size and not figures.engines:
                     pools[""] = pool.num_blocks, pool.block_size
                     token_bytes = token_bytes or (pool.block_bytes or 0) / pool.block_size
-        costs = await asyncio.to_thread(self.answerer.journal.read, prefill_costs, {}) if curves else {}
+        costs = await asyncio.to_thread(self.journal.read, prefill_costs, {}) if curves else {}
         seconds = mean(cost.seconds for cost in costs.values()) if costs else None
         return [
             forecast_hit_rates(engine, curve, *pools.get(engine, (None, None)), seconds, token_bytes, tier_bytes)
@@ -99,7 +103,7 @@ class Services:
         ]
 
     async def start(self) -> None:
-        await self.answerer.backend.start()
+        await self.backend.start()
         self._tasks.append(asyncio.create_task(self._maintain_periodically()))
         if self.shared is not None:
             with suppress(CacheStoreError):
@@ -110,20 +114,20 @@ class Services:
 
     async def _learn_pauses(self) -> None:
         try:
-            read = self.answerer.journal.read
+            read = self.journal.read
             pauses = await asyncio.to_thread(read, lambda reader: SessionReader(reader, {}).pauses(time.time()), [])
         except KvproxyError as error:
             _log.warning("the pauses of earlier sessions are unknown: %s", error.message)
             return
-        await asyncio.to_thread(self.answerer.keep_warm.add_pauses, pauses)
+        await asyncio.to_thread(self.path.keep_warm.add_pauses, pauses)
 
     async def _maintain_periodically(self) -> None:
         while True:
             await asyncio.sleep(_MAINTENANCE_SECONDS)
             try:
                 # Pending writes may have hits already.
-                await self.answerer.cache.pending_writes.wait_for_all()
-                await asyncio.to_thread(self.answerer.cache.maintain)
+                await self.cache.pending_writes.wait_for_all()
+                await asyncio.to_thread(self.cache.maintain)
             except CacheStoreError:
                 # The store logs its failure.
                 continue
@@ -141,21 +145,24 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.answerer.close()
-        if self.answerer.comparer is not None:
-            await self.answerer.comparer.close()
-        await self.answerer.backend.close()
+        await self.path.close()
+        if self.comparer is not None:
+            await self.comparer.close()
+        await self.backend.close()
         if self.shared is not None:
             with suppress(CacheStoreError):
                 await asyncio.to_thread(self.shared.unregister)
-        await asyncio.to_thread(self.answerer.cache.close)
+        await asyncio.to_thread(self.cache.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
-        await asyncio.to_thread(self.answerer.journal.close)
+        await asyncio.to_thread(self.journal.close)
 
 
-def build_services(settings: Settings) -> Services:
-    """Open the store, and load the embedder and the model. Raises SettingsError or ModelUnsupported."""
+def build_services(settings: Settings, clock: Callable[[], float] = time.time) -> Services:
+    """Open the store, and load the embedder and the model. Raises SettingsError or ModelUnsupported.
+
+    `clock` returns seconds since the epoch.
+    """
     metrics, clients = Metrics(), Clients(settings)
     # The engine first: it captures GPU graphs, and no other code may allocate GPU memory meanwhile.
     built = build_backend(settings)
@@ -166,6 +173,7 @@ def build_services(settings: Settings) -> Services:
         settings.cache,
         embedder=settings.embedder,
         data=settings.data,
+        clock=clock,
         encryption=settings.encryption,
         redaction=settings.redaction,
         tenant_limit=clients.stored_bytes_limit,
@@ -179,6 +187,7 @@ def build_services(settings: Settings) -> Services:
         settings.journal_location,
         kept,
         cache.store,
+        clock,
         redact=load_redactor(settings.redaction),
         proxy=f"{socket.gethostname()}:{settings.port}",
     )
@@ -187,10 +196,11 @@ def build_services(settings: Settings) -> Services:
     shared = SharedState(cache.store.database) if cache.store.remote else None
     if shared is not None:
         shared.on_heartbeat = clients.reload
-    answerer = Answerer(
+    path = RequestPath(
         built.backend,
         cache,
         settings.cache,
+        clock,
         comparer=comparer,
         journal=journal,
         rules=Rules(settings),
@@ -202,7 +212,7 @@ def build_services(settings: Settings) -> Services:
         shared=shared,
         pin=None if built.worker is None else built.prefix.pin,
     )
-    return Services(settings, answerer, metrics, built, clients, telemetry, shared)
+    return Services(settings, path, metrics, built, clients, telemetry, shared)
 
 
 def _create_exporter(settings: TelemetrySettings) -> "Exporter | None":

@@ -2,11 +2,8 @@
 
 from difflib import get_close_matches
 
-from kvproxy.apis.json import field
 from kvproxy.errors import InvalidRequest, KvproxyError
-from kvproxy.exchange import Exchange
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS
-from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.search.lookup_result import Candidate, Lookup
 
 REASONS: dict[str, str] = {
@@ -74,7 +71,7 @@ _STATUSES = {
     499: "disconnected-waiting",
 }
 # Statuses with which an upstream rejects the client's request. 401 and 403 may concern the operator's key instead.
-_INVALID = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
+INVALID_STATUSES = frozenset({400, 404, 405, 406, 409, 410, 411, 413, 414, 415, 422})
 
 
 def reason_of_status(status: int) -> str:
@@ -88,31 +85,6 @@ def reason_of_failure(error: BaseException) -> str:
     if not isinstance(error, KvproxyError):
         return "error-internal"
     return error.reason or (reason_of_status(error.status) if error.status < 500 else "error-internal")
-
-
-def reason_of(exchange: Exchange) -> str:
-    """Return the reason token of an exchange; `miss-new` for a miss whose cause depends on earlier requests."""
-    if exchange.failure is not None:
-        return exchange.failure
-    if exchange.client_disconnected:
-        return "disconnected-reading"
-    if exchange.hit is not None:
-        return exchange.hit.stale or f"hit-{exchange.layer}"
-    if exchange.layer == "bypass":
-        return "bypass-unread"
-    if exchange.layer == "refused":
-        return reason_of_status(exchange.status)
-    if exchange.status >= 400:
-        return "refused-upstream" if exchange.status in _INVALID else "error-upstream"
-    if exchange.layer == "revalidated":
-        return "revalidated"
-    if exchange.was_collapsed:
-        return "hit-shared"
-    if exchange.bypass_reason is not None:
-        return exchange.bypass_reason
-    if exchange.lookup_failed:
-        return "miss-failed"
-    return "miss-old" if exchange.is_entry_refused else "miss-new"
 
 
 def decisive_neighbour(lookup: Lookup | None) -> Candidate | None:
@@ -140,29 +112,3 @@ def meaning_of_reason(token: str) -> str:
     if token.startswith("prefix-"):
         return REASONS["prefix-N%"].replace("N percent", f"{token.removeprefix('prefix-').rstrip('%')} percent")
     return REASONS.get(token, "")
-
-
-def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
-    """Return the reason token of a miss without a removed response and without a similar earlier request.
-
-    Args:
-        asked_before: an earlier equal request is in the journal.
-        computed_before: the backend responded to an earlier equal request.
-    """
-    if exchange.lookup is not None and exchange.lookup.skip_reason is not None:
-        return f"skipped-{exchange.lookup.skip_reason}"
-    if exchange.lookup is not None and has_hidden_text(exchange.lookup.question or ""):
-        return "miss-hidden"
-    if computed_before:
-        return "miss-unstored"
-    near = decisive_neighbour(exchange.lookup)
-    token = None if near is None else reason_of_neighbour(near)
-    if token is not None:
-        return token
-    if asked_before:
-        return "miss-unstored"
-    prefix = exchange.facts.prefix
-    if prefix is not None and prefix.cached_tokens and prefix.prompt_tokens:
-        return f"prefix-{100 * prefix.cached_tokens // prefix.prompt_tokens}%"
-    body = None if exchange.key is None else exchange.key.parts.get("body")
-    return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"

@@ -1,10 +1,13 @@
+"""Records of requests, and the reasons that exchanges give for them."""
+
 from dataclasses import dataclass
 from typing import Literal
 
-from kvproxy.apis.json import as_token_count
+from kvproxy.apis.json import as_token_count, field
 from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.exchange import Layer as ExchangeLayer
-from kvproxy.journal.reasons import decisive_neighbour, reason_of
+from kvproxy.index.policies.guards.hidden_text import has_hidden_text
+from kvproxy.journal.reasons import INVALID_STATUSES, decisive_neighbour, reason_of_neighbour, reason_of_status
 from kvproxy.settings.access import CLIENT_PREFIX
 
 # Commands and charts list layers in this order.
@@ -110,6 +113,57 @@ def record_of(exchange: Exchange) -> Record:
         text=None,
         not_stored=None if facts.not_stored is None else str(facts.not_stored),
     )
+
+
+def reason_of(exchange: Exchange) -> str:
+    """Return the reason token of an exchange; `miss-new` for a miss whose cause depends on earlier requests."""
+    if exchange.failure is not None:
+        return exchange.failure
+    if exchange.client_disconnected:
+        return "disconnected-reading"
+    if exchange.hit is not None:
+        return exchange.hit.stale or f"hit-{exchange.layer}"
+    if exchange.layer == "bypass":
+        return "bypass-unread"
+    if exchange.layer == "refused":
+        return reason_of_status(exchange.status)
+    if exchange.status >= 400:
+        return "refused-upstream" if exchange.status in INVALID_STATUSES else "error-upstream"
+    if exchange.layer == "revalidated":
+        return "revalidated"
+    if exchange.was_collapsed:
+        return "hit-shared"
+    if exchange.bypass_reason is not None:
+        return exchange.bypass_reason
+    if exchange.lookup_failed:
+        return "miss-failed"
+    return "miss-old" if exchange.is_entry_refused else "miss-new"
+
+
+def reason_of_unexplained_miss(exchange: Exchange, *, asked_before: bool, computed_before: bool) -> str:
+    """Return the reason token of a miss without a removed response and without a similar earlier request.
+
+    Args:
+        asked_before: an earlier equal request is in the journal.
+        computed_before: the backend responded to an earlier equal request.
+    """
+    if exchange.lookup is not None and exchange.lookup.skip_reason is not None:
+        return f"skipped-{exchange.lookup.skip_reason}"
+    if exchange.lookup is not None and has_hidden_text(exchange.lookup.question or ""):
+        return "miss-hidden"
+    if computed_before:
+        return "miss-unstored"
+    near = decisive_neighbour(exchange.lookup)
+    token = None if near is None else reason_of_neighbour(near)
+    if token is not None:
+        return token
+    if asked_before:
+        return "miss-unstored"
+    prefix = exchange.facts.prefix
+    if prefix is not None and prefix.cached_tokens and prefix.prompt_tokens:
+        return f"prefix-{100 * prefix.cached_tokens // prefix.prompt_tokens}%"
+    body = None if exchange.key is None else exchange.key.parts.get("body")
+    return "bypass-tools" if isinstance(body, dict) and field(body, "tools") else "miss-new"
 
 
 def is_warmed_by_backend(exchange: Exchange) -> bool:

@@ -11,8 +11,7 @@ from kvproxy.index.search.conversations import last_turn
 from kvproxy.journal.cache_history import CacheHistory, Event, PromptRecord, ResponseRemoved, ResponseStored, Tombstone
 from kvproxy.journal.daily_sums import DailySums
 from kvproxy.journal.databases.database import JournalDatabase, JournalFailed
-from kvproxy.journal.reasons import reason_of_unexplained_miss
-from kvproxy.journal.record import Record, is_warmed_by_backend, record_of
+from kvproxy.journal.record import Record, is_warmed_by_backend, reason_of_unexplained_miss, record_of
 from kvproxy.journal.request_regions import Regions, regions_as_json, regions_of
 from kvproxy.journal.schema import StringIds, record_row, short_key
 from kvproxy.journal.sessions.turn_writer import TurnWriter

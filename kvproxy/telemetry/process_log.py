@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 import orjson
 
 from kvproxy.exchange import Exchange
-from kvproxy.journal.reasons import reason_of_unexplained_miss
-from kvproxy.journal.record import record_of
+from kvproxy.journal.record import reason_of_unexplained_miss, record_of
 from kvproxy.settings.telemetry import LogSettings
 from kvproxy.telemetry.printable_text import escape_json_controls, escape_lines
 

@@ -77,8 +77,8 @@ def live_layers(lines: list[Line], data: Path, chance: Callable[[], float] | Non
     with run_app(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as upstream:
         settings = load_settings(data=data, upstream=upstream, cache={"lookup_timeout": 60.0})
         with run_proxy(settings) as (url, services), httpx.Client(base_url=url, timeout=60) as client:
-            comparer, semantic = services.answerer.comparer, services.answerer.semantic
-            coming = services.answerer.cache.pending_writes
+            comparer, semantic = services.comparer, services.cache.semantic
+            coming = services.cache.pending_writes
             if chance is not None and semantic is not None:
                 semantic.decider.random_number = chance
             for each in lines:

@@ -149,7 +149,7 @@ def _run_twice(task: Task, target: str, data: Path, rules: str) -> tuple[list[st
         until_stored(services)
         count = len(exchanges)
         second = task.run(url)
-        until(lambda: not services.answerer.shared_requests)
+        until(lambda: not services.path.requests_in_flight)
         return [first, second], list(exchanges), count
 
 

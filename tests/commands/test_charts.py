@@ -56,7 +56,7 @@ def test_savings_and_the_log_are_drawn_and_saved(tmp_path: Path) -> None:
         with run_proxy(settings) as (url, services):
             for _ in range(3):
                 ask(url, "What is a block?")
-            services.answerer.journal.latest(1)
+            services.journal.latest(1)
             shown = kvproxy("savings", url=url, columns=80).stdout
             assert "saved tokens by layer" in shown
             assert "saved USD by layer" in shown

@@ -38,13 +38,13 @@ def test_a_semantic_hit_shows_both_questions(tmp_path: Path, text: str, shadow: 
                 answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": "confirm"})
                 until_stored(services)
             assert ("semantic" in answer.headers["cache-status"]) is not shadow
-            services.answerer.journal.latest(1)
+            services.journal.latest(1)
             done = kvproxy("log", "--json", "--data", tmp_path, url=url)
             table = kvproxy("log", "--data", tmp_path, url=url).stdout.splitlines()
             # The first entry is replaced; a semantic hit has the entry of another question.
             body["messages"] = [{"role": "user", "content": STORED}]
             httpx.post(f"{url}/v1/chat/completions", json=body, headers={"cache-control": "confirm, no-cache"})
-            services.answerer.journal.latest(1)
+            services.journal.latest(1)
             earlier = kvproxy("log", "--json", "--data", tmp_path, url=url).stdout.splitlines()
             assert [json.loads(line)["question"] for line in earlier][::2] == [STORED, STORED]
             shown = json.loads(kvproxy("log", "show", 2, "--json", "--data", tmp_path, url=url).stdout)

@@ -30,7 +30,7 @@ def resources(services: Services) -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
-        "flights": len(services.answerer.shared_requests),
+        "flights": len(services.path.requests_in_flight),
         "under way": 0
         if services.built.fleet is None
         else sum(engine.status().requests for engine in services.built.fleet.engines.values()),

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
 from kvproxy.settings import load_settings
 from kvproxy.tiers.local_stores import DiskStore
 from tests.faults.proxies import ask, hit, stored
@@ -14,26 +12,19 @@ from tests.servers import run_proxy
 _DAY = 86_400.0
 
 
-def test_what_was_stored_before_the_clock_was_set_back_is_computed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_stored_before_the_clock_was_set_back_is_computed_anew(tmp_path: Path) -> None:
     with run_plain_upstream() as upstream:
         settings_ = load_settings(data=tmp_path, upstream=upstream, cache={"semantic": False, "ttl": 1000.0})
         now = [1.7e9]
-        monkeypatch.setattr("time.time", lambda: now[0])
-        with run_proxy(settings_) as (url, services):
-            store = services.answerer.store
-            monkeypatch.setattr(store, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer, "clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer.lookups, "_clock", lambda: now[0])
-            monkeypatch.setattr(services.answerer.writer, "_clock", lambda: now[0])
+        with run_proxy(settings_, clock=lambda: now[0]) as (url, services):
+            store = services.cache.store
             assert stored(ask(url, "one"))
             assert hit(ask(url, "one"))
             for jump in (-3600.0, 7200.0, -3600.0, 400 * _DAY, -400 * _DAY):
                 now[0] += jump
                 assert stored(ask(url, "one")), f"served after a jump of {jump}"
                 assert hit(ask(url, "one"))
-                services.answerer.cache.maintain()
+                services.cache.maintain()
                 assert store.count() == 1
 
 

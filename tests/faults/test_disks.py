@@ -94,13 +94,13 @@ def test_a_disk_that_can_only_be_read_from_now_on_is_told_and_loses_nothing(
             pytest.skip("only root may mount a disk")
         with run_proxy(settings) as (url, services):
             assert stored(ask(url, "before"))
-            services.answerer.journal.latest(1)
+            services.journal.latest(1)
             disk.fail()
             for number in range(3):
                 answer = ask(url, f"after {number}")
                 assert answer.status_code == 200
                 assert not stored(answer)
-                services.answerer.journal.latest(1)
+                services.journal.latest(1)
             assert ask(url, "before").status_code == 200
             state = health(url)
             assert state["status"] == "degraded"

@@ -131,7 +131,7 @@ def test_clients_that_stall_while_they_export_hold_nobody(tmp_path: Path) -> Non
         contextlib.ExitStack() as clients,
     ):
         for number in range(10):
-            services.answerer.store.put(make_entry(f"long {number}", response=b'"' + b"x" * 1_000_000 + b'"'))
+            services.cache.store.put(make_entry(f"long {number}", response=b'"' + b"x" * 1_000_000 + b'"'))
         for _ in range(20):
             client = clients.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -52,7 +52,7 @@ def test_nothing_is_called_stored_in_a_deleted_file(
         client = httpx.get(f"{url}/health", headers={"x-forwarded-for": "10.0.0.1"})
         assert set(client.json()) == {"status", "version"}, "only the operator is told where the store was"
         with pytest.raises(CacheStoreError):
-            services.answerer.cache.maintain()
+            services.cache.maintain()
     # What was learned of the first answers may be too late for the file, and says so by itself.
     expected = ("an observation was not stored", "a reverse proxy forwards requests")
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]

@@ -114,7 +114,7 @@ def test_records_wait_while_the_database_is_away(
             assert proxies[0].ask(question=f"away {number}").is_success
         assert time.monotonic() - began < 30
         assert httpx.get(f"{proxies[0].url}/admin/log").status_code == 503
-        lost = proxies[0].services.answerer.journal.lost
+        lost = proxies[0].services.journal.lost
         assert 0 < lost <= 7
         server.restart()
         until(lambda: proxies[1].ask(question="back").is_success)

@@ -193,7 +193,7 @@ def test_totals_beyond_64_bits_lose_no_record_and_are_no_outage(empty_postgres: 
         services = proxy.services
         assert proxy.ask("", "counted").status_code == 200
         until_stored(services)
-        store = services.answerer.store
+        store = services.cache.store
         store.database.query(f"update responses set prompt_tokens = {2**53 - 1}, hits = {2**53}")
         assert proxy.ask("", "counted").status_code == 200
         assert store.stats()["prompt_tokens_saved"] > 2**63
@@ -202,6 +202,6 @@ def test_totals_beyond_64_bits_lose_no_record_and_are_no_outage(empty_postgres: 
         with pytest.raises(InvalidValue):
             store.database.query("select 9223372036854775807::bigint + 1")
         assert store.database.health.failure is None
-        assert isinstance(services.answerer.journal, StoredJournal)
-        hit, _ = services.answerer.journal.latest(2)
-        assert (hit.layer, hit.prompt_tokens, services.answerer.journal.lost) == ("exact", None, 0)
+        assert isinstance(services.journal, StoredJournal)
+        hit, _ = services.journal.latest(2)
+        assert (hit.layer, hit.prompt_tokens, services.journal.lost) == ("exact", None, 0)

@@ -89,7 +89,7 @@ def test_the_lease_of_a_dead_proxy_ends(empty_postgres: str, tmp_path: Path, die
         # The key of the request, from the entry of an equal one.
         proxy.ask()
         until_stored(proxy.services)
-        key = proxy.services.answerer.store.list_entries()[0].key
+        key = proxy.services.cache.store.list_entries()[0].key
         # On a busy machine the pool of connections may time out.
         until(lambda: httpx.delete(f"{proxy.url}/admin/cache", params={"all": "true"}).is_success)
         now = "extract(epoch from clock_timestamp())"

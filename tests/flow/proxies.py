@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.compare_responses import ResponseComparer
+from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
 from kvproxy.http.app import create_app
 from kvproxy.http.build_backend import build_backend
@@ -97,7 +97,7 @@ def proxy(
         semantic = SemanticCache(store, HashEmbedder(), decides, store.observations, random_number=lambda: 0.999)
         semantic.rebuild()
         built, metrics = build_backend(settings), Metrics()
-        answerer = Answerer(
+        request_path = RequestPath(
             built.backend,
             ResponseCache(store, semantic, clock=clock),
             settings.cache,
@@ -107,7 +107,7 @@ def proxy(
             count_request=metrics.count_exchange,
             journal=open_journal(str(path / "journal.db"), settings.journal, store, clock),
         )
-        services = Services(settings, answerer, metrics, built, Clients(settings))
+        services = Services(settings, request_path, metrics, built, Clients(settings))
         with run_app(create_app(services)) as url:
             yield url, services, model
 

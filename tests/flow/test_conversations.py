@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Mode
             model.answers[question] = answer
         for turns in ((OPENING,), (OPENING, "Press A.", "continue")):
             httpx.post(f"{url}/v1/chat/completions", json=body(*turns)).raise_for_status()
-        services.answerer.store.flush()
+        services.cache.store.flush()
         model.answers["continue"] = "Then something else."
         model.asked.clear()
         yield url, model

@@ -37,12 +37,12 @@ def stats(url: str) -> dict[str, Any]:
 
 
 def observed(services: Services) -> Observations:
-    return services.answerer.store.observations
+    return services.cache.store.observations
 
 
 def compared(services: Services, count: int) -> None:
     """Wait until so many answers were compared."""
-    comparer = services.answerer.comparer
+    comparer = services.comparer
     assert comparer is not None
     until(lambda: comparer.counts.total() >= count)
 
@@ -146,7 +146,7 @@ def test_the_learned_policy_learns_from_traffic_and_shows_it(tmp_path: Path) -> 
         assert told["max_error"] == 0.2
         metrics = httpx.get(f"{url}/metrics").text
         assert "kvproxy_learned_policy_observations" in metrics
-        classes = services.answerer.store.questions([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
+        classes = services.cache.store.questions([entry["id"] for entry in httpx.get(f"{url}/admin/cache").json()])
         assert len({head.answer for head in classes.values()}) == len(set(model.answers.values()))
 
 

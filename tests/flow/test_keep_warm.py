@@ -57,12 +57,12 @@ def proxied(
     with run_upstream(upstream.answer) as url:
         options = {"cache": {"semantic": False}, "journal": journal or {}, "limits": {"drain_seconds": 0}}
         services = build_services(load_settings(data=data, upstream=url, rules=rules, **options))
-        keep_warm = services.answerer.keep_warm
+        keep_warm = services.path.keep_warm
         keep_warm.pauses = PauseTimes(())
         for seconds in pauses:
             keep_warm.pauses.add(seconds)
         if clock is not None:
-            services.answerer.clock = keep_warm._clock = clock
+            services.clock = keep_warm._clock = clock
             keep_warm._sleep_until = clock.sleep_until  # type: ignore[method-assign]
         with run_server(make_server(services)) as proxy, httpx.Client(base_url=proxy, timeout=60) as client:
             yield client, services
@@ -79,7 +79,7 @@ def ask(client: httpx.Client, *texts: str, **more: Any) -> dict[str, Any]:
 
 
 def sessions(services: Services) -> list[Any]:
-    return list(services.answerer.keep_warm._sessions.values())
+    return list(services.path.keep_warm._sessions.values())
 
 
 def pings(upstream: AnthropicUpstream) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def test_a_paused_session_is_kept_warm_until_it_continues(tmp_path: Path) -> Non
 def test_without_a_budget_or_breakpoints_no_request_is_sent(tmp_path: Path, rule: Any, more: Any) -> None:
     upstream = AnthropicUpstream()
     with proxied(tmp_path, upstream, 900, **rule) as (client, services):
-        services.answerer.keep_warm.interval = 0.05
+        services.path.keep_warm.interval = 0.05
         ask(client, "one", **more)
         time.sleep(0.4)
     assert pings(upstream) == []
@@ -258,7 +258,7 @@ def test_pauses_in_the_journal_are_learned_at_the_start(tmp_path: Path) -> None:
         rules = ({"name": "claude", "breakpoints": "auto"},)
         settings = load_settings(data=tmp_path, upstream=url, rules=rules, cache={"semantic": False})
         with run_proxy(settings) as (_, services):
-            counts = services.answerer.keep_warm.pauses._counts
+            counts = services.path.keep_warm.pauses._counts
             until(lambda: sum(counts.get((), [])) == 3)
             assert counts[()][3] == 1
             assert counts[()][-1] == 2
@@ -285,7 +285,7 @@ async def test_concurrent_requests_with_one_id_keep_their_own_conversations(tmp_
     requests = [api_request(body, "messages") for body in bodies]
     requests = [replace(each, control=replace(each.control, rule=rule)) for each in requests]
     services = build_services(load_settings(data=tmp_path, upstream="http://127.0.0.1:9", cache={"semantic": False}))
-    keep_warm = services.answerer.keep_warm
+    keep_warm = services.path.keep_warm
     tracked = [(await keep_warm.on_request(each))[0] for each in requests]
     assert [each.request_id for each in tracked] == ["id", "id"]
     assert [list(each.conversation) for each in tracked] == [list(conversation_digests(each)) for each in requests]
@@ -339,7 +339,7 @@ def test_a_request_that_ends_after_the_shutdown_begins_no_keep_warm_requests(tmp
         ask(client, "one")
         until(lambda: sessions(services))
         loop = sessions(services)[0].task.get_loop()
-        asyncio.run_coroutine_threadsafe(services.answerer.keep_warm.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(services.path.keep_warm.close(), loop).result(10)
         ask(client, "another conversation")
         until(lambda: len(sessions(services)) == 2)
         assert sessions(services)[1].task is None

@@ -48,7 +48,7 @@ def test_a_slow_lookup_is_skipped_and_embedded_later(tmp_path: Path, slow: threa
         until_searchable(url)
         # On a busy machine, the lookup of the first request may be skipped, too.
         skipped = stats(url)["lookups"].get("skipped", 0)
-        until(lambda: services.answerer.semantic is not None and services.answerer.semantic._queue.is_idle)
+        until(lambda: services.cache.semantic is not None and services.cache.semantic._queue.is_idle)
         slow.clear()
         status = ask(url, CLOSE).headers["cache-status"]
         assert "fwd=uri-miss" in status
@@ -58,7 +58,7 @@ def test_a_slow_lookup_is_skipped_and_embedded_later(tmp_path: Path, slow: threa
             f'kvproxy_semantic_lookups_total{{outcome="skipped"}} {skipped + 1:.1f}' in httpx.get(f"{url}/metrics").text
         )
         # It is stored all the same, and answers equal requests before anything is embedded.
-        until(lambda: services.answerer.store.count() == 2)
+        until(lambda: services.cache.store.count() == 2)
         assert 'detail="exact"' in ask(url, CLOSE).headers["cache-status"]
         slow.set()
         # And it is found for similar questions.
@@ -71,8 +71,8 @@ def test_a_single_lookup_has_a_longer_timeout(tmp_path: Path, slow: threading.Ev
         until_searchable(url)
         slow.clear()
         first = pool.submit(ask, url, CLOSE, "no-store")
-        assert services.answerer.semantic is not None
-        until(lambda: not services.answerer.semantic._queue.is_idle)
+        assert services.cache.semantic is not None
+        until(lambda: not services.cache.semantic._queue.is_idle)
         assert 'detail="skipped ' in ask(url, f"{CLOSE} then", "no-store").headers["cache-status"]
         slow.set()
         assert "semantic" in first.result().headers["cache-status"]
@@ -101,7 +101,7 @@ def test_an_invalid_stored_response_is_computed_again(tmp_path: Path) -> None:
         for response in (b"", b"not JSON", b"[]", b'{"choices": 3}'):
             for question in (QUESTION, CLOSE):
                 poison(services, response=response)
-                services.answerer.cache._recent.clear()
+                services.cache._recent.clear()
                 answer = ask(url, question, stream=True)
                 assert answer.status_code == 200
                 assert "fwd=uri-miss" in answer.headers["cache-status"]
@@ -125,7 +125,7 @@ def test_exact_hits_work_without_the_embedder(tmp_path: Path, model: str, monkey
         told = httpx.post(f"{url}/admin/explain", json=body)
         assert (told.status_code, "embedder" in told.json()["error"]["message"]) == (500, True)
         monkeypatch.undo()
-        assert services.answerer.store.count() == 2
+        assert services.cache.store.count() == 2
         assert "semantic" in ask(url, "do please tell me what the free queue of blocks is").headers["cache-status"]
 
 

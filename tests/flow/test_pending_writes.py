@@ -70,10 +70,10 @@ def test_a_pending_write_delays_no_response_and_has_exact_hits(tmp_path: Path, g
         assert "stored" not in first
         assert 'detail="exact"' in again
         assert again.split("key=")[1] == first.split("key=")[1]
-        assert services.answerer.store.count() == 0
+        assert services.cache.store.count() == 0
         go.set()
         until_stored(services)
-        (entry,) = services.answerer.store.list_entries()
+        (entry,) = services.cache.store.list_entries()
         assert f'key="{entry.id}"' in first
 
 
@@ -101,7 +101,7 @@ def test_a_lookup_waits_for_no_write_of_a_different_question(
         assert makes_entry(status(url, QUESTION))
         assert makes_entry(status(url, "when does the next train to Oslo leave"))
         assert not go.is_set()
-        assert services.answerer.store.count() == 0
+        assert services.cache.store.count() == 0
 
 
 def test_pending_writes_are_bounded(tmp_path: Path, go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_pending_writes_are_bounded(tmp_path: Path, go: threading.Event, monkeyp
         status(url, QUESTION)
         when(monkeypatch, PendingWrites, "wait_for_space", go)
         status(url, FAR)
-        assert services.answerer.store.count() == 2
+        assert services.cache.store.count() == 2
 
 
 @pytest.mark.parametrize("soft", ["false", "true"])
@@ -122,7 +122,7 @@ def test_a_purge_removes_pending_writes(
         status(url, QUESTION)
         done = httpx.delete(f"{url}/admin/cache", params={"all": "true", "soft": soft}, timeout=30)
         assert done.json() == {"expired" if soft == "true" else "removed": 1}
-        assert services.answerer.store.count() == (soft == "true")
+        assert services.cache.store.count() == (soft == "true")
         assert "fwd=uri-miss" in status(url, QUESTION)
 
 
@@ -145,13 +145,13 @@ def test_only_confirm_delays_a_response_until_it_is_stored(
 ) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         assert ask(url, QUESTION, stream=True).text.endswith("data: [DONE]\n\n")
-        assert services.answerer.store.count() == 0
+        assert services.cache.store.count() == 0
         when(monkeypatch, PendingWrite, "wait_until_stored", go)
         assert ask(url, FAR, "confirm", stream=True).text.endswith("data: [DONE]\n\n")
-        assert services.answerer.store.count() == 2
+        assert services.cache.store.count() == 2
         go.clear()
         assert "fwd=uri-miss; stored" in status(url, "when does the next train to Oslo leave", "confirm")
-        assert services.answerer.store.count() == 3
+        assert services.cache.store.count() == 3
 
 
 def test_a_failed_write_is_logged_once_and_fails_no_request(
@@ -192,25 +192,25 @@ def test_an_equal_request_waits_for_redaction(tmp_path: Path, refuses: bool, mon
         return text
 
     with proxy(tmp_path, checked(), lookup_timeout=0.05) as (url, services, _):
-        services.answerer.cache._redact = redact
+        services.cache._redact = redact
         # Before redaction, the response has no key.
         assert status(url, QUESTION) == "kvproxy; fwd=uri-miss"
         when(monkeypatch, PendingWrite, "wait_for_entry", go)
         assert ("exact" in status(url, QUESTION)) != refuses
         until_stored(services)
-        assert services.answerer.store.count() == (not refuses)
+        assert services.cache.store.count() == (not refuses)
 
 
 def test_a_proxy_stores_pending_writes_before_it_exits(tmp_path: Path, go: threading.Event) -> None:
     with proxy(tmp_path, checked()) as (url, services, _):
         assert makes_entry(status(url, QUESTION))
-        settled = services.answerer.cache.pending_writes.wait_for_all
+        settled = services.cache.pending_writes.wait_for_all
 
         async def ending() -> None:
             go.set()
             await settled()
 
-        services.answerer.cache.pending_writes.wait_for_all = ending  # type: ignore[method-assign]
+        services.cache.pending_writes.wait_for_all = ending  # type: ignore[method-assign]
     again = open_store(tmp_path / "responses.db")
     assert again.count() == 1
     again.close()

@@ -16,7 +16,6 @@ from kvproxy.apis.json import JsonObject, objects
 from kvproxy.backends.protocol import Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotCached, UpstreamUnreachable
 from kvproxy.exchange import Exchange
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import explain
 from kvproxy.flow.path import RequestPath
 from kvproxy.flow.prepare.rules import Rules
@@ -126,7 +125,7 @@ async def run_world(folder: Path, seed: int) -> Counter[str]:
     semantic = SemanticCache(store, HashEmbedder(), checked(), store.observations, random_number=lambda: 0.999)
     cache = ResponseCache(store, semantic, clock=lambda: now)
     caching = settings.cache.model_copy(update={"lookup_timeout": 60.0})
-    path = RequestPath(Answerer(backend, cache, caching, lambda: now, rules=Rules(settings)))  # type: ignore[arg-type]
+    path = RequestPath(backend, cache, caching, lambda: now, rules=Rules(settings))  # type: ignore[arg-type]
     namespaces = [random_fields(draw) for _ in range(2)]
     for _ in range(PER_WORLD):
         now += draw.choice([0, 0, 1, 1, 5, 15, 60, 250])
@@ -155,7 +154,7 @@ async def run_world(folder: Path, seed: int) -> Counter[str]:
             assert served == [exchange.hit.id]
         counts[f"{outcome} after an error" if by_error else outcome] += 1
         await settle(path)
-    await path.parts.close()
+    await path.close()
     cache.close()
     return counts
 
@@ -179,16 +178,15 @@ async def answer(path: RequestPath, exchange: Exchange) -> str:
 
 async def settle(path: RequestPath) -> None:
     """Wait for renewals, writes, and embeddings."""
-    parts = path.parts
-    while renewals := parts.revalidator.in_flight:
+    while renewals := path.renewals.in_flight:
         await asyncio.wait(renewals)
-    await parts.cache.pending_writes.wait_for_all()
-    if parts.semantic is not None:
-        await parts.semantic.deferred_embeddings.wait_until_idle()
+    await path.cache.pending_writes.wait_for_all()
+    if path.cache.semantic is not None:
+        await path.cache.semantic.deferred_embeddings.wait_until_idle()
 
 
 async def test_explain_predicts_the_answer_to_random_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvproxy.flow.revalidate._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("kvproxy.flow.layers.renewal._RETRY_SECONDS", 0.0)
     outcomes = Counter[str]()
     for seed in range(-(-REQUESTS // PER_WORLD)):
         folder = tmp_path / str(seed)
@@ -210,9 +208,7 @@ def test_explain_predicts_the_answers_of_a_live_proxy(tmp_path: Path) -> None:
             served = response.headers.get("cache-status", "")
             layer = "none" if "; hit" not in served else "semantic" if "semantic" in served else "exact"
             assert ("refused" if response.status_code == 504 else layer) == predicted, (question, control, served)
-            until(
-                lambda: len(services.answerer.cache.pending_writes) + len(services.answerer.revalidator.in_flight) == 0
-            )
+            until(lambda: len(services.cache.pending_writes) + len(services.path.renewals.in_flight) == 0)
 
 
 def test_explain_names_a_request_in_flight(tmp_path: Path) -> None:
@@ -220,7 +216,7 @@ def test_explain_names_a_request_in_flight(tmp_path: Path) -> None:
         model.go.clear()
         with ThreadPoolExecutor(1) as pool:
             answered = pool.submit(ask, url, QUESTION)
-            until(lambda: len(services.answerer.shared_requests) == 1)
+            until(lambda: len(services.path.requests_in_flight) == 1)
             assert explain_question(url, QUESTION)["layer"] == "shared"
             assert explain_question(url, QUESTION, "no-cache")["layer"] == "none"
             model.go.set()

@@ -44,7 +44,7 @@ def ask(url: str, question: str) -> httpx.Response:
 
 def wait_for(services: Services, count: int) -> None:
     """Wait until so many answers are stored, which may be after the client has its own."""
-    until(lambda: services.answerer.store.count() == count)
+    until(lambda: services.cache.store.count() == count)
 
 
 def journal_texts(data: Path) -> list[str]:

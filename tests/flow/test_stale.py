@@ -49,7 +49,7 @@ class Proxy:
         return ask(self.url, question, control, **more)
 
     def wait_until_stored(self, question: str) -> Entry:
-        (entry,) = self.services.answerer.store.list_entries(EntryFilter(prompt=question))
+        (entry,) = self.services.cache.store.list_entries(EntryFilter(prompt=question))
         return entry
 
 
@@ -102,7 +102,7 @@ def test_a_stale_response_is_served_and_revalidated_once(proxy: Proxy) -> None:
 
 def records(proxy: Proxy, question: str) -> list[Record]:
     """Return the records of equal requests."""
-    latest = proxy.services.answerer.journal.latest(1000)
+    latest = proxy.services.journal.latest(1000)
     # An answer that was just stored may have no record as yet.
     prompts = {each.prompt for each in latest if each.entry == proxy.wait_until_stored(question).id}
     assert len(prompts) <= 1
@@ -112,7 +112,7 @@ def records(proxy: Proxy, question: str) -> list[Record]:
 def test_a_revalidation_has_a_record_but_is_no_request_of_a_client(proxy: Proxy) -> None:
     proxy.ask("what does it cost", "confirm", stream=True)
     proxy.now += TTL + 1
-    journal = proxy.services.answerer.journal
+    journal = proxy.services.journal
     assert isinstance(journal, StoredJournal)
     with contextlib.closing(journal.reader()) as reader:
         given = proxy.ask("what does it cost")
@@ -171,15 +171,15 @@ def test_a_stale_response_is_served_after_an_error(proxy: Proxy, status: int, st
     proxy.ask(asked, "confirm")
     proxy.now += TTL + REVALIDATE + 5
     proxy.model.status = status
-    num_lookups = sum(proxy.services.answerer.lookup_counts.values())
+    num_lookups = sum(proxy.services.path.counts("lookups").values())
     answer = proxy.ask(close, stream=stream)
-    assert sum(proxy.services.answerer.lookup_counts.values()) == num_lookups + 1
+    assert sum(proxy.services.path.counts("lookups").values()) == num_lookups + 1
     assert answer.status_code == 200
     assert said(answer) == "Answer 1 it is."
     assert f"; hit; ttl={-REVALIDATE - 5};" in answer.headers["cache-status"]
     assert ("semantic" if similar else "exact") in answer.headers["cache-status"]
     assert 'stale-if-error"' in answer.headers["cache-status"]
-    assert proxy.services.answerer.journal.latest(1)[0].reason == "stale-if-error"
+    assert proxy.services.journal.latest(1)[0].reason == "stale-if-error"
     proxy.model.status = 200
     assert said(proxy.ask(close, "no-store", stream=stream)) == "Answer 3 it is."
     proxy.model.status = status
@@ -205,9 +205,9 @@ def test_a_failed_revalidation_keeps_the_stale_response(proxy: Proxy) -> None:
     proxy.ask("the sixth", "confirm")
     proxy.now += TTL + 5
     proxy.model.status = 500
-    before = proxy.services.answerer.stale_counts.get("failed", 0)
+    before = proxy.services.path.counts("stale").get("failed", 0)
     assert "stale-while-revalidate" in proxy.ask("the sixth").headers["cache-status"]
-    until(lambda: proxy.services.answerer.stale_counts.get("failed", 0) == before + 1)
+    until(lambda: proxy.services.path.counts("stale").get("failed", 0) == before + 1)
     assert "stale-while-revalidate" in proxy.ask("the sixth").headers["cache-status"]
 
 
@@ -286,14 +286,14 @@ def test_some_errors_permit_a_stale_response(
     question = f"the tenth {type(error).__name__}"
     proxy.ask(question, "confirm")
     proxy.now += TTL + REVALIDATE + 1
-    monkeypatch.setattr(proxy.services.answerer.backend, "send", failing(error))
+    monkeypatch.setattr(proxy.services.backend, "send", failing(error))
     assert proxy.ask(question).status_code == (200 if is_served else error.status)
 
 
 def test_no_request_is_sent_if_all_upstreams_are_down(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.ask("the eleventh", "confirm")
     proxy.now += TTL + REVALIDATE + 1
-    monkeypatch.setattr(proxy.services.answerer.backend, "failure", lambda: "all are down")
+    monkeypatch.setattr(proxy.services.backend, "failure", lambda: "all are down")
     assert "stale-if-error" in proxy.ask("the eleventh").headers["cache-status"]
     assert proxy.model.asked == ["the eleventh"]
     assert proxy.ask("nothing like it").status_code == 200

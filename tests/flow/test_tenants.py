@@ -124,7 +124,7 @@ def test_a_header_outside_of_the_key_varies_the_response(tmp_path: Path, setting
             response = httpx.post(f"{proxy}/v1/chat/completions", json=BODY, headers=headers)
             assert response.json()["choices"][0]["message"]["content"] == f"secret for {value}"
         until_stored(services)
-        assert services.answerer.store.count() == 0
+        assert services.cache.store.count() == 0
 
 
 def test_requests_in_other_languages_share_no_response_in_flight(tmp_path: Path) -> None:
@@ -148,14 +148,14 @@ def test_requests_in_other_languages_share_no_response_in_flight(tmp_path: Path)
         ThreadPoolExecutor(2) as threads,
     ):
         answers = [threads.submit(ask, language) for language in ("de", "fr")]
-        until(lambda: len(services.answerer.shared_requests) == 2)
+        until(lambda: len(services.path.requests_in_flight) == 2)
         gate.set()
         assert [each.result() for each in answers] == ["de", "fr"]
 
 
 def test_a_priority_applies_within_the_tenant(demo: tuple[str, Services]) -> None:
     _, services = demo
-    backend = services.answerer.backend
+    backend = services.backend
     seen: list[tuple[int, int, int]] = []
 
     async def look() -> None:

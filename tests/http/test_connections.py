@@ -173,7 +173,7 @@ def test_connections_beyond_the_limit_are_told_to_come_back(upstream: tuple[str,
             assert b"limits.connections" in answer
             with connected(port, post(b"/v1/chat/completions", b"{}", b"X-Request-Id: refused")) as fourth:
                 assert until_closed(fourth).startswith(b"HTTP/1.1 503 ")
-            (record,) = services.answerer.journal.latest(1)
+            (record,) = services.journal.latest(1)
             assert (record.request_id, record.status, record.reason) == ("refused", 503, "refused-busy")
             # Those that are open already are served as before.
             for client in (one, two, three):

@@ -43,7 +43,7 @@ def test_a_request_sets_the_lifetime_within_the_limit(
             status = post(url, f"for {asked}", cache_control="confirm", **control).headers["cache-status"]
             # A client sees how much of its lifetime is granted.
             assert ("; stored" in status, f"; ttl={seconds};" in status) == (True, asked != "")
-            entry = services.answerer.store.list_entries(limit=1)[0]
+            entry = services.cache.store.list_entries(limit=1)[0]
             assert entry.expires - entry.created == pytest.approx(seconds)
             # How long an answer is kept is no part of the question; as with no-store, a stored answer is served.
             assert "hit" in post(url, f"for {asked}", x_kvproxy_ttl="0").headers["cache-status"]

@@ -96,7 +96,7 @@ def test_a_stream_that_goes_on_too_long_ends_with_an_error(
     assert events[0] + "\n\n" == EVENT.decode()
     assert json.loads(events[-1].split("data: ")[1])["error"]["code"] == "deadline_exceeded"
     until(lambda: hanging[1].inside == 0)
-    until(lambda: not proxy[1].answerer.shared_requests)
+    until(lambda: not proxy[1].path.requests_in_flight)
 
 
 def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
@@ -110,7 +110,7 @@ def test_a_request_may_ask_for_less_time(proxy: tuple[str, Services]) -> None:
         assert "limits.request_seconds" not in told
     told = ask("hang", "1000").json()["error"]["message"]
     assert "within 1 s, the limit of the setting limits.request_seconds" in told
-    assert {each.reason for each in proxy[1].answerer.journal.latest(3)} == {"error-timeout"}
+    assert {each.reason for each in proxy[1].journal.latest(3)} == {"error-timeout"}
     assert ask("Hi", "10").status_code == 200
     assert ask("Hi", "soon").status_code == 400
 
@@ -129,7 +129,7 @@ def test_the_deadline_frees_the_blocks_of_the_embedded_engine(demo: tuple[str, S
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-kvproxy-timeout": "0.05"}, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     until(lambda: httpx.get(f"{url}/admin/blocks/stats").json()["used"] == 0)
-    assert services.answerer.backend.admission.active == 0  # type: ignore[attr-defined]
+    assert services.backend.admission.active == 0  # type: ignore[attr-defined]
 
 
 def test_a_stop_lets_streams_go_on_and_takes_no_new_requests(hanging: tuple[str, Hanging], tmp_path: Path) -> None:

@@ -113,9 +113,9 @@ def test_an_impossible_usage_is_unknown_and_logged_once(running: Running, caplog
         for model in USAGES:
             ask(client, model, messages=[{"role": "user", "content": "log"}])
     assert caplog.text.count("impossible usage") == 1
-    assert isinstance(services.answerer.journal, StoredJournal)
+    assert isinstance(services.journal, StoredJournal)
     until_stored(services)
-    records = {record.model: record for record in services.answerer.journal.latest(20)}
+    records = {record.model: record for record in services.journal.latest(20)}
     for model in USAGES:
         assert records[model].completion_tokens in (None, 0, 1)
         assert records[model].reused_tokens is None

@@ -74,10 +74,10 @@ class Bench:
     @property
     def entries(self) -> int:
         until_stored(self.services)
-        return int(self.services.answerer.store.stats()["entries"])
+        return int(self.services.cache.store.stats()["entries"])
 
     def nothing_is_left(self) -> None:
-        until(lambda: not self.services.answerer.shared_requests and not self.wild.open, interval=0.005)
+        until(lambda: not self.services.path.requests_in_flight and not self.wild.open, interval=0.005)
         until(lambda: len(asyncio.all_tasks(self._loop)) <= self._tasks, interval=0.005)
 
 
@@ -201,7 +201,7 @@ def test_one_request_at_a_time(bench: Bench, case: tuple[str, bool, tuple[Script
     stored = bench.entries - before
     assert stored == 1 if good else stored in (0, 1)
     if stored:
-        entry = bench.services.answerer.store.list_entries(limit=1)[0]
+        entry = bench.services.cache.store.list_entries(limit=1)[0]
         assert APIS[name].is_storable(json.loads(entry.response), {"max_tokens": 1}), "something partial was stored"
 
 
@@ -220,7 +220,7 @@ def test_many_at_once_some_of_which_leave(bench: Bench, seed: int) -> None:
 
     asyncio.run(all_of_them())
     bench.nothing_is_left()
-    for entry in bench.services.answerer.store.list_entries():
+    for entry in bench.services.cache.store.list_entries():
         assert APIS[entry.endpoint].is_storable(json.loads(entry.response), {"max_tokens": 1})
 
 

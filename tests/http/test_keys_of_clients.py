@@ -48,7 +48,7 @@ def test_only_clients_are_answered(tmp_path: Path, recorder: Recorder) -> None:
         assert "hit" in post(url, x_api_key=one).headers["cache-status"]
         # Another client's answers are its own.
         assert "; stored" in post(url, api_key=two, cache_control="confirm").headers["cache-status"]
-        assert {entry.tenant for entry in services.answerer.store.list_entries()} == {"client:one", "client:two"}
+        assert {entry.tenant for entry in services.cache.store.list_entries()} == {"client:one", "client:two"}
         post(url, path="/v1/rerank", authorization=f"Bearer {two}")
         told = post(url, path="/admin/explain", authorization=f"Bearer {one}", x_kvproxy_admin_token="operators").json()
         assert (told["tenant"], told["layer"]) == ("client:one", "exact")
@@ -117,7 +117,7 @@ def test_users_of_one_client_share_no_answers(tmp_path: Path, recorder: Recorder
                 sent = {"x_api_key": key, "cache_control": "confirm"} | ({header: user} if header else {})
                 assert "; stored" in post(url, **sent).headers["cache-status"]
                 assert "hit" in post(url, **sent).headers["cache-status"]
-        tenants = {entry.tenant for entry in services.answerer.store.list_entries()}
+        tenants = {entry.tenant for entry in services.cache.store.list_entries()}
         assert len(tenants) == 1 + 3 * len(headers)
         assert {tenant.partition("/")[0] for tenant in tenants} == {"client:one", "client:two"}
         # An operator finds them by the client's name.

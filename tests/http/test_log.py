@@ -33,12 +33,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         for question in ("one", "two", "one", "one"):
             assert ask(client, question).status_code == 200
         ask(client, "one", model="other")
-        services.answerer.journal.latest(1)
+        services.journal.latest(1)
         yield client, services
 
 
 def records(services: Services) -> Sequence[Record]:
-    return services.answerer.journal.read(lambda reader: reader.records(RecordQuery()))
+    return services.journal.read(lambda reader: reader.records(RecordQuery()))
 
 
 def test_filters_and_pages(running: Running) -> None:
@@ -83,7 +83,7 @@ def test_the_series_times_hits_and_the_backend(running: Running) -> None:
 
 def test_a_story_says_why(running: Running) -> None:
     client, services = running
-    record = services.answerer.journal.latest(1)[0]
+    record = services.journal.latest(1)[0]
     told = client.get(f"/admin/log/{record.request_id}").json()
     assert told["explained"]["record"]["number"] == record.number
     assert any("another model was asked: m then, other now" in sentence for sentence in told["sentences"])
@@ -103,7 +103,7 @@ def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, object]]]:
 
 def test_new_records_come_as_events_and_none_is_missed(running: Running) -> None:
     client, services = running
-    last = services.answerer.journal.latest(1)[0].number
+    last = services.journal.latest(1)[0].number
     ask(client, "before the stream")
     with client.stream("GET", "/admin/log/live", params={"after": last, "layer": "forward"}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -83,11 +83,11 @@ def post(client: httpx.Client, model: str, *, stream: bool = False, **headers: s
 @contextlib.contextmanager
 def nothing_stored(services: Services) -> Iterator[None]:
     until_stored(services)
-    before = services.answerer.store.count()
+    before = services.cache.store.count()
     yield
-    until(lambda: not services.answerer.shared_requests)
+    until(lambda: not services.path.requests_in_flight)
     until_stored(services)
-    assert services.answerer.store.count() == before
+    assert services.cache.store.count() == before
 
 
 def test_an_error_passes_and_is_not_stored(odd: tuple[httpx.Client, Services, Odd]) -> None:

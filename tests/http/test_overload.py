@@ -113,7 +113,7 @@ def test_the_engine_takes_no_more_than_it_has_a_line_for(tmp_path: Path) -> None
         assert set(statuses) == {200, 503}
         assert statuses.count(200) >= 5
         assert httpx.get(f"{url}/health").status_code == 200
-        assert services.answerer.backend.admission.active == 0  # type: ignore[attr-defined]
+        assert services.backend.admission.active == 0  # type: ignore[attr-defined]
 
 
 def test_a_body_that_trickles_in_is_given_up(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_responses_made_from_a_deleted_file_are_removed(url: str) -> None:
 def test_ids_of_the_provider_are_no_tags_of_the_statistics(front: tuple[str, Services]) -> None:
     url, services = front
     respond(url)
-    services.answerer.cache.store.flush()
+    services.cache.store.flush()
     assert httpx.get(f"{url}/admin/cache").json()[0]["tags"] == ["provider-id:resp_0"]
     assert httpx.get(f"{url}/admin/cache/stats").json()["tags"] == {}
     assert httpx.get(f"{url}/admin/cache/usage?by=tag").json() == []

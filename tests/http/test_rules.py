@@ -79,7 +79,7 @@ def proxy(upstream: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 def stored(services: Services, question: str) -> Entry:
     until_stored(services)
-    (entry,) = [entry for entry in services.answerer.store.list_entries() if entry.prompt == question]
+    (entry,) = [entry for entry in services.cache.store.list_entries() if entry.prompt == question]
     return entry
 
 
@@ -98,7 +98,7 @@ def test_a_rule_sets_what_holds_for_its_requests_alone(proxy: Proxy) -> None:
             post(url, fields=SECRET).headers["cache-status"]
             == 'kvproxy; fwd=bypass; detail="not stored: request-no-store"'
         )
-    assert services.answerer.journal.latest(1)[0].reason == "bypass-rule"
+    assert services.journal.latest(1)[0].reason == "bypass-rule"
     post(url, "usual")
     post(url, "sales", x_team="sales-2")
     post(url, "docs", x_kvproxy_tags="docs")
@@ -140,7 +140,7 @@ def test_a_rule_sets_stale_times_and_what_the_journal_keeps(proxy: Proxy) -> Non
     post(url, f"{long}theirs")
     entry = stored(services, f"{long}ours")
     assert (lifetime(services, entry.prompt), entry.stale_while_revalidate, entry.stale_if_error) == (7, 8, 9)
-    services.answerer.journal.latest(1)
+    services.journal.latest(1)
     with sqlite3.connect(services.settings.data / "journal.db") as journal:
         kept = journal.execute("select whole from prompts where text like 'a question%' order by number").fetchall()
     assert [whole is not None for (whole,) in kept] == [True, False]

@@ -88,13 +88,13 @@ def ask(
 ) -> httpx.Response:
     headers = more.pop("headers", {})
     answer = front[0].post("/v1/chat/completions", json=chat(model=model, stream=stream, **more), headers=headers)
-    until(lambda: not front[1].answerer.shared_requests)
+    until(lambda: not front[1].path.requests_in_flight)
     until_stored(front[1])
     return answer
 
 
 def last_record(front: tuple[httpx.Client, Services, Upstream]) -> tuple[JournalReader, Any]:
-    front[1].answerer.journal.flush()
+    front[1].journal.flush()
     reader = JournalReader(Path(front[1].settings.data) / "journal.db")
     return reader, reader.records(RecordQuery(limit=1))[0]
 

@@ -21,7 +21,6 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject
 from kvproxy.backends.protocol import RelayedResponse
 from kvproxy.exchange import Exchange
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.explain import region_loader
 from kvproxy.flow.path import RequestPath
 from kvproxy.index.policies.guards import GUARDS
@@ -91,8 +90,7 @@ class World:
         assert isinstance(journal, StoredJournal)
         self.journal = journal
         patient = CacheSettings(lookup_timeout=60)
-        self.answerer = Answerer(Model(), self.cache, patient, clock, journal=journal)
-        self.path = RequestPath(self.answerer)
+        self.path = RequestPath(Model(), self.cache, patient, clock, journal=journal)
         self.asked = 0
 
     async def ask(
@@ -123,7 +121,7 @@ class World:
             return explain_miss(reader, reader.find(id), region_loader(reader, self.store))
 
     async def close(self) -> None:
-        await self.answerer.close()
+        await self.path.close()
         self.cache.close()
         self.journal.close()
 

@@ -85,7 +85,7 @@ def ask(question: str, **fields: Any) -> dict[str, Any]:
 
 def records(services: Services) -> list[Record]:
     """All records, the newest first."""
-    journal = services.answerer.journal
+    journal = services.journal
     assert isinstance(journal, StoredJournal)
     return journal.latest(1000)
 

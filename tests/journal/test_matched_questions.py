@@ -59,7 +59,7 @@ def test_the_questions_of_a_hit_outlive_the_entries(tmp_path: Path, end: str, sh
             answer = ask(url, question, "confirm")
             until_stored(services)
         assert ("semantic" in answer.headers["cache-status"]) is not shadow
-        cache = services.answerer.cache
+        cache = services.cache
         if end == "replaced":
             for question in (QUESTION, CLOSE):
                 ask(url, question, "confirm, no-cache")
@@ -67,9 +67,9 @@ def test_the_questions_of_a_hit_outlive_the_entries(tmp_path: Path, end: str, sh
             now += 30 * DAY
             cache.maintain()
         else:
-            for entry in services.answerer.store.list_entries():
+            for entry in services.cache.store.list_entries():
                 httpx.delete(f"{url}/admin/cache/{entry.id}").raise_for_status()
-        journal = services.answerer.journal
+        journal = services.journal
         assert isinstance(journal, StoredJournal)
         journal.flush()
         rows = httpx.get(f"{url}/admin/log").json()

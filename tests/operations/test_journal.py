@@ -31,7 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
                 body = {"model": "m", "messages": [{"role": "user", "content": question}]}
                 headers = {"cache-control": "confirm", "x-request-id": f"request {question}"}
                 assert client.post("/v1/chat/completions", json=body, headers=headers).is_success
-            until(lambda: len(services.answerer.journal.latest(4)) == 4)
+            until(lambda: len(services.journal.latest(4)) == 4)
             yield url, data
 
 

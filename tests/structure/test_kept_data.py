@@ -40,12 +40,11 @@ upstreams/engine_metrics: values vllm_config
 # Requests in flight, which settings limit.
 flow/single_flight: _joinable _in_flight
 flow/layers/forwarded: _releases
-flow/revalidate: _in_flight
+flow/layers/renewal: _in_flight
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
 # Words of the code, settings, and clients of the operator.
-flow/revalidate: counts
-flow/fresh_and_stale_hits: lookup_counts stale_counts
+flow/layers/layer: counts
 flow/compare_responses: counts
 flow/prepare/keep_warm: _budgets _fixed_models
 http/metrics: _values descriptions

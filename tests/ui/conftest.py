@@ -38,7 +38,7 @@ def until_judged(url: str, services: Services, question: str, reason: str) -> No
     """Ask until the similar question, which is stored already, can be found: its vector may come a little later."""
     for _ in range(200):
         ask(url, "alice", question, **{"cache-control": "no-store"})
-        if services.answerer.journal.latest(1)[0].reason == reason:
+        if services.journal.latest(1)[0].reason == reason:
             # The journal shows the question of a stored response.
             ask(url, "alice", question)
             return
@@ -76,7 +76,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ser
         for question, reason in JUDGED:
             until_judged(url, services, question, reason)
         httpx.post(f"{url}/v1/chat/completions", json={"model": "demo", "messages": "none"})
-        services.answerer.journal.latest(1)
+        services.journal.latest(1)
         yield url, services
 
 
@@ -85,10 +85,10 @@ def url(running: tuple[str, Services]) -> str:
     """URL of a proxy that has stored all responses and written all records."""
     url, services = running
     until_stored(services)
-    services.answerer.journal.latest(1)
+    services.journal.latest(1)
     return url
 
 
 @pytest.fixture
 def store(running: tuple[str, Services]):  # type: ignore[no-untyped-def]
-    return running[1].answerer.store
+    return running[1].cache.store

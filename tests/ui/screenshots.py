@@ -105,7 +105,7 @@ def main() -> None:
         )
         with run_proxy(settings) as (url, services):
             traffic(url, 160)
-            services.answerer.journal.latest(1)
+            services.journal.latest(1)
             spread(settings.data / "journal.db", 20.0)
             page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             for size, (width, height) in WIDTHS.items():

@@ -51,7 +51,7 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Servic
         with run_proxy(settings) as (url, services):
             for question in ("one", "one", "two", "three", "three", "four"):
                 assert ask(url, "alice", question).status_code == 200
-            services.answerer.journal.latest(1)
+            services.journal.latest(1)
             path = settings.data / "journal.db"
             with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection, connection:
                 connection.execute("update records set time = time - 1800 where number <= 3")
@@ -153,7 +153,7 @@ def saved(page: Page, folder: Path, name: str) -> list[dict[str, str]]:
 def test_records_are_saved_for_spreadsheets(page: Page, hour: tuple[str, Services], downloads: Path) -> None:
     url, services = hour
     ask(url, "alice", '=HYPERLINK("http://a", "two, lines")\nand a quote')
-    services.answerer.journal.latest(1)
+    services.journal.latest(1)
     page.open(url, "journal")
     page.until(lambda: page.texts(".grid .row[id]"))
     rows = saved(page, downloads, "requests")

@@ -97,13 +97,13 @@ def test_a_question_appears_when_its_response_is_committed(
     page: Page, url: str, running: tuple[str, Services], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = running[1]
-    go, put = threading.Event(), services.answerer.store.put_many
+    go, put = threading.Event(), services.cache.store.put_many
 
     def late(entries: Sequence[NewEntry]) -> WriteResult:
         assert go.wait(30)
         return put(entries)
 
-    monkeypatch.setattr(services.answerer.store, "put_many", late)
+    monkeypatch.setattr(services.cache.store, "put_many", late)
     page.open(url, "journal")
     rows = ".grid .row[id] > :last-child"
     page.until(lambda: page.texts(rows))

@@ -54,7 +54,7 @@ def test_credentials_of_the_url_are_sent_but_not_shown(
 def test_errors_do_not_show_the_credentials(tmp_path: Path) -> None:
     with run_front(tmp_path, "http://user:SECRET@127.0.0.1:9") as (proxy, services):
         down = httpx.post(f"{proxy}/v1/chat/completions", json=chat())
-        assert (down.status_code, services.answerer.store.count()) == (502, 0)
+        assert (down.status_code, services.cache.store.count()) == (502, 0)
         assert "cannot reach the upstream" in down.json()["error"]["message"]
         assert "(Connection refused)" in down.json()["error"]["message"]
         assert "SECRET" not in down.text

@@ -1,23 +1,119 @@
 """Layers that answer from the response cache: exact, stale, and semantic hits."""
 
+import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
+from kvproxy.apis.api import response_for_client
+from kvproxy.apis.api_request import ApiRequest, in_thread_if_large
+from kvproxy.apis.json import as_object, loads
+from kvproxy.backends.protocol import Backend
 from kvproxy.errors import KvproxyError, NotCached
-from kvproxy.exchange import Answer, Exchange, ResponseFacts
-from kvproxy.flow.answer import Answerer
-from kvproxy.flow.fresh_and_stale_hits import logging_failures
-from kvproxy.flow.layers.layer import Prediction, Rest
+from kvproxy.exchange import Answer, CacheHit, Exchange, ResponseFacts, Stale
+from kvproxy.flow.backend_response import EVENTS, JSON
+from kvproxy.flow.echoed_fields import response_for
+from kvproxy.flow.layers.layer import Layer, Prediction, Rest
 from kvproxy.flow.layers.timeouts import with_timeout
 from kvproxy.index.entry import Entry
+from kvproxy.index.entry_redaction import RedactionFailed
+from kvproxy.index.errors import CacheStoreError, EmbedderError
+from kvproxy.index.response_cache import ResponseCache
+from kvproxy.index.search.lookup_result import FRESH, SERVABLE_AFTER_ERROR, Candidate
+from kvproxy.index.store import Store
+from kvproxy.settings import CacheSettings
 
 _FALLBACK_FRACTION = 0.9  # Of the client's timeout, after which a stale response is served.
+_log = logging.getLogger("kvproxy")
 
 
-class ExactHits:
+class StoredResponses:
+    """The rules by which a request accepts a stored response, and its replay. `clock` returns seconds since the epoch."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+
+    def is_expired(self, entry: Entry) -> bool:
+        return entry.expires <= self._clock()
+
+    def accepts_age(self, entry: Entry, exchange: Exchange) -> bool:
+        """Whether the request's directives accept a fresh response of this age."""
+        control = exchange.api_request.control
+        if control.no_cache:
+            return False
+        return control.max_age is None or self._clock() - entry.created <= control.max_age
+
+    def stale_reason(self, entry: Entry, exchange: Exchange, *, failed: bool = False) -> Stale | None:
+        """Return why an expired response may be served; None if it may not. `failed`: the backend failed."""
+        control, now = exchange.api_request.control, self._clock()
+        freshness = entry.freshness(now)
+        if freshness in ("fresh", "expired"):
+            return None
+        if not failed:
+            # A request with max-age accepts no expired response.
+            accepted = freshness == "stale-while-revalidate" and control.max_age is None
+            return "stale-while-revalidate" if accepted else None
+        if control.stale_if_error is None:
+            return "stale-if-error" if control.max_age is None else None
+        return "stale-if-error" if now - entry.expires <= control.stale_if_error else None
+
+    async def replay(
+        self, exchange: Exchange, entry: Entry, match: Candidate | None = None, stale: Stale | None = None
+    ) -> Answer:
+        request, headers = exchange.api_request, [JSON]
+        if request.stream:
+            headers = [EVENTS, ("cache-control", "no-cache")]
+        size = len(entry.request) + len(entry.response)
+        body = await in_thread_if_large(size, partial(_body_for, request, entry))
+        if not exchange.is_warming:
+            self._store.record_hit(entry.id)
+        now = self._clock()
+        exchange.hit = CacheHit(
+            id=entry.id,
+            key=entry.key,
+            age=max(0.0, now - entry.created),
+            ttl=entry.expires - now,
+            prompt_tokens=entry.prompt_tokens,
+            completion_tokens=entry.completion_tokens,
+            stale=stale,
+            match=match,
+        )
+        exchange.layer = "exact" if match is None else "semantic"
+        exchange.status = 200
+        exchange.first_byte = time.perf_counter()
+        return Answer(200, headers, body)
+
+
+def _body_for(request: ApiRequest, entry: Entry) -> bytes:
+    response = response_for(request, entry)
+    if not request.stream:
+        return response_for_client(response)
+    return b"".join(request.api.replay(as_object(loads(response)), request.body))
+
+
+@contextmanager
+def _logging_failures(exchange: Exchange) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        exchange.lookup_failed = True
+        if isinstance(error, EmbedderError | RedactionFailed):
+            _log.error("lookup failed, the request is forwarded: %s", error)
+        # The store logs its own failure once for all requests.
+        elif not isinstance(error, CacheStoreError):
+            # An imported response may be invalid, and a user's verifier may fail.
+            _log.exception("lookup failed, the request is forwarded")
+
+
+class ExactHits(Layer):
     """Serves the stored response to an equal request if it is fresh."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._parts = parts
+    def __init__(self, cache: ResponseCache, responses: StoredResponses) -> None:
+        super().__init__()
+        self._cache = cache
+        self._responses = responses
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         answer = await self._find_in_time(exchange) if exchange.cacheable else None
@@ -25,16 +121,16 @@ class ExactHits:
 
     async def _find_in_time(self, exchange: Exchange) -> Answer | None:
         seconds = exchange.api_request.control.timeout
-        if seconds is None or not self._parts.store.remote:
+        if seconds is None or not self._cache.store.remote:
             return await self._serve(exchange)
         left = max(0.0, seconds - (time.perf_counter() - exchange.started))
         return await with_timeout(left, self._serve(exchange), "the store did not answer")
 
     async def _serve(self, exchange: Exchange) -> Answer | None:
-        with logging_failures(exchange):
+        with _logging_failures(exchange):
             entry = await self._find(exchange)
             if entry is not None:
-                return await self._parts.lookups.replay(exchange, entry)
+                return await self._responses.replay(exchange, entry)
         return None
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
@@ -42,25 +138,35 @@ class ExactHits:
         return None if entry is None else Prediction("exact", entry)
 
     async def _find(self, exchange: Exchange) -> Entry | None:
-        entry = exchange.stored_entry = await self._parts.cache.find(exchange.cache_key.exact)
+        entry = exchange.stored_entry = await self._cache.find(exchange.cache_key.exact)
         exchange.exact_done = time.perf_counter()
-        if entry is None or entry.expires <= self._parts.clock():
+        if entry is None or self._responses.is_expired(entry):
             return None
-        exchange.is_entry_refused = not self._parts.lookups.accepts_age(entry, exchange)
+        exchange.is_entry_refused = not self._responses.accepts_age(entry, exchange)
         return None if exchange.is_entry_refused else entry
 
 
-class StaleHits:
+class UntilDisconnect(Layer):
+    """Cancels the rest when the client disconnects or its deadline passes. An exact hit is faster than this check."""
+
+    async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
+        return await (rest(exchange) if exchange.watch is None else exchange.watch(rest(exchange)))
+
+
+class StaleHits(Layer):
     """Serves an expired response during its stale-while-revalidate period (RFC 5861)."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._lookups = parts.lookups
+    def __init__(self, responses: StoredResponses) -> None:
+        super().__init__()
+        self._responses = responses
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         entry = self._find(exchange)
         if entry is not None:
-            with logging_failures(exchange):
-                return await self._lookups.replay(exchange, entry, stale="stale-while-revalidate")
+            with _logging_failures(exchange):
+                answer = await self._responses.replay(exchange, entry, stale="stale-while-revalidate")
+                self.count("stale", "stale-while-revalidate")
+                return answer
         return await rest(exchange)
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
@@ -69,27 +175,77 @@ class StaleHits:
 
     def _find(self, exchange: Exchange) -> Entry | None:
         entry = exchange.stored_entry if exchange.bypass_reason is None else None
-        return None if entry is None or self._lookups.stale_reason(entry, exchange) is None else entry
+        return None if entry is None or self._responses.stale_reason(entry, exchange) is None else entry
 
 
-class SemanticHits:
+class SemanticHits(Layer):
     """Serves the stored response to a similar question, if the policy accepts it."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._lookups = parts.lookups
+    def __init__(self, cache: ResponseCache, settings: CacheSettings, responses: StoredResponses) -> None:
+        super().__init__()
+        self._cache = cache
+        self._settings = settings
+        self._responses = responses
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
-        hit = await self._lookups.serve_similar(exchange) if exchange.bypass_reason is None else None
+        hit = await self.serve(exchange) if exchange.bypass_reason is None else None
         return hit or await rest(exchange)
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
-        return await self._lookups.predict_similar(exchange) if exchange.bypass_reason is None else None
+        return await self.predict_hit(exchange) if exchange.bypass_reason is None else None
+
+    async def predict_hit(self, exchange: Exchange, *, failed: bool = False) -> Prediction | None:
+        hit = await self._find(exchange, failed=failed, explore=False)
+        return None if self._settings.shadow else hit
+
+    async def serve(self, exchange: Exchange, *, failed: bool = False) -> Answer | None:
+        """Serve the response to a similar question; if the backend has `failed`, also in its stale-if-error period."""
+        is_first, semantic = exchange.lookup is None, self._cache.semantic
+        with _logging_failures(exchange):
+            hit, lookup = await self._find(exchange, failed=failed, explore=not failed), exchange.lookup
+            if lookup is not None and is_first and not exchange.is_warming:
+                is_refused = lookup.entry is not None and hit is None
+                self.count("lookups", "accepted but not served" if is_refused else lookup.outcome)
+            if lookup is None or hit is None or hit.entry is None or self._settings.shadow:
+                return None
+            if semantic is not None and semantic.learning is not None and not exchange.is_warming:
+                semantic.learning.record_served(lookup)
+            answer = await self._responses.replay(exchange, hit.entry, hit.match, hit.stale)
+            if hit.stale is not None:
+                self.count("stale", hit.stale)
+            return answer
+        return None
+
+    async def _find(self, exchange: Exchange, *, failed: bool, explore: bool) -> Prediction | None:
+        request, key, semantic = exchange.api_request, exchange.cache_key, self._cache.semantic
+        if exchange.lookup_failed or request.control.rule.semantic is False:
+            return None
+        if semantic is None or key.text is None or not await self._cache.is_unchanged_by_redaction(key.text):
+            return None
+        is_limited = explore and not failed and not request.control.only_if_cached
+        lookup = await semantic.lookup(
+            key.namespace,
+            key.text,
+            limits=request.control.limits,
+            seconds=self._settings.lookup_timeout if is_limited else None,
+            explore=explore,
+            allowed_freshness=SERVABLE_AFTER_ERROR if failed else FRESH,
+            policy=request.control.rule.policy,
+        )
+        exchange.semantic_done, exchange.lookup = time.perf_counter(), lookup
+        entry = lookup.entry
+        if entry is None:
+            return None
+        if not self._responses.is_expired(entry):
+            accepted, stale = self._responses.accepts_age(entry, exchange), None
+        else:
+            stale = self._responses.stale_reason(entry, exchange, failed=failed)
+            accepted = stale is not None
+        return Prediction("semantic", entry, lookup.chosen, stale) if accepted else None
 
 
-class OnlyIfCached:
+class OnlyIfCached(Layer):
     """Refuses a request with `only-if-cached` that no stored response answers (RFC 9111)."""
-
-    def __init__(self, parts: Answerer) -> None: ...
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         if exchange.api_request.control.only_if_cached:
@@ -100,15 +256,17 @@ class OnlyIfCached:
         return Prediction("refused") if exchange.api_request.control.only_if_cached else None
 
 
-class StaleIfError:
+class StaleIfError(Layer):
     """Serves an expired response, or the response to a similar question, if the backend fails or is too slow (RFC 5861)."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._parts = parts
-        self._lookups = parts.lookups
+    def __init__(self, backend: Backend, responses: StoredResponses, similar: SemanticHits) -> None:
+        super().__init__()
+        self._backend = backend
+        self._responses = responses
+        self._similar = similar
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
-        if self._parts.backend.failure() is not None and (hit := await self._serve(exchange)) is not None:
+        if self._backend.failure() is not None and (hit := await self._serve(exchange)) is not None:
             return hit
         try:
             answer = await with_timeout(self._seconds(exchange), rest(exchange), "no fresh answer came")
@@ -123,25 +281,27 @@ class StaleIfError:
         return answer
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
-        if self._parts.backend.failure() is None or exchange.bypass_reason is not None:
+        if self._backend.failure() is None or exchange.bypass_reason is not None:
             return None
         if (entry := self._stale_entry(exchange)) is not None:
             return Prediction("exact", entry, stale="stale-if-error")
-        return await self._lookups.predict_similar(exchange, failed=True)
+        return await self._similar.predict_hit(exchange, failed=True)
 
     async def _serve(self, exchange: Exchange) -> Answer | None:
         if exchange.bypass_reason is not None:
             return None
         entry = self._stale_entry(exchange)
         if entry is None:
-            return await self._lookups.serve_similar(exchange, failed=True)
-        with logging_failures(exchange):
-            return await self._lookups.replay(exchange, entry, stale="stale-if-error")
+            return await self._similar.serve(exchange, failed=True)
+        with _logging_failures(exchange):
+            answer = await self._responses.replay(exchange, entry, stale="stale-if-error")
+            self.count("stale", "stale-if-error")
+            return answer
         return None
 
     def _stale_entry(self, exchange: Exchange) -> Entry | None:
         entry = exchange.stored_entry
-        return None if entry is None or self._lookups.stale_reason(entry, exchange, failed=True) is None else entry
+        return None if entry is None or self._responses.stale_reason(entry, exchange, failed=True) is None else entry
 
     def _seconds(self, exchange: Exchange) -> float | None:
         """Return the seconds to wait for the backend before a stale response is served; None for no limit."""

@@ -2,31 +2,83 @@
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Hashable
+from dataclasses import replace
 from functools import partial
 
+from kvproxy.apis.json import dumps
+from kvproxy.backends.protocol import Backend
 from kvproxy.clients.shared_state import SharedState
 from kvproxy.errors import UpstreamProtocolError
 from kvproxy.exchange import Answer, Exchange, ForwardReason
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.backend_response import BackendResponse, open_response, stored_response, why_headers_forbid_storing
-from kvproxy.flow.layers.layer import Prediction, Rest, Send
+from kvproxy.flow.layers.cached import StoredResponses
+from kvproxy.flow.layers.layer import Layer, Prediction, Rest, Send
 from kvproxy.flow.quota_charges import send_charged
-from kvproxy.flow.single_flight import SharedRequest
-from kvproxy.flow.store_response import ResponseRecorder
+from kvproxy.flow.single_flight import SharedRequest, SharedRequests
+from kvproxy.flow.store_response import ResponseRecorder, ResponseWriter
 from kvproxy.index.errors import CacheStoreError
+from kvproxy.journal.reasons import reason_of_failure
 
 HOLD_SECONDS = 1.0
 """Maximum delay of the headers of a response without a stream, so that `Cache-Status` can name the stored response."""
 
 
-class JoinOrForward:
-    """Joins an identical request in flight, or forwards the request to the backend."""
+def begin_response(exchange: Exchange, shared: SharedRequest) -> None:
+    """Record in a client's exchange that the response begins, or that the request ended without a response."""
+    exchange.layer = "forward"
+    exchange.first_byte = time.perf_counter()
+    if shared.response is not None:
+        exchange.status, exchange.facts = shared.response.status, shared.response.facts
 
-    def __init__(self, parts: Answerer) -> None:
-        self._parts = parts
+
+def end_response(exchange: Exchange, shared: SharedRequest) -> None:
+    """Record in a client's exchange how the response ended, and remove the client."""
+    exchange.ended = time.perf_counter()
+    if shared.ended and shared.error is not None:
+        exchange.failure = reason_of_failure(shared.error)
+    if not shared.ended:
+        # Later facts are not about this client's response.
+        exchange.client_disconnected, exchange.facts = True, replace(exchange.facts)
+    shared.release()
+
+
+class JoinOrForward(Layer):
+    """Joins an identical request in flight, or forwards the request to the backend.
+
+    Args:
+        send: sends a request through the sending layers of `path.py`.
+
+    Attributes:
+        requests: the requests in flight.
+    """
+
+    def __init__(self, send: Send, writer: ResponseWriter, responses: StoredResponses) -> None:
+        super().__init__()
+        self.requests = SharedRequests()
+        self._send = send
+        self._writer = writer
+        self._responses = responses
+
+    def join(self, exchange: Exchange) -> tuple[SharedRequest, bool]:
+        """Join an identical request of the same tenant, or start one; see `SharedRequests.join`."""
+        return self.requests.join(
+            self._key(exchange), lambda: SharedRequest(lambda: self._send(exchange), self._writer.max_bytes)
+        )
+
+    def _key(self, exchange: Exchange) -> Hashable:
+        request = exchange.api_request
+        echoed = request.api.fields.echo(request.body)
+        # The cache key does not contain the language, and a response may depend on it.
+        language = request.headers.get("accept-language")
+        form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True), language)
+        unique = object() if self._writer.requires_own_response(exchange) else None
+        # Tenants must not share errors and cookies.
+        return exchange.cache_key.exact, request.tenant, form, unique
 
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
-        shared, exchange.was_collapsed = self._parts.single_flight.join(exchange)
+        shared, exchange.was_collapsed = self.join(exchange)
         try:
             return await self._answer_from(exchange, shared)
         except BaseException:
@@ -37,22 +89,22 @@ class JoinOrForward:
         confirm = exchange.api_request.control.confirm
         response = await shared.wait_for_head()
         if response.entry is not None:
-            stored = await self._parts.lookups.replay(exchange, response.entry)
+            stored = await self._responses.replay(exchange, response.entry)
             shared.release()
             return stored
         complete = not response.streams and await shared.wait_until_complete(None if confirm else HOLD_SECONDS)
         if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
             raise shared.error
         exchange.forward_reason = self._forward_reason(exchange)
-        exchange.requested_ttl = self._parts.writer.requested_ttl(exchange, response.headers)
+        exchange.requested_ttl = self._writer.requested_ttl(exchange, response.headers)
         exchange.stored = complete and confirm and await shared.wait_until_stored()
-        shared.begin(exchange)
+        begin_response(exchange, shared)
         if not complete:
             chunks = shared.chunks(confirm=confirm)
-            end = partial(shared.end, exchange)
+            end = partial(end_response, exchange, shared)
             return Answer(response.status, response.headers, chunks, end, is_broken=shared.error is not None)
         body = await shared.body()
-        shared.end(exchange)
+        end_response(exchange, shared)
         return Answer(response.status, response.headers, body)
 
     def _forward_reason(self, exchange: Exchange) -> ForwardReason:
@@ -63,15 +115,15 @@ class JoinOrForward:
         return "uri-miss" if exchange.stored_entry is None else "stale"
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
-        return Prediction("shared") if self._parts.single_flight.is_in_flight(exchange) else None
+        return Prediction("shared") if self.requests.is_joinable(self._key(exchange)) else None
 
 
 class Lease:
     """Lets only one of several proxies with one store compute a response. The other proxies wait until it is stored."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._shared = parts.shared
-        self._writer = parts.writer
+    def __init__(self, shared: SharedState | None, writer: ResponseWriter) -> None:
+        self._shared = shared
+        self._writer = writer
         self._releases: set[asyncio.Task[None]] = set()
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
@@ -117,8 +169,8 @@ class Lease:
 class ChargeQuota:
     """Charges the response to its client's quota."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._max_bytes = parts.writer.max_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         if exchange.account is None:
@@ -129,8 +181,8 @@ class ChargeQuota:
 class StoreResponse:
     """Records the response while it passes, and stores it."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._writer = parts.writer
+    def __init__(self, writer: ResponseWriter) -> None:
+        self._writer = writer
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         recorder = ResponseRecorder(self._writer, exchange)
@@ -145,9 +197,9 @@ class StoreResponse:
 class CallBackend:
     """Sends the request to the backend."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._backend = parts.backend
-        self._max_bytes = parts.writer.max_bytes
+    def __init__(self, backend: Backend, max_bytes: int) -> None:
+        self._backend = backend
+        self._max_bytes = max_bytes
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         request = exchange.api_request

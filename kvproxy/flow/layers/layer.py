@@ -1,6 +1,8 @@
 """The interfaces of layers. A layer answers a request, or asks the rest of the path."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -10,7 +12,9 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Candidate
 
 Rest: TypeAlias = Callable[[Exchange], Coroutine[Any, Any, Answer]]
-Send: TypeAlias = Callable[[Exchange], Awaitable[BackendResponse]]
+Send: TypeAlias = Callable[[Exchange], Coroutine[Any, Any, BackendResponse]]
+Metric = Literal["lookups", "stale"]
+"""`lookups`: results of semantic lookups. `stale`: served stale responses, and results of their renewals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,26 @@ class Prediction:
     stale: Stale | None = None
 
 
-class Layer(Protocol):
+class Layer(ABC):
+    """One layer of the path. A layer that may answer overrides `predict`, too.
+
+    Attributes:
+        counts: numbers of events by metric and label since the start of the proxy.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[Metric, Counter[str]] = {}
+
+    @abstractmethod
     async def answer(self, exchange: Exchange, rest: Rest) -> Answer:
         """Answer the exchange's request, or return what the rest of the path answers. Raises a KvproxyError."""
 
     async def predict(self, exchange: Exchange) -> Prediction | None:
         """Return what `answer` would do, without side effects outside of the exchange; None if it would ask the rest."""
+        return None
+
+    def count(self, metric: Metric, label: str) -> None:
+        self.counts.setdefault(metric, Counter())[label] += 1
 
 
 class SendingLayer(Protocol):

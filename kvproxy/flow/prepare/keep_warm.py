@@ -17,9 +17,9 @@ from kvproxy.apis.json import JsonObject, as_object, dumps, field, loads
 from kvproxy.clients.quotas import TokenBucket
 from kvproxy.errors import KvproxyError
 from kvproxy.exchange import Exchange
+from kvproxy.flow.background_requests import BackgroundRequests
 from kvproxy.flow.conversation_digests import BREAKPOINT_FIELD, conversation_digests
 from kvproxy.flow.prepare.breakpoints import find_last_one_hour_message
-from kvproxy.flow.revalidate import BackgroundRequests
 from kvproxy.flow.single_flight import cancel_tasks
 from kvproxy.journal.sessions.turn_writer import KEEP_WARM_TAG
 from kvproxy.providers.cache_policy import (

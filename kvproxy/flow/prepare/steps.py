@@ -6,8 +6,10 @@ from typing import Protocol
 from kvproxy.apis.api_request import in_thread_if_large
 from kvproxy.apis.trace_context import TRACE_HEADER, Trace
 from kvproxy.exchange import Exchange
-from kvproxy.flow.answer import Answerer
 from kvproxy.flow.prepare.breakpoints import with_breakpoints
+from kvproxy.flow.prepare.history_repair import HistoryRepair
+from kvproxy.flow.prepare.keep_warm import KeepWarm
+from kvproxy.flow.prepare.rules import Rules
 
 
 class Step(Protocol):
@@ -18,8 +20,8 @@ class Step(Protocol):
 class ApplyRule:
     """Adds the limits, tags, and switches of the operator's first rule that matches."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._rules = parts.rules
+    def __init__(self, rules: Rules | None) -> None:
+        self._rules = rules
 
     async def prepare(self, exchange: Exchange) -> None:
         if self._rules is not None:
@@ -29,8 +31,8 @@ class ApplyRule:
 class EditPrompt:
     """Removes or moves variable parts of the prompt, so that prompts have a longer common prefix."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._rules = parts.rules
+    def __init__(self, rules: Rules | None) -> None:
+        self._rules = rules
 
     async def prepare(self, exchange: Exchange) -> None:
         rules, request = self._rules, exchange.api_request
@@ -41,8 +43,8 @@ class EditPrompt:
 class RepairHistory:
     """Restores earlier answers to the form that the backend sent, if the rule says so."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._history = parts.history
+    def __init__(self, history: HistoryRepair) -> None:
+        self._history = history
 
     async def prepare(self, exchange: Exchange) -> None:
         request = exchange.api_request
@@ -53,8 +55,8 @@ class RepairHistory:
 class SetBreakpoints:
     """Ends the pause of the request's session, and sets breakpoints for the provider's cache, if the rule says so."""
 
-    def __init__(self, parts: Answerer) -> None:
-        self._keep_warm = parts.keep_warm
+    def __init__(self, keep_warm: KeepWarm) -> None:
+        self._keep_warm = keep_warm
 
     async def prepare(self, exchange: Exchange) -> None:
         request, last_one_hour_message = await self._keep_warm.on_request(exchange.api_request)
@@ -66,10 +68,13 @@ class SetBreakpoints:
 
 
 class AddTraceHeader:
-    """Begins or continues the request's OpenTelemetry trace, and sends its header to the upstream."""
+    """Begins or continues the request's OpenTelemetry trace, and sends its header to the upstream.
 
-    def __init__(self, parts: Answerer) -> None:
-        self._sample_rate = parts.trace_sample_rate
+    `sample_rate` is the share of new traces that are sampled; None without OpenTelemetry.
+    """
+
+    def __init__(self, sample_rate: float | None) -> None:
+        self._sample_rate = sample_rate
 
     async def prepare(self, exchange: Exchange) -> None:
         if self._sample_rate is not None:

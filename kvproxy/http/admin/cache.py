@@ -32,7 +32,7 @@ async def list_entries(request: Request) -> Response:
 
     The header `x-total-count` has the number of matches.
     """
-    query, store = request.query_params, services(request).answerer.store
+    query, store = request.query_params, services(request).cache.store
     limit, offset = parse_limit_and_offset(query, "100")
     where = _parse_filter(query)
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
@@ -47,27 +47,27 @@ async def list_entries(request: Request) -> Response:
 async def stats(request: Request) -> Response:
     """Return statistics of the stored responses."""
     app = services(request)
-    figures = await asyncio.to_thread(app.answerer.store.stats)
+    figures = await asyncio.to_thread(app.cache.store.stats)
     return reply({**figures, "semantic": await asyncio.to_thread(_semantic_stats, app)})
 
 
 def _semantic_stats(app: Services) -> dict[str, object]:
-    answerer = app.answerer
-    if answerer.semantic is None:
+    cache = app.cache
+    if cache.semantic is None:
         return {"policy": None}
     return {
-        "policy": answerer.semantic.policy.name,
-        "shadow": answerer.settings.shadow,
-        "lookups": dict(answerer.lookup_counts),
-        "compared": {} if answerer.comparer is None else dict(answerer.comparer.counts),
-        "learned": answerer.store.observations.summary(),
-        "learning": None if answerer.semantic.learning is None else answerer.semantic.learning.summary(),
+        "policy": cache.semantic.policy.name,
+        "shadow": app.settings.cache.shadow,
+        "lookups": dict(app.path.counts("lookups")),
+        "compared": {} if app.comparer is None else dict(app.comparer.counts),
+        "learned": cache.store.observations.summary(),
+        "learning": None if cache.semantic.learning is None else cache.semantic.learning.summary(),
     }
 
 
 async def queue(request: Request) -> Response:
     """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
-    store = services(request).answerer.store
+    store = services(request).cache.store
     limit, offset = parse_limit_and_offset(request.query_params, "20")
     queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
     total = await asyncio.to_thread(store.count)
@@ -77,20 +77,20 @@ async def queue(request: Request) -> Response:
 async def usage(request: Request) -> Response:
     """Sum the stored bytes by tenant, model, endpoint, or tag."""
     by = parse_choice(request.query_params, "by", _USAGE_KEYS, "tenant")
-    return reply(await asyncio.to_thread(services(request).answerer.store.usage, by))
+    return reply(await asyncio.to_thread(services(request).cache.store.usage, by))
 
 
 async def show(request: Request) -> Response:
     """Show a response, given its id or the beginning of its id."""
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
-    pinned = await asyncio.to_thread(app.answerer.store.pinned_ids)
+    pinned = await asyncio.to_thread(app.cache.store.pinned_ids)
     return reply(entry.document() | {"pinned": entry.id in pinned})
 
 
 async def find_entry(app: Services, prefix: str) -> Entry:
     """Return the stored response whose id begins with `prefix`. Raises NotFound, or InvalidRequest if several match."""
-    store = app.answerer.store
+    store = app.cache.store
     await asyncio.to_thread(store.flush)
     ids = await asyncio.to_thread(store.ids_with_prefix, prefix)
     if len(ids) > 1:
@@ -109,7 +109,7 @@ async def delete(request: Request) -> Response:
 
 async def _remove_entries(request: Request, ids: list[str], selection: str) -> Response:
     app = services(request)
-    cache, soft = app.answerer.cache, request.query_params.get("soft") == "true"
+    cache, soft = app.cache, request.query_params.get("soft") == "true"
     action, count = ("expired", await cache.expire_now(ids)) if soft else ("removed", await cache.remove(ids))
     await app.record_change(request, f"{action} {count} stored responses: {selection}")
     return reply({action: count})
@@ -122,14 +122,14 @@ async def delete_many(request: Request) -> Response:
     if where == ALL_ENTRIES and query.get("all") != "true":
         raise InvalidRequest(f"say what to remove: all=true, or one of older_than, {', '.join(_TEXT_FILTERS)}")
     # A purged response must not appear afterwards.
-    await app.answerer.cache.pending_writes.wait_for_all()
-    ids = await asyncio.to_thread(app.answerer.store.ids, where)
+    await app.cache.pending_writes.wait_for_all()
+    ids = await asyncio.to_thread(app.cache.store.ids, where)
     return await _remove_entries(request, ids, str(where))
 
 
 async def export(request: Request) -> Response:
     """Export all responses, one line each."""
-    return StreamingResponse(export_lines(services(request).answerer.store), media_type="application/jsonl")
+    return StreamingResponse(export_lines(services(request).cache.store), media_type="application/jsonl")
 
 
 async def import_(request: Request) -> Response:
@@ -140,10 +140,10 @@ async def import_(request: Request) -> Response:
         entries = await asyncio.to_thread(read_lines, data)
     except ImportFailed as error:
         raise InvalidRequest(str(error)) from None
-    store, imported = app.answerer.store, 0
+    store, imported = app.cache.store, 0
     for start in range(0, len(entries), IMPORT_BATCH):
         fresh = await asyncio.to_thread(new_entries, store, entries[start : start + IMPORT_BATCH], is_servable)
-        imported += await app.answerer.cache.insert_many(fresh)
+        imported += await app.cache.insert_many(fresh)
     return reply({"imported": imported, "skipped": len(entries) - imported})
 
 
@@ -158,9 +158,9 @@ async def feedback(request: Request) -> Response:
     if not isinstance(right, bool) or not isinstance(question, str | None):
         raise InvalidRequest('the body must be {"right": true} or {"right": false}, with an optional "question"')
     entry = await find_entry(app, request.path_params["id"])
-    if app.answerer.semantic is None:
+    if app.cache.semantic is None:
         raise InvalidRequest("semantic matching is off: there is nothing to reject or approve")
-    await app.answerer.semantic.feedback(entry, right, question)
+    await app.cache.semantic.feedback(entry, right, question)
     return reply({"id": entry.id, "right": right})
 
 
@@ -177,7 +177,7 @@ async def unpin(request: Request) -> Response:
 async def _set_pinned(request: Request, pinned: bool) -> Response:
     app = services(request)
     entry = await find_entry(app, request.path_params["id"])
-    await asyncio.to_thread(app.answerer.store.pin, entry.id, pinned=pinned)
+    await asyncio.to_thread(app.cache.store.pin, entry.id, pinned=pinned)
     await app.record_change(request, f"{'pinned' if pinned else 'unpinned'} {entry.id}")
     return reply({"id": entry.id, "pinned": pinned})
 

@@ -61,14 +61,14 @@ def _parse_end_time(query: QueryParams) -> float:
 
 
 async def _read_journal(app: Services, work: Callable[[JournalReader], T]) -> T:
-    return await asyncio.to_thread(app.answerer.journal.read, work)
+    return await asyncio.to_thread(app.journal.read, work)
 
 
 def _add_questions(app: Services, reader: JournalReader, records: list[Record]) -> list[RecordWithQuestions]:
     def stored_questions(ids: list[str]) -> dict[str, str]:
         # Records are useful even if the store is unavailable.
         with contextlib.suppress(CacheStoreError):
-            return {id: question.prompt for id, question in app.answerer.store.questions(ids).items()} if ids else {}
+            return {id: question.prompt for id, question in app.cache.store.questions(ids).items()} if ids else {}
         return {}
 
     return reader.with_questions(records, stored_questions)
@@ -143,7 +143,7 @@ async def explain(request: Request) -> Response:
 
     def read_explanation(reader: JournalReader) -> dict[str, object]:
         record = reader.find(name)
-        found = explain_miss(reader, record, region_loader(reader, app.answerer.store))
+        found = explain_miss(reader, record, region_loader(reader, app.cache.store))
         (row,) = _add_questions(app, reader, [record])
         return {
             "explained": found,
@@ -162,7 +162,7 @@ async def report_savings(request: Request) -> Response:
     by = parse_choice(query, "by", _SAVINGS_GROUPS, "layer")
     since = query.get("since")
     age = parse_duration(since, "since") if since else None
-    counts = await asyncio.to_thread(app.answerer.store.observations.summary)
+    counts = await asyncio.to_thread(app.cache.store.observations.summary)
     journal = app.settings.journal
     return reply(await _read_journal(app, lambda reader: savings_report(reader, by, journal, counts, age)))
 

@@ -88,7 +88,7 @@ class Proxy:
         self._last_request = ""
         self.client = httpx.Client(base_url=url, timeout=600, event_hooks={"response": [self._remember]})
         self.services = services
-        journal = services.answerer.journal
+        journal = services.journal
         assert isinstance(journal, StoredJournal)
         self.journal = journal
 
@@ -116,7 +116,7 @@ def proxy(clock: Any = time.time, **settings: Any) -> Iterator[Proxy]:
         services = build_services(
             load_settings(data=Path(folder), cache={"enabled": False, "semantic": False}, journal=_JOURNAL, **settings)
         )
-        services.answerer.clock = clock
+        services.clock = clock
         with run_server(make_server(services)) as url:
             served = Proxy(url, services)
             with served.client:

@@ -6,7 +6,7 @@ from time import perf_counter, time
 from typing import Any, Literal, TypeAlias
 
 from kvproxy.apis.api import TokenCounts
-from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest
+from kvproxy.apis.api_request import PUBLIC_TENANT, ApiRequest, requests_sampling
 from kvproxy.apis.json import JsonObject
 from kvproxy.apis.not_stored import NotStored
 from kvproxy.apis.reported_usage import PrefixReuse
@@ -153,6 +153,7 @@ class Exchange:
         method, path: empty for the proxy's own routes and for background requests. `path` has no query.
         account: charges tokens to the client's quota; None if the proxy has no clients.
         cacheable: an equal request may get the same response.
+        storable: also, neither the request nor its lifetime forbids storing the response.
         bypass_reason: reason token (see `journal/reasons.py`) if the lookups were skipped.
         stored_entry: the stored response to an equal request, which may have expired. `finish` removes it.
         is_entry_refused: a fresh response is stored, but the request's `no-cache` or `max-age` rejects it.
@@ -187,6 +188,7 @@ class Exchange:
     # RequestPath.answer and predict
     key: CacheKey | None = None
     cacheable: bool = False
+    storable: bool = False
     bypass_reason: str | None = None
     # ExactHits
     stored_entry: Entry | None = None
@@ -220,6 +222,15 @@ class Exchange:
     @property
     def is_warming(self) -> bool:
         return self.request is not None and self.request.control.warming
+
+    @property
+    def requires_own_response(self) -> bool:
+        """Whether the request must not share the response to an identical request in flight.
+
+        Clients that send a sampled request several times at once want several samples.
+        """
+        request = self.api_request
+        return request.control.no_cache or requests_sampling(request.body) or not self.storable
 
     @property
     def api_request(self) -> ApiRequest:

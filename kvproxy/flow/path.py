@@ -92,7 +92,7 @@ class RequestPath:
         self.tenants = Tenants(AccessSettings()) if tenants is None else tenants
 
         history, responses = HistoryRepair(), StoredResponses(cache.store, clock)
-        writer = ResponseWriter(cache, settings, backend.name, clock, comparer, journal, history)
+        self._writer = writer = ResponseWriter(cache, settings, backend.name, clock, comparer, journal, history)
         self._sending: tuple[SendingLayer, ...] = (
             Lease(shared, writer),
             ChargeQuota(writer.max_bytes),
@@ -162,6 +162,7 @@ class RequestPath:
             request = replace(request, control=replace(request.control, no_cache=True))
             exchange.request = request
         exchange.cacheable = self.settings.enabled and request.api.is_cacheable(request.body)
+        exchange.storable = exchange.cacheable and not request.control.no_store and self._writer.lifetime(request) > 0
         if not exchange.cacheable:
             exchange.bypass_reason = "uncacheable"
         elif request.control.rule.cache is False:

@@ -10,7 +10,7 @@ from functools import partial
 from uuid import uuid4
 
 from kvproxy.apis.api import TokenCounts
-from kvproxy.apis.api_request import ApiRequest, requests_sampling
+from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
@@ -117,22 +117,9 @@ class ResponseWriter:
         """Size of the largest response that is stored."""
         return self.settings.max_response_bytes
 
-    def allows_storing(self, exchange: Exchange) -> bool:
-        request = exchange.api_request
-        return exchange.cacheable and not request.control.no_store and self.lifetime(request) > 0
-
-    def requires_own_response(self, exchange: Exchange) -> bool:
-        """Whether the request must not share the response to an identical request in flight.
-
-        Clients that send a sampled request several times at once want several samples.
-        """
-        request = exchange.api_request
-        return request.control.no_cache or requests_sampling(request.body) or not self.allows_storing(exchange)
-
-    def requested_ttl(self, exchange: Exchange, response_headers: Headers) -> float | None:
-        """Return the response's TTL in seconds if the request sets a TTL; None without a TTL, or if it forbids storing."""
-        request = exchange.api_request
-        is_set = request.control.ttl is not None and self.allows_storing(exchange)
+    def requested_ttl(self, request: ApiRequest, response_headers: Headers) -> float | None:
+        """Return the TTL in seconds of a response to a request that sets a TTL; None if it sets none."""
+        is_set = request.control.ttl is not None
         return self.lifetime(request, read_response_directives(response_headers)) if is_set else None
 
     async def find_fresh(self, exchange: Exchange) -> Entry | None:
@@ -311,7 +298,7 @@ class ResponseRecorder:
                 await asyncio.to_thread(self._writer.history.remember, request, body)
         finally:
             self._complete_facts(facts, body)
-        if not self._writer.allows_storing(self._exchange):
+        if not self._exchange.storable:
             forbidden = NotStored(Cause.REQUEST_NO_STORE if request.control.no_store else Cause.LIFETIME)
             facts.not_stored = forbidden if self._exchange.cacheable else None
             return None

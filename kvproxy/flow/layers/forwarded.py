@@ -73,7 +73,7 @@ class JoinOrForward(Layer):
         # The cache key does not contain the language, and a response may depend on it.
         language = request.headers.get("accept-language")
         form = (request.stream, dumps(request.body.get("stream_options")), dumps(echoed, sort_keys=True), language)
-        unique = object() if self._writer.requires_own_response(exchange) else None
+        unique = object() if exchange.requires_own_response else None
         # Tenants must not share errors and cookies.
         return exchange.cache_key.exact, request.tenant, form, unique
 
@@ -96,7 +96,8 @@ class JoinOrForward(Layer):
         if shared.error is not None and not isinstance(shared.error, UpstreamProtocolError):
             raise shared.error
         exchange.forward_reason = self._forward_reason(exchange)
-        exchange.requested_ttl = self._writer.requested_ttl(exchange, response.headers)
+        if exchange.storable:
+            exchange.requested_ttl = self._writer.requested_ttl(exchange.api_request, response.headers)
         exchange.stored = complete and confirm and await shared.wait_until_stored()
         begin_response(exchange, shared)
         if not complete:
@@ -128,7 +129,7 @@ class Lease:
 
     async def send(self, exchange: Exchange, rest: Send) -> BackendResponse:
         shared = self._shared
-        if shared is None or self._writer.requires_own_response(exchange):
+        if shared is None or exchange.requires_own_response:
             return await rest(exchange)
         try:
             await shared.acquire_lease(exchange.cache_key.exact)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -12,7 +12,7 @@ from kvproxy.index.entry import Entry
 from kvproxy.index.search.lookup_result import Candidate
 
 Rest: TypeAlias = Callable[[Exchange], Coroutine[Any, Any, Answer]]
-Send: TypeAlias = Callable[[Exchange], Coroutine[Any, Any, BackendResponse]]
+Send: TypeAlias = Callable[[Exchange], Awaitable[BackendResponse]]
 Metric = Literal["lookups", "stale"]
 """`lookups`: results of semantic lookups. `stale`: served stale responses, and results of their renewals."""
 

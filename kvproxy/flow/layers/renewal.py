@@ -90,6 +90,7 @@ class Renewal(Layer):
             request=request,
             key=key,
             cacheable=True,
+            storable=exchange.storable,
         )
 
     async def close(self) -> None:

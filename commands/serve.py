@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from kvproxy.installation.checks.servers import UpstreamCheck
     from kvproxy.settings import Settings, UpstreamServer
 
-_UPSTREAM_SECONDS = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -148,7 +146,7 @@ def _check_upstreams(settings: "Settings") -> "list[UpstreamCheck | str]":
 
     def check(server: "UpstreamServer") -> "UpstreamCheck | str":
         try:
-            return check_upstream(server, settings, _UPSTREAM_SECONDS)
+            return check_upstream(server, settings)
         except KvproxyError as error:
             return f"DOWN: {error.message}"
 

@@ -235,7 +235,7 @@ class RecordWriter:
                 self._database.rows(f"delete from prompt_sizes where {unused}")
                 self._turns.prune(least)
             self._history.prune()
-            self._strings.prune()
+            self._strings.prune(count)
             if (day := self._clock() // _DAY) != self._folded_day:
                 self._totals.fold_old_days(self._clock())
                 self._turns.fold_old_days(self._clock())

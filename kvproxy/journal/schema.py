@@ -83,6 +83,7 @@ class StringIds:
         self._cached_letters = 0
         self._count: int | None = None
         self._count_after_prune = 0
+        self._deleted_records = 0
 
     def id_of(self, text: str) -> int:
         name = text[:_MAX_LENGTH].encode("utf-8", "replace").decode()
@@ -130,13 +131,18 @@ class StringIds:
             self._shapes.clear()
             self._cached_letters = letters
 
-    def prune(self) -> None:
-        """Delete unused names if the table is more than half full, and grew since the last time."""
+    def prune(self, deleted_records: int) -> None:
+        """Delete unused names if the table is more than half full, and names or deleted records were added since."""
         self._count = None
-        if self._num_names() > max(MAX_NAMES // 2, self._count_after_prune + MAX_NAMES // 10):
+        self._deleted_records += deleted_records
+        step = MAX_NAMES // 10
+        # A full table does not grow, but its names become unused with their records.
+        has_changed = self._num_names() > self._count_after_prune + step or self._deleted_records > step
+        if self._num_names() > MAX_NAMES // 2 and has_changed:
             self._database.delete_unused_names()
             self.on_rollback()
             self._count_after_prune = self._num_names()
+            self._deleted_records = 0
 
     def on_rollback(self) -> None:
         self._numbers.clear()

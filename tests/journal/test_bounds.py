@@ -97,6 +97,9 @@ def test_names_are_pruned_and_bounded(journal: StoredJournal, monkeypatch: pytes
     assert count(journal, "names") <= 101
     latest = journal.latest(1)[0]
     assert latest.model == daily_sums.OTHERS
+    # All names are used; the table is full, and stays so.
+    journal._writer.prune()
+    assert count(journal, "names") >= 100
     # Nothing refers to the names of deleted records.
     journal._writer._settings = JournalSettings(max_rows=1, retention=1e-9)
     journal._writer._clock = lambda: latest.time + 2 * _DAY

@@ -43,7 +43,9 @@ def test_the_banner_names_a_dead_upstream_the_dashboard_and_a_request_that_works
     with run_plain_upstream() as alive:
         command = [sys.executable, "-m", "kvproxy", "serve", "--port", "0", "--no-semantic"]
         command += ["--data", str(tmp_path), "--upstream", dead, "--upstream", alive]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
+        # The upstream is a thread of this process, and slow where the machine is busy.
+        environment = os.environ | {"NO_COLOR": "1", "KVPROXY_ROUTING__HEALTH_TIMEOUT": "60"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(8)]

@@ -40,9 +40,9 @@ class UpstreamCheck:
         return f"{self.url} answers{f', and serves {names}' if names else ''}{key}"
 
 
-def check_upstream(server: "UpstreamServer", settings: "Settings", seconds: float | None = None) -> UpstreamCheck:
-    """Check that an upstream answers within `seconds`, by default `routing.health_timeout`. Raises KvproxyError."""
-    response = _get(f"{server.url}/v1/models", seconds or settings.routing.health_timeout, _credential_headers(server))
+def check_upstream(server: "UpstreamServer", settings: "Settings") -> UpstreamCheck:
+    """Check that an upstream answers within `routing.health_timeout`. Raises KvproxyError."""
+    response = _get(f"{server.url}/v1/models", settings.routing.health_timeout, _credential_headers(server))
     if response is None:
         raise KvproxyError(f"nothing answers at {server.url}: start the server, or correct --upstream")
     if response.status_code in (401, 403):

@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu import __main__ as program
-from tests.gpu import bandwidth, chats, engine, graphs, index, memory, steps
-from tests.gpu.check import Check, Figures, Missed, NotHere, Result, run_all, run_one
+from tests.gpu import bandwidth, chats, engine, graphs, index, memory, outcomes, steps
+from tests.gpu.check import Check, Result, run_all, run_one
 
 CPU = torch.device("cpu")
 CHECKS = [check for part in (graphs, bandwidth, steps, memory, index, chats) for check in part.CHECKS]
@@ -47,38 +45,10 @@ def test_each_result_is_written_and_a_failure_ends_the_run_badly(
     assert (result["name"], result["status"]) == ("limits of the device", "failed")
 
 
-def works(device: Any) -> Figures:
-    return {"device": device.type}
-
-
-def misses(device: Any) -> Figures:
-    raise Missed("too slow", {"ratio": "2.0"})
-
-
-def lacks(device: Any) -> Figures:
-    raise NotHere("no such part")
-
-
-def crashes(device: Any) -> Figures:
-    os._exit(7)
-
-
-def hangs(device: Any) -> Figures:
-    time.sleep(600)
-    return {}
-
-
 def test_every_check_has_its_say() -> None:
-    checks = [
-        Check("lacks", 60, lacks),
-        Check("misses", 60, misses),
-        Check("crashes", 60, crashes),
-        Check("works", 60, works),
-        Check("hangs", 1, hangs),
-    ]
     begun: list[str] = []
-    results = {result.name: result for result in run_all(checks, "cpu", 300, begun.append)}
-    assert begun == list(results) == [check.name for check in checks]
+    results = {result.name: result for result in run_all(outcomes.CHECKS, "cpu", 3600, begun.append)}
+    assert begun == list(results) == [check.name for check in outcomes.CHECKS]
     assert {name: result.status for name, result in results.items()} == {
         "lacks": "not run",
         "misses": "failed",

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from tests.structure.test_imports import ROOT, imported, parsed, sources
 
@@ -45,8 +46,13 @@ STREAMED_CALLS = {
 FLOW_CALLS = {("flow/compare_responses.py", "judge_with_model"): "fetch_response"}
 
 
-def _calls() -> Iterator[tuple[tuple[str, str], str, ast.Call, ast.Call | ast.expr]]:
-    """Yield the place, the name of the called method or function, the call, and its object."""
+@cache
+def _calls() -> list[tuple[tuple[str, str], str, ast.Call, ast.Call | ast.expr]]:
+    """Return the place, the name of the called method or function, the call, and its object."""
+    return list(_find_calls())
+
+
+def _find_calls() -> Iterator[tuple[tuple[str, str], str, ast.Call, ast.Call | ast.expr]]:
     for path in sources():
         name = str(path.relative_to(ROOT)).removeprefix("kvproxy/")
         for function in ast.walk(parsed(path)):

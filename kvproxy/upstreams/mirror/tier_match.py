@@ -90,7 +90,7 @@ class TierLookup:
         self.block_size = block_size
         self._pools = pools
         self._hashes = hashes
-        self._window_blocks = window_blocks
+        self.window_blocks = window_blocks
         self._hashes_per_block = block_size // hashes.block_size
         self._blocks = [] if window_blocks is not None else self._find_blocks(start, last_hash)
 
@@ -126,10 +126,10 @@ class TierLookup:
         return hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
 
     def find_longest_cache_hit(self, hashes: Sequence[int], max_blocks: int) -> list[StoredBlock]:
-        if self._window_blocks is None:
+        if self.window_blocks is None:
             return self._blocks[:max_blocks]
         return find_window_hit(
-            lambda index: self._find(hashes[index]), min(len(hashes), max_blocks), self._window_blocks, _NULL_BLOCK
+            lambda index: self._find(hashes[index]), min(len(hashes), max_blocks), self.window_blocks, _NULL_BLOCK
         )
 
 
@@ -159,14 +159,15 @@ def _match_source(
         for (described, found), size in zip(members, sizes, strict=True)
     ]
     # Groups with full attention find the engine's hashes for the groups after them.
-    lookups.sort(key=lambda lookup: lookup._window_blocks is not None)
-    has_windows = any(lookup._window_blocks is not None for lookup in lookups)
+    lookups.sort(key=lambda lookup: lookup.window_blocks is not None)
     length = len(hashes.prompt.tokens)
-    limit = length - 1 if kind == "blocks" or has_windows else length
+    limit = length - 1 if kind == "blocks" else length
     rest = range(start // hashes.block_size, len(hashes.digests))
     found, num_tokens = find_longest_common_hit(lookups, rest, max(0, limit - start), alignment)
     end = start + num_tokens
-    if end <= gpu_tokens or (kind == "chunks" and end - gpu_tokens < max(chunks)):
+    # The connector excludes the last token of a hybrid model's prompt before it compares the rest with a chunk.
+    loadable = min(end, length - 1) if any(lookup.window_blocks is not None for lookup in lookups) else end
+    if loadable <= gpu_tokens or (kind == "chunks" and loadable - gpu_tokens < max(chunks)):
         return TierMatch()
     return _count_by_medium(found[0], lookups[0].block_size, start, gpu_tokens, min(end, length - 1))
 

@@ -167,7 +167,13 @@ def _upstream_facts(blocks: dict[str, Any]) -> list[tuple[str, str]]:
         return engines
     # Without a mirror, the statistics count the prefixes of llama.cpp.
     unit = "prefixes in slots and files" if blocks["slots"] and blocks["complete"] is None else "blocks mirrored"
-    return [("Prefix cache", f"{blocks['cached']:,} {unit}"), ("Evictions", f"{blocks['evictions']:,}"), *engines]
+    offloaded = ", ".join(f"{count:,} {medium}" for medium, count in blocks.get("offloaded", {}).items() if count)
+    return [
+        ("Prefix cache", f"{blocks['cached']:,} {unit}"),
+        *([("Offloaded", f"{offloaded} blocks")] if offloaded else []),
+        ("Evictions", f"{blocks['evictions']:,}"),
+        *engines,
+    ]
 
 
 def _request_row(row: Mapping[str, Any]) -> Row:

@@ -63,6 +63,8 @@ def _upstream_columns(upstreams: list[dict[str, Any]]) -> dict[Column | str, lis
         columns["Ejected#"] = [each["ejections"] for each in upstreams]
     if any(each["streams"] for each in upstreams):
         columns["Blocks#?"] = [each["cached_blocks"] for each in upstreams]
+        for medium in sorted({medium for each in upstreams for medium in each.get("offloaded", {})}):
+            columns[f"{medium}#?"] = [each["offloaded"].get(medium) for each in upstreams]
         columns["Mirror"] = [_mirror_state(each) for each in upstreams]
     figures = [each["metrics"] or {} for each in upstreams]
     if any(figures):

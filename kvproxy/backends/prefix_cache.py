@@ -54,6 +54,8 @@ class EngineMetrics:
         usage: share of the KV cache in use, 0 to 1.
         running, waiting: number of requests.
         queries, hits: prompt tokens looked up and found in the prefix cache, since the engine's start.
+        match_unit: tokens that a block hash of vLLM covers.
+        hit_unit: a reused prefix of vLLM is a multiple of this number of tokens.
         age: seconds since the proxy read the metrics.
         engine: URL of the upstream.
     """
@@ -68,6 +70,8 @@ class EngineMetrics:
     hits: int | None = None
     hash_algorithm: str | None = None
     prefix_caching: bool | None = None
+    match_unit: int | None = None
+    hit_unit: int | None = None
     age: float = 0.0
     engine: str = ""
 

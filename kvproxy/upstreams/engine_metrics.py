@@ -12,7 +12,7 @@ _PREFIXES = ("vllm:", "sglang:", "llamacpp:")
 class _MetricSamples:
     def __init__(self, page: str) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
-        self.vllm_config: dict[str, str] = {}
+        self.vllm_configs: list[dict[str, str]] = []
         # Skip histograms, which would take most of the time.
         lines = [line for line in page.splitlines() if line.startswith(_PREFIXES) and "_bucket{" not in line]
         try:
@@ -20,7 +20,7 @@ class _MetricSamples:
                 for sample in family.samples:
                     self.values[sample.name].append(float(sample.value))
                     if sample.name == _VLLM:
-                        self.vllm_config = dict(sample.labels)
+                        self.vllm_configs.append(dict(sample.labels))
         except LookupError:
             # The parser reads past the end of some invalid lines.
             raise ValueError("the page is not Prometheus text") from None
@@ -46,12 +46,14 @@ def read_metrics(page: str) -> EngineMetrics | None:
 
 
 def _read_vllm(samples: _MetricSamples) -> EngineMetrics:
-    config = samples.vllm_config
-    blocks, caching = _parse_int(config.get("num_gpu_blocks")), config.get("enable_prefix_caching")
+    # Each data-parallel engine reports its own pool.
+    pools = [_parse_int(config.get("num_gpu_blocks")) for config in samples.vllm_configs]
+    blocks = [number for number in pools if number is not None]
+    config = samples.vllm_configs[-1] if samples.vllm_configs else {}
+    caching = config.get("enable_prefix_caching")
     return EngineMetrics(
         "vllm",
-        # Each data-parallel engine reports a pool of the same size.
-        num_blocks=None if blocks is None else blocks * len(samples.values[_VLLM]),
+        num_blocks=sum(blocks) if blocks and len(blocks) == len(pools) else None,
         block_size=_parse_int(config.get("block_size")),
         usage=samples.mean("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         running=samples.sum("vllm:num_requests_running"),
@@ -60,6 +62,8 @@ def _read_vllm(samples: _MetricSamples) -> EngineMetrics:
         hits=samples.sum("vllm:prefix_cache_hits_total"),
         hash_algorithm=config.get("prefix_caching_hash_algo"),
         prefix_caching=None if caching is None else caching == "True",
+        match_unit=_parse_int(config.get("hash_block_size") or config.get("prefix_match_unit")),
+        hit_unit=_parse_int(config.get("cache_hit_alignment_tokens")),
     )
 
 

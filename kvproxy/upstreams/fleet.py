@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import random
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from kvproxy.apis.json import JsonObject, dumps, field
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings
-from kvproxy.upstreams.fleet_engine import FleetEngine
+from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
 from kvproxy.upstreams.routing import engine_order, rank_engines
@@ -25,14 +25,26 @@ TOKENIZE_SECONDS = 0.5  # After this timeout, routing ignores cached prefixes.
 _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
 _PREFIX_BYTES = 2048  # Of a prompt without messages.
+_RANK_HEADER = "x-data-parallel-rank"
 _log = logging.getLogger(__name__)
+
+
+_UNKNOWN = EnginePrediction()
 
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
     engine: FleetEngine
     uncached_tokens: int  # An estimate.
-    predicted_tokens: int | None = None  # Reused prompt tokens, if they can be predicted.
+    prediction: EnginePrediction = _UNKNOWN
+    is_predictable: bool = False  # The engine reports what it reuses of such a request.
+
+    @property
+    def predicted_tokens(self) -> int | None:
+        """Reused prompt tokens. Unknown, too, if the reused blocks are still in computation."""
+        prediction = self.prediction
+        is_known = self.is_predictable and prediction.pending_tokens <= (prediction.tokens or 0)
+        return prediction.tokens if is_known else None
 
 
 class Fleet:
@@ -120,20 +132,24 @@ class Fleet:
         length = len(request.raw) // BYTES_PER_TOKEN
         is_sampled = random() < self._settings.prediction_sample_rate
         must_predict = is_sampled and available[0].mirror is not None and _has_predictable_reuse(request)
-        if len(available) == 1 and not must_predict:
+        if len(available) == 1 and not must_predict and not available[0].has_ranks:
             return [_Destination(available[0], length)]
-        order = engine_order({engine.url: engine.weight for engine in available}, affinity_key(request))
+        affinity = affinity_key(request)
+        order = engine_order({engine.url: engine.weight for engine in available}, affinity)
         engines = [self.engines[url] for url in order]
         prompt = await self._tokenize(request, engines)
         length = len(prompt.tokens) if prompt else length
         is_predictable = _has_predictable_reuse(request)
+        predictions = {engine.url: engine.predict(prompt, affinity) for engine in engines}
+        candidates = [engine.routing_candidate(predictions[engine.url]) for engine in engines]
         return [
             _Destination(
                 self.engines[candidate.name],
                 length - (candidate.matched_tokens or 0),
-                candidate.matched_tokens if is_predictable else None,
+                predictions[candidate.name],
+                is_predictable,
             )
-            for candidate in rank_engines([engine.routing_candidate(prompt) for engine in engines], length)
+            for candidate in rank_engines(candidates, length)
         ]
 
     async def _tokenize(self, request: ApiRequest, engines: Sequence[FleetEngine]) -> HashedPrompt | None:
@@ -152,25 +168,26 @@ class Fleet:
 
     async def _send(self, destination: _Destination, request: ApiRequest, *, is_last: bool) -> RelayedResponse:
         engine, uncached = destination.engine, destination.uncached_tokens
-        load = engine.load.add_request(uncached)
-        engine.sent += 1
+        computation = engine.begin(destination.prediction, uncached)
         try:
-            sent = await engine.with_generated_tokens(request)
+            routed = with_rank(request, destination.prediction.rank)
+            sent = await engine.with_generated_tokens(routed)
+            is_measured = sent.body.get("stream") is True and destination.predicted_tokens is not None
             reply = await engine.send(sent)
-            reply.on_first_chunk.callback(load.finish_prefill)
-            reply.on_end.callback(load.finish)
+            reply.on_first_chunk.callback(computation.on_first_chunk, is_measured and reply.status == 200)
+            reply.on_end.callback(computation.finish)
             if reply.status == 200 and not is_last:
                 # Before the first chunk, another engine can take the request.
                 await reply.wait_for_first_chunk()
         except BaseException as error:
-            load.finish()
+            computation.finish()
             if isinstance(error, UpstreamError):
                 engine.health.record_failure(error.message)
             raise
         if reply.status < 500:
             engine.health.record_success()
         if reply.served_by is None:
-            restored = sent is not request
+            restored = sent is not routed
             predicted = None if restored else destination.predicted_tokens
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
         return reply
@@ -184,6 +201,13 @@ class Fleet:
         if found is None:
             raise NotFound(f"no upstream {name[:200]!r}: see kvproxy upstreams")
         return found
+
+
+def with_rank(request: ApiRequest, rank: int | None) -> ApiRequest:
+    """Return the request with vLLM's header for a data-parallel rank, unless the client chose one."""
+    if rank is None or _RANK_HEADER in request.headers:
+        return request
+    return replace(request, headers={**request.headers, _RANK_HEADER: str(rank)})
 
 
 def _has_predictable_reuse(request: ApiRequest) -> bool:

@@ -1,6 +1,7 @@
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvproxy.apis.api_request import ApiRequest
@@ -16,9 +17,11 @@ from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.health import Health
 from kvproxy.upstreams.llama.server import LlamaServer
 from kvproxy.upstreams.llama.slots import SlotsStatus
-from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
-from kvproxy.upstreams.mirror_monitor import MirrorMonitor, ReuseStats
-from kvproxy.upstreams.routing import EngineCandidate, EngineLoad
+from kvproxy.upstreams.load_times import LoadTimes
+from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, MirrorMatch
+from kvproxy.upstreams.mirror_monitor import MirrorMonitor, RecentPredictions, ReuseStats
+from kvproxy.upstreams.pending_prefixes import PendingPrefixes
+from kvproxy.upstreams.routing import EngineCandidate, EngineLoad, engine_order, rank_engines
 
 if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
@@ -47,6 +50,65 @@ class EngineStatus:
     notes: tuple[str, ...]  # Problems with their fixes.
     advice: tuple[str, ...]
     slots: SlotsStatus | None
+    offloaded: dict[str, int] = field(default_factory=dict)  # Mirrored blocks in each medium besides the GPU.
+    load_costs: dict[str, float] = field(default_factory=dict)  # Measured; see `LoadTimes.cost`.
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrediction:
+    """What an engine should reuse of a prompt.
+
+    Attributes:
+        tokens: prompt tokens that it has in all media; None if unknown.
+        loaded: those that it must load from other media than the GPU, by medium.
+        pending_tokens: end of the prefix whose last blocks it computes for other requests; 0 if there are none.
+        rank: data-parallel rank for the request; None if the engine chooses.
+        uncached: hashes of the prompt's blocks after `tokens`.
+        is_trusted: the latest predictions were right, so routing uses them.
+    """
+
+    tokens: int | None = None
+    loaded: Mapping[str, int] = field(default_factory=dict)
+    pending_tokens: int = 0
+    rank: int | None = None
+    uncached: Sequence[int] = ()
+    is_trusted: bool = True
+
+    @property
+    def matched_tokens(self) -> int | None:
+        """The prefix for routing."""
+        tokens = self.tokens if self.is_trusted else None
+        return max(tokens or 0, self.pending_tokens) or tokens
+
+
+class Computation:
+    """A request in flight, as the load, the pending prefix, and the measured times of its engine and rank."""
+
+    def __init__(self, engine: "FleetEngine", prediction: EnginePrediction, uncached_tokens: int) -> None:
+        self._engine = engine
+        self._prediction = prediction
+        self._uncached_tokens = uncached_tokens
+        self._was_alone = engine.load.requests == 0
+        self._started = time.monotonic()
+        self._loads = [engine.load.add_request(uncached_tokens)]
+        if prediction.rank is not None:
+            self._loads.append(engine.rank_load(prediction.rank).add_request(uncached_tokens))
+        self._pending = engine.pending.add(prediction.uncached) if prediction.uncached else None
+
+    def on_first_chunk(self, is_measured: bool) -> None:
+        for load in self._loads:
+            load.finish_prefill()
+        if self._pending is not None:
+            self._pending.expect_events()
+        if is_measured and self._was_alone and self._engine.load.requests == 1:
+            seconds = time.monotonic() - self._started
+            self._engine.load_times.add(seconds, self._uncached_tokens, self._prediction.loaded)
+
+    def finish(self) -> None:
+        for load in self._loads:
+            load.finish()
+        if self._pending is not None:
+            self._pending.fail()
 
 
 class FleetEngine:
@@ -60,6 +122,10 @@ class FleetEngine:
         self.health = Health(self.client, routing.eject_after, routing.health_timeout)
         self.load = EngineLoad()
         self.sent = 0
+        self.pending = PendingPrefixes()
+        self.load_times = LoadTimes()
+        self._recent_predictions = RecentPredictions()
+        self._rank_loads: dict[int, EngineLoad] = {}
         self.mirror = _make_mirror(server)
         self._generated = None if self.mirror is None else TokenRestorer(self.client, self.mirror)
         self.reuse: dict[str, ReuseStats] = {}
@@ -127,6 +193,8 @@ class FleetEngine:
                 self._next_metrics = time.monotonic() + _METRICS_RETRY_SECONDS
             else:
                 self._metrics = None if found is None else (time.monotonic(), found)
+                if self.mirror is not None and found is not None and found.match_unit is not None:
+                    self.mirror.match_unit = found.match_unit
                 self._next_metrics = 0.0 if found is not None else time.monotonic() + _METRICS_RETRY_SECONDS
         if self._monitor is not None:
             up = not self.health.failures
@@ -138,16 +206,63 @@ class FleetEngine:
         reported_at, metrics = self._metrics
         return replace(metrics, age=round(time.monotonic() - reported_at, 1), engine=self.url)
 
-    def routing_candidate(self, prompt: HashedPrompt | None) -> EngineCandidate:
-        """Return the length of the prompt's cached prefix (unknown without a prompt or a mirror), and the engine's load.
+    def predict(self, prompt: HashedPrompt | None, affinity: bytes) -> EnginePrediction:
+        """Predict what this engine reuses of a prompt. `affinity` is the key of `engine_order`. Call `compute_hashes` first."""
+        mirror = self.mirror
+        if mirror is None or prompt is None:
+            return EnginePrediction()
+        matches = mirror.match_ranks(prompt)
+        rank = self._choose_rank(matches, len(prompt.tokens), affinity) if self.has_ranks else None
+        best = max(matches.values(), key=lambda match: match.reusable_tokens, default=None)
+        match = best if rank is None else matches[rank]
+        tokens = 0 if match is None else match.reusable_tokens
+        unit = mirror.reuse_unit()
+        _, hashes = prompt.block_hashes(mirror.hasher, unit)
+        uncached = hashes[tokens // unit :]
+        num_pending = self.pending.prefix_length(uncached)
+        pending_end = min((tokens // unit + num_pending) * unit, len(prompt.tokens) - 1)
+        return EnginePrediction(
+            tokens,
+            {} if match is None else match.tiers.by_medium,
+            pending_end if num_pending else 0,
+            rank,
+            uncached,
+            is_trusted=not self._recent_predictions.is_unreliable,
+        )
 
-        Call `compute_hashes` first.
-        """
-        matched = None
-        if self.mirror is not None and prompt is not None:
-            match = self.mirror.match_prefix(prompt)
-            matched = 0 if match is None else match[1].matched_tokens
-        return EngineCandidate(self.url, matched, self.load.tokens, self.weight)
+    def begin(self, prediction: EnginePrediction, uncached_tokens: int) -> Computation:
+        """Count a request that is sent to this engine, and that makes it compute `uncached_tokens`."""
+        self.sent += 1
+        return Computation(self, prediction, uncached_tokens)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether several data-parallel ranks share this URL, so that each request can name the best one."""
+        return self.mirror is not None and len(self.mirror.subscribers) > 1
+
+    def _choose_rank(
+        self, matches: Mapping[int | None, MirrorMatch], prompt_tokens: int, affinity: bytes
+    ) -> int | None:
+        # Each rank has a publisher, and a forged event may name a rank that does not exist.
+        known = range(0 if self.mirror is None else len(self.mirror.subscribers))
+        ranks = {str(rank): rank for rank in matches if rank is not None and rank in known}
+        candidates = [
+            EngineCandidate(
+                name,
+                matches[ranks[name]].reusable_tokens,
+                self.rank_load(ranks[name]).tokens,
+                load_cost=self.load_times.load_cost(matches[ranks[name]].tiers.by_medium),
+            )
+            for name in engine_order(dict.fromkeys(ranks, 1.0), affinity)
+        ]
+        return ranks[rank_engines(candidates, prompt_tokens)[0].name] if candidates else None
+
+    def rank_load(self, rank: int) -> EngineLoad:
+        return self._rank_loads.setdefault(rank, EngineLoad())
+
+    def routing_candidate(self, prediction: EnginePrediction) -> EngineCandidate:
+        cost = self.load_times.load_cost(prediction.loaded) if prediction.is_trusted else 0.0
+        return EngineCandidate(self.url, prediction.matched_tokens, self.load.tokens, self.weight, cost)
 
     def status(self) -> EngineStatus:
         mirror = self.mirror
@@ -167,9 +282,22 @@ class FleetEngine:
             reuse=self.reuse,
             metrics=self.metrics(),
             notes=(*self._problems, *(self.llama.problems() if self.llama else ())),
-            advice=tuple(self.llama.advice()) if self.llama else (),
+            advice=self._advice(),
             slots=self.llama.status() if self.llama else None,
+            offloaded={} if mirror is None else mirror.report().offloaded,
+            load_costs=self.load_times.measured(),
         )
+
+    def _advice(self) -> tuple[str, ...]:
+        if self.llama is not None:
+            return tuple(self.llama.advice())
+        limits = self.reuse_limits()
+        return () if limits is None else (limits,)
+
+    def reuse_limits(self) -> str | None:
+        """Return which prefixes the model cannot reuse, by its KV events and metrics; None if it can reuse most."""
+        metrics = self.metrics()
+        return None if self.mirror is None else self.mirror.reuse_limits(metrics.hit_unit if metrics else None)
 
     def serving_upstream(
         self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
@@ -183,6 +311,8 @@ class FleetEngine:
             # Invented model names must not fill the memory.
             name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
             self.reuse.setdefault(name, ReuseStats()).add(prompt_tokens, cached_tokens, predicted_tokens)
+            if predicted_tokens is not None:
+                self._recent_predictions.add(predicted_tokens > cached_tokens)
             if self._monitor is not None:
                 self._monitor.count_computed_tokens(prompt_tokens - cached_tokens, reported=True)
 

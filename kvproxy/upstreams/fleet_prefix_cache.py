@@ -76,14 +76,16 @@ class MirrorView:
             reason = "no block of the upstream is known yet"
             return PrefixReport(prompt_tokens=len(prompt.tokens), matched_tokens=0, reason=reason)
         rank, match = found
-        reason = "matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed"
+        reasons = [self._engine.reuse_limits()]
+        if match.blocks and self._mirror.hashes_match() is False:
+            reasons.append("matched by tokens: the engine's block hashes do not follow hash_algorithm and hash_seed")
         return PrefixReport(
             prompt_tokens=len(prompt.tokens),
             matched_tokens=match.matched_tokens,
             tiers=dict(match.tiers.by_medium),
             blocks=tuple(pool_rows.hash_hex(block.hash) for block in match.blocks),
             divergence=await decode_divergence(match.divergence(), self.detokenize),
-            reason=reason if match.blocks and self._mirror.hashes_match() is False else None,
+            reason="; ".join(filter(None, reasons)) or None,
             engine=self._engine.url,
             rank=rank,
             complete=self._mirror.is_complete,

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ _PARTIAL_BLOCK = 64  # Maximum tokens at a prompt's end for which no event is pu
 _MIN_COMPUTED = 1000  # Prompt tokens without an event before a problem is reported.
 _CONFIG = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", ...}\', see docs/mirror.md'
 _MIN_PREDICTIONS = 20
+_MAX_RECENT = 100
+_MAX_DISTRUSTED = 0.25  # Share of the latest predictions that may be too high until routing ignores the mirror.
 _MAX_TOO_HIGH = 0.05  # Blocks may be evicted while a request waits in the engine.
 _log = logging.getLogger("kvproxy")
 
@@ -52,6 +55,23 @@ class ReuseStats:
     @property
     def is_unreliable(self) -> bool:
         return self.predictions >= _MIN_PREDICTIONS and self.too_high > _MAX_TOO_HIGH * self.predictions
+
+
+class RecentPredictions:
+    """Whether routing can trust a mirror, by the latest predictions that the engine's reports confirm or refute.
+
+    Forged or lost events cause predictions that are too high.
+    """
+
+    def __init__(self) -> None:
+        self._too_high: deque[bool] = deque(maxlen=_MAX_RECENT)
+
+    def add(self, too_high: bool) -> None:
+        self._too_high.append(too_high)
+
+    @property
+    def is_unreliable(self) -> bool:
+        return len(self._too_high) >= _MIN_PREDICTIONS and sum(self._too_high) > _MAX_DISTRUSTED * len(self._too_high)
 
 
 class MirrorMonitor:
@@ -99,6 +119,10 @@ class MirrorMonitor:
                 f"the engine restarted {now - self._restarted:.0f} s ago with an empty prefix cache: read its log if the"
                 " restart was not planned"
             )
+        self._check_removals(metrics)
+        if unknown := self._mirror.unknown_names():
+            names = ", ".join(f"{name} ({count:,})" for name, count in unknown.items())
+            found["unknown"] = f"kvproxy ignores KV events with unknown names, so predictions may be wrong: {names}"
         for model, figures in reuse.items():
             if figures.is_unreliable:
                 found["predictions"] = (
@@ -109,6 +133,19 @@ class MirrorMonitor:
             _log.warning("%s: %s", server.url, found[name])
         self._known = frozenset(found)
         return list(found.values())
+
+    def _check_removals(self, metrics: EngineMetrics | None) -> None:
+        """Count one removal per block, if the mirror has more copies of blocks than the engine's pool has blocks.
+
+        Then the engine publishes the removal of the last copy only. The states of a model with state-space layers may have
+        several hashes per block, so their number proves nothing.
+        """
+        if metrics is None or metrics.kind != "vllm" or not metrics.num_blocks:
+            return
+        ranks = self._mirror.state().pools_by_rank().values()
+        has_states = any(pool.kind == "mamba" for pools in ranks for pool in pools)
+        if not has_states and (self._mirror.report().cached or 0) > metrics.num_blocks:
+            self._mirror.count_last_removals()
 
     def _read_streams(self) -> None:
         now, streams = self._clock(), self._mirror.streams()

@@ -67,6 +67,7 @@ class EngineCandidate:
     matched_tokens: int | None  # Length of the cached prefix; None if unknown.
     load: float  # See `EngineLoad.tokens`.
     weight: float = 1.0
+    load_cost: float = 0.0  # Time to load a part of this prefix from other media than the GPU, in tokens of prefill.
 
 
 def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int) -> list[EngineCandidate]:
@@ -74,7 +75,7 @@ def rank_engines(candidates: Sequence[EngineCandidate], prompt_tokens: int) -> l
     if any(candidate.matched_tokens for candidate in candidates):
 
         def cost(candidate: EngineCandidate) -> float:
-            uncached = prompt_tokens - (candidate.matched_tokens or 0)
+            uncached = prompt_tokens - (candidate.matched_tokens or 0) + candidate.load_cost
             return (MISS_COST * uncached + candidate.load) / candidate.weight
 
     else:

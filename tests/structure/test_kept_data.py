@@ -26,17 +26,20 @@ journal/journal: _events
 journal/sessions/session_matching: _contents
 journal/sessions/turn_writer: _roots reuse_curves _block_sizes
 flow/tenants: _digests
-upstreams/mirror/apply_events: blocks _children _by_content pools
+upstreams/mirror/apply_events: blocks _children _by_content pools unknown_names
 upstreams/mirror/sequencer: _fingerprints _held
-upstreams/mirror/mirror: _messages
-upstreams/fleet_engine: reuse
+upstreams/mirror/replay_backlog: _messages
+upstreams/fleet_engine: reuse _rank_loads _loads
+upstreams/mirror_monitor: _too_high
+upstreams/pending_prefixes: _by_hash _prompts
+upstreams/load_times: _loads _prefill
 upstreams/generated_tokens: _prefixes
 http/metrics: _clients
 # One response or request, whose size is limited.
 flow/backend_response: _body
 flow/single_flight: _chunks _read
 upstreams/mirror/prefix_match: tokens _hashes _contents engine_hashes
-upstreams/engine_metrics: values vllm_config
+upstreams/engine_metrics: values vllm_configs
 # Requests in flight, which settings limit.
 flow/single_flight: _joinable _in_flight
 flow/layers/forwarded: _releases

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
 from kvproxy.http.services import Services
 from kvproxy.settings import load_settings
+from tests.polling import until_async
 from tests.servers import run_app, run_proxy
 from tests.upstreams.mirror.publisher import Model, Sockets
 
@@ -76,10 +77,10 @@ class Engine:
         text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
         return JSONResponse({"tokens": list(text.encode()), "count": len(text), "max_model_len": 4096})
 
-    def store(self, text: str) -> None:
+    def store(self, text: str, rank: int = 0, **fields: Any) -> None:
         """Publish the blocks of a text."""
         tokens = list(text.encode())[: len(text) // SIZE * SIZE]
-        self.sockets.send(self.sockets.model.store(block_hashes(tokens), tokens=tokens))
+        self.sockets.send(self.sockets.model.store(block_hashes(tokens), tokens=tokens, **fields), rank=rank)
 
     async def messages(self, request: Request) -> Response:
         self.got.append("messages")
@@ -89,6 +90,7 @@ class Engine:
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         self.got.append(body["messages"][-1]["content"])
+        await until_async(lambda: self.mood != "computes")
         if self.mood == "full":
             return JSONResponse({"error": {"message": "full"}}, 503)
         if self.mood == "broken":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgpack
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,9 @@ from kvproxy.installation.checks.servers import check_proxy
 from kvproxy.settings import UpstreamServer, load_settings
 from kvproxy.upstreams.engine_metrics import read_metrics
 from kvproxy.upstreams.fleet_engine import FleetEngine
+from kvproxy.upstreams.mirror.event_decoder import decode_batch
 from kvproxy.upstreams.mirror.mirror import Mirror
+from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
 from kvproxy.upstreams.mirror_monitor import GRACE_SECONDS, RESTART_REPORT_SECONDS, MirrorMonitor, ReuseStats
 from tests.commands.run import kvproxy
 from tests.plain_upstream import run_plain_upstream
@@ -66,6 +69,17 @@ READ = EngineMetrics("vllm", 200, 32, 0.25, 2, 1, 25501, 17344, "sha256_cbor", T
     [
         (VLLM, READ),
         (TWO_RANKS, EngineMetrics("vllm", 400, 32, 0.5, 4, 2, 51002, 34688, "sha256_cbor", True)),
+        (
+            TWO_RANKS.replace('engine="1",num_gpu_blocks="200"', 'engine="1",num_gpu_blocks="150"'),
+            EngineMetrics("vllm", 350, 32, 0.5, 4, 2, 51002, 34688, "sha256_cbor", True),
+        ),
+        (
+            VLLM.replace(
+                "prefix_caching_hash_algo",
+                'hash_block_size="8",cache_hit_alignment_tokens="528",prefix_caching_hash_algo',
+            ),
+            replace(READ, match_unit=8, hit_unit=528),
+        ),
         (SGLANG, EngineMetrics("sglang", 100, 64, 0.28, 3, 0, 4096, 3168)),
         (LLAMA, EngineMetrics("llama.cpp", running=1, waiting=4, queries=400, hits=300)),
         ("llamacpp:requests_processing 1\n", EngineMetrics("llama.cpp", running=1)),
@@ -190,6 +204,61 @@ def test_a_restart_is_reported_for_a_limited_time() -> None:
     assert "restarted 0 s ago" in problem
     assert "restarted 60 s ago" in engine.check(60)[0]
     assert engine.check(RESTART_REPORT_SECONDS) == []
+
+
+def test_events_of_unknown_names_are_a_problem() -> None:
+    watched = Monitored()
+    watched.publish({"type": "BlockMoved"})
+    (problem,) = watched.check()
+    assert "event BlockMoved (1)" in problem
+
+
+def test_more_copies_than_the_pool_has_blocks_prove_the_other_way_of_counting_removals() -> None:
+    watched = Monitored()
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": [],
+        "block_size": 16,
+    }
+    removed = {"type": "BlockRemoved", "block_hashes": [1]}
+    batch = decode_batch(msgpack.packb([1.0, [event, event, event, removed], 0]))
+    watched.mirror.state().apply(batch)
+    watched.metrics = EngineMetrics("vllm", 5)
+    watched.check()
+    assert watched.mirror.report().cached == 5
+    watched.mirror.state().apply(batch)
+    watched.check()
+    # Block 1 was removed, and of block 2 six copies are counted.
+    assert (watched.mirror.report().distinct, watched.mirror.report().cached) == (1, 6)
+    watched.mirror.state().apply(decode_batch(msgpack.packb([1.0, [removed | {"block_hashes": [2]}], 0])))
+    assert watched.mirror.report().cached == 0
+
+
+def test_routing_ignores_a_mirror_after_forged_events_until_its_predictions_are_right_again(tmp_path: Path) -> None:
+    server = UpstreamServer(url="http://127.0.0.1:1", kv_events="tcp://127.0.0.1:1")
+    engine = FleetEngine(server, load_settings(data=tmp_path, upstreams=[server]))
+    assert engine.mirror is not None
+    tokens = list(range(100))
+    forged = {"type": "BlockStored", "block_hashes": [9], "parent_block_hash": None, "token_ids": tokens[:96]}
+    engine.mirror.state().apply(decode_batch(msgpack.packb([1.0, [forged | {"block_size": 96}], 0])))
+    prompt = HashedPrompt(tokens)
+
+    def matched() -> int | None:
+        return engine.routing_candidate(engine.predict(prompt, b"")).matched_tokens
+
+    def report(cached: int, count: int) -> None:
+        upstream = engine.serving_upstream(engine.predict(prompt, b"").tokens, 0)
+        for _ in range(count):
+            upstream.report_reuse("m", 100, cached)
+
+    engine.mirror.subscribers[0]._is_disconnected = False
+    assert matched() == 96
+    report(0, 20)
+    assert matched() is None
+    report(96, 80)
+    assert matched() == 96
 
 
 def test_frequent_wrong_predictions_are_a_problem() -> None:

@@ -1,14 +1,20 @@
 """Routing over several upstreams on sockets, with slow, full, broken and unreachable ones."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
 from kvproxy.errors import SettingsError
-from kvproxy.settings import load_settings
+from kvproxy.settings import UpstreamServer, load_settings
+from kvproxy.upstreams.fleet import with_rank
+from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
+from kvproxy.upstreams.mirror.event_decoder import EventBatch, StoredEvent
+from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
 from tests.polling import until
+from tests.requests import api_request, chat
 from tests.servers import run_proxy
 from tests.upstreams.fleets import Engine, Fleet, fleet, run_engine
 
@@ -129,3 +135,65 @@ def test_invalid_settings_are_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(SettingsError, match=word), run_proxy(load_settings(data=tmp_path, upstreams=upstreams)):
             pass
+
+
+def test_a_prefix_outside_of_the_gpu_counts(tmp_path: Path) -> None:
+    with fleet(tmp_path, 2, events=True) as running:
+        (_, first), (url, second) = running.engines.items()
+        prompt = "You are a poet. " * 20
+        first.store(prompt[:32])
+        second.store(prompt[:16])
+        second.store(prompt[:320], medium="CPU")
+        until(lambda: [each["cached_blocks"] for each in running.get("/upstreams")] == [2, 1])
+        assert running.status(url)["offloaded"] == {"CPU": 20}
+        assert [running.engine_for(prompt + letter) for letter in "ab"] == [url] * 2
+        found = running.explain(prompt + "a")
+        assert (found["engine"], found["matched_tokens"], found["tiers"]) == (url, 16, {"CPU": 304})
+        second.sockets.send({"type": "TierBlocksCleared", "medium": "CPU"})
+        until(lambda: running.status(url)["offloaded"] == {"CPU": 0})
+        assert running.engine_for(prompt + "c") != url
+
+
+def test_a_burst_of_one_prefix_goes_to_one_engine_up_to_its_load(tmp_path: Path) -> None:
+    with fleet(tmp_path, 3, events=True) as running, ThreadPoolExecutor(8) as pool:
+        engines = list(running.engines.values())
+        for engine in engines:
+            engine.store("another prompt, in two blocks...")
+            engine.mood = "computes"
+        until(lambda: all(each["cached_blocks"] == 2 for each in running.get("/upstreams")))
+        prompt = "You are a judge. " * 20
+        answers = [pool.submit(running.ask, prompt + "0")]
+        until(lambda: sum(len(engine.got) for engine in engines) == 1)
+        answers += [pool.submit(running.ask, f"{prompt}{number}") for number in range(1, 8)]
+        until(lambda: sum(len(engine.got) for engine in engines) == 8)
+        for engine in engines:
+            engine.mood = "well"
+        assert [answer.result().status_code for answer in answers] == [200] * 8
+        # No event named the prefix.
+        assert sorted(len(engine.got) for engine in engines) == [0, 0, 8]
+
+
+def test_requests_name_the_data_parallel_rank_with_their_prefix(tmp_path: Path) -> None:
+    server = UpstreamServer(url="http://127.0.0.1:1", kv_events="tcp://127.0.0.1:1-2")
+    engine = FleetEngine(server, load_settings(data=tmp_path, upstreams=[server]))
+    assert engine.mirror is not None
+    prompts = [list(range(start, start + 64)) for start in (0, 100, 200)]
+    # The last event is forged: there is no rank 7.
+    for subscriber, rank, tokens in zip((0, 1, 1), (0, 1, 7), prompts, strict=True):
+        event = StoredEvent([rank], None, tokens, 64)
+        engine.mirror.subscribers[subscriber].state.apply(EventBatch(1.0, [event], rank))
+    found = [engine.predict(HashedPrompt([*tokens, 1]), b"session") for tokens in prompts]
+    assert [(each.rank, each.tokens) for each in found[:2]] == [(0, 64), (1, 64)]
+    assert (found[2].rank in (0, 1), found[2].tokens) == (True, 0)
+    # Equal prefixes: the load decides.
+    for subscriber in engine.mirror.subscribers:
+        subscriber.state.apply(EventBatch(1.0, [StoredEvent([9], None, prompts[0], 64)], None))
+    engine.begin(EnginePrediction(64, rank=0), 100_000)
+    assert engine.predict(HashedPrompt([*prompts[0], 1]), b"session").rank == 1
+
+
+def test_the_header_of_the_rank_does_not_replace_the_clients() -> None:
+    def rank_of(headers: dict[str, str], rank: int | None) -> str | None:
+        return with_rank(api_request(chat(), headers=headers), rank).headers.get("x-data-parallel-rank")
+
+    assert [rank_of({}, 3), rank_of({}, None), rank_of({"x-data-parallel-rank": "1"}, 3)] == ["3", None, "1"]

@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from kvproxy.errors import KvproxyError
 from kvproxy.index.policies.policy import NEVER_EQUAL
@@ -28,16 +29,21 @@ class UpstreamCheck:
     Attributes:
         models: names of the served models; empty if the upstream does not list them.
         requires_key: whether the upstream rejects requests without an API key.
+        open_events: address of its KV events on a network, where they are not authenticated; None if there are none.
     """
 
     url: str
     models: tuple[str, ...] = ()
     requires_key: bool = False
+    open_events: str | None = None
 
     def __str__(self) -> str:
         names = ", ".join(self.models[:3]) + (", ..." if len(self.models) > 3 else "")
         key = ", and requires a key from each client" if self.requires_key else ""
-        return f"{self.url} answers{f', and serves {names}' if names else ''}{key}"
+        events = ""
+        if self.open_events is not None:
+            events = f"; KV events from {self.open_events} are not authenticated: see docs/security.md"
+        return f"{self.url} answers{f', and serves {names}' if names else ''}{key}{events}"
 
 
 def check_upstream(server: "UpstreamServer", settings: "Settings") -> UpstreamCheck:
@@ -49,10 +55,17 @@ def check_upstream(server: "UpstreamServer", settings: "Settings") -> UpstreamCh
         # The proxy needs no key if clients send their own.
         if _credential_headers(server):
             raise KvproxyError(f"{server.url} refuses the key: correct api_key, or the credentials in its URL")
-        return UpstreamCheck(server.url, requires_key=True)
+        return UpstreamCheck(server.url, requires_key=True, open_events=_open_events(server))
     if response.status_code >= 500:
         raise KvproxyError(f"{server.url} answers with HTTP {response.status_code}: read its log")
-    return UpstreamCheck(server.url, _model_names(response))
+    return UpstreamCheck(server.url, _model_names(response), open_events=_open_events(server))
+
+
+def _open_events(server: "UpstreamServer") -> str | None:
+    """Return the address of KV events, unless they come from this machine."""
+    endpoint = server.kv_events
+    host = urlsplit(endpoint or "").hostname or ""
+    return None if not host or host == "localhost" or host.startswith("127.") or host == "::1" else endpoint
 
 
 def check_proxy(url: str, token: str | None, data_folder: Path | None = None) -> str:

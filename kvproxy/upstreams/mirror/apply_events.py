@@ -21,7 +21,7 @@ MAX_BLOCKS = 1_000_000
 """Maximum blocks of 16 tokens that the mirror of one publisher keeps: 16 million tokens. The oldest are dropped first."""
 MAX_POOLS = 256
 """Maximum pools of one publisher. Blocks of further pools are ignored."""
-_MAX_UNKNOWN_NAMES = 16
+MAX_UNKNOWN_NAMES = 16
 _OTHERS = "others"
 _UNKNOWN_KEYS = ("unknown keys",)
 _TOKENS_OF_UNIT = 16
@@ -241,7 +241,7 @@ class MirrorState:
         return found
 
     def _count_unknown(self, name: str, count: int) -> None:
-        if name not in self.unknown_names and len(self.unknown_names) >= _MAX_UNKNOWN_NAMES:
+        if name not in self.unknown_names and len(self.unknown_names) >= MAX_UNKNOWN_NAMES:
             name = _OTHERS
         self.unknown_names[name] += count
 

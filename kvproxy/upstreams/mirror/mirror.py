@@ -3,6 +3,7 @@ import contextlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
@@ -18,13 +19,17 @@ from kvproxy.blocks.row_types import PoolReport
 from kvproxy.upstreams.mirror import pool_rows
 from kvproxy.upstreams.mirror.apply_events import MirrorState, PoolKey, on_gpu
 from kvproxy.upstreams.mirror.prefix_match import (
+    DEFAULT_BLOCK_SIZE,
     CachedChains,
     HashedPrompt,
     MirrorMatch,
     chains_after_prefix,
     hash_block_size,
     match_prefix,
+    reuse_unit,
 )
+from kvproxy.upstreams.mirror.replay_backlog import ReplayBacklog
+from kvproxy.upstreams.mirror.reuse_limits import explain_reuse_limits
 from kvproxy.upstreams.mirror.sequencer import DecodedBatch, Sequencer, decode
 
 _TCP = re.compile(r"(tcp://[^\s*]+:)(\d+)(?:-(\d+))?")
@@ -36,8 +41,6 @@ RESTART_DELAY_SECONDS = 0.5
 MAX_MESSAGE_BYTES = 4 * 2**20
 """Maximum size of a message of a publisher, which is disconnected beyond it."""
 _MAX_QUEUED_MESSAGES, _MAX_QUEUED_REPLAYED = 64, 256
-MAX_REPLAY_BYTES = 64 * 2**20
-"""Maximum size of the received batches of a replay that are not applied yet."""
 _LARGE_BYTES = 64 * 2**10
 _log = logging.getLogger(__name__)
 
@@ -139,6 +142,15 @@ class Mirror:
     def report(self) -> PoolReport:
         return pool_rows.report_pools(self.state())
 
+    def unknown_names(self) -> dict[str, int]:
+        """Return the counts of events and media with unknown names, see `MirrorState`."""
+        return dict(sum((one.state.unknown_names for one in self.subscribers), Counter[str]()))
+
+    def count_last_removals(self) -> None:
+        """See `MirrorState.count_last_removals`."""
+        for subscriber in self.subscribers:
+            subscriber.state.count_last_removals()
+
     def hashes_match(self) -> bool | None:
         """Whether the engine publishes the hashes that `hasher` computes; None if no block can be compared."""
         for pools in self.state().pools_by_rank().values():
@@ -153,6 +165,17 @@ class Mirror:
     def hash_block_sizes(self) -> list[int]:
         """Return the numbers of tokens that a block hash covers, without duplicates; ranks may differ."""
         return sorted({hash_block_size(pools, self.match_unit) for pools in self.state().pools_by_rank().values()})
+
+    def reuse_unit(self) -> int:
+        """Return the number of tokens of which a reused prefix is a multiple, in the first rank; 16 before the first event."""
+        for pools in self.state().pools_by_rank().values():
+            return reuse_unit(pools)
+        return DEFAULT_BLOCK_SIZE
+
+    def reuse_limits(self, hit_unit: int | None = None) -> str | None:
+        """See `explain_reuse_limits`."""
+        ranks = self.state().pools_by_rank().values()
+        return next((text for pools in ranks if (text := explain_reuse_limits(pools, hit_unit)) is not None), None)
 
     def match_prefix(self, prompt: HashedPrompt) -> tuple[int | None, MirrorMatch] | None:
         """Return the rank with the longest cached prefix, and this prefix; None before the first event."""
@@ -172,48 +195,6 @@ class Mirror:
 
 async def _decode_in_thread_if_large(payload: bytes) -> DecodedBatch:
     return await asyncio.to_thread(decode, payload) if len(payload) > _LARGE_BYTES else decode(payload)
-
-
-class _ReplayBacklog:
-    """Receives a replay faster than it is applied: the publisher drops batches that it cannot send.
-
-    Receiving pauses while the received batches exceed `MAX_REPLAY_BYTES`.
-    """
-
-    def __init__(self, socket: Any) -> None:
-        self._socket = socket
-        self._messages: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
-        self._bytes = 0
-        self._has_space = asyncio.Event()
-        self._has_space.set()
-        self._task = asyncio.create_task(self._receive())
-
-    async def _receive(self) -> None:
-        while True:
-            await self._has_space.wait()
-            # Some versions of vLLM send no topic.
-            number, payload = ([b"", b""] + await self._socket.recv_multipart())[-2:]
-            self._bytes += len(payload)
-            if self._bytes > MAX_REPLAY_BYTES:
-                self._has_space.clear()
-            self._messages.put_nowait((number, payload))
-            await asyncio.sleep(0)
-
-    async def get(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """Return the next message; None if none arrives within `timeout` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                number, payload = await self._messages.get()
-        except TimeoutError:
-            return None
-        self._bytes -= len(payload)
-        if self._bytes <= MAX_REPLAY_BYTES:
-            self._has_space.set()
-        return number, payload
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
 
 
 class EventSubscriber:
@@ -350,7 +331,7 @@ class EventSubscriber:
             dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(self._replay)
             await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-            backlog = _ReplayBacklog(dealer)
+            backlog = ReplayBacklog(dealer)
             try:
                 while (message := await backlog.get(_REPLAY_TIMEOUT_SECONDS)) is not None:
                     number, payload = message

@@ -6,7 +6,7 @@ Call all functions on the event loop, because KV events change the pools.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvproxy.blocks.block_hash import BlockHasher, event_hash
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvproxy.upstreams.mirror.mirror import Mirror
 
 _NULL_BLOCK = MirroredBlock(b"", None, (), None, 0)  # Replaces blocks before a sliding window.
-_DEFAULT_BLOCK_SIZE = 16
+DEFAULT_BLOCK_SIZE = 16
 _MAX_CHAINS = 4
 _MAX_CHAIN_TOKENS = 4_096
 
@@ -60,7 +60,7 @@ class HashedPrompt:
 
 async def compute_hashes(prompt: HashedPrompt, mirrors: "Iterable[Mirror]") -> None:
     """Compute the block hashes of a prompt for all mirrors, in a thread, because a long prompt takes some time."""
-    sizes = [(mirror.hasher, size) for mirror in mirrors for size in mirror.hash_block_sizes()]
+    sizes = [(mirror.hasher, size) for mirror in mirrors for size in (*mirror.hash_block_sizes(), mirror.reuse_unit())]
     await asyncio.to_thread(lambda: [prompt.block_hashes(hasher, size) for hasher, size in sizes])
 
 
@@ -144,8 +144,13 @@ def _empty_pool(block_size: int) -> MirroredPool:
 def hash_block_size(pools: Sequence[MirroredPool], unit: int | None = None) -> int:
     """Return the number of tokens that an engine's block hash covers. `unit` is vLLM's `--prefix-match-unit`, if it is set."""
     sizes = [pool.block_size for pool in on_gpu(pools) or pools if pool.block_size]
-    smallest = gcd(*sizes) or _DEFAULT_BLOCK_SIZE
+    smallest = gcd(*sizes) or DEFAULT_BLOCK_SIZE
     return unit if unit and smallest % unit == 0 else smallest
+
+
+def reuse_unit(pools: Sequence[MirroredPool]) -> int:
+    """Return the least common multiple of the GPU groups' block sizes: a reused prefix is a multiple of it."""
+    return lcm(*(pool.block_size for pool in on_gpu(pools) if pool.block_size)) if on_gpu(pools) else DEFAULT_BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A mirror predicts the hits of the block cache: random traffic, encoded events, and lookups in both."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,16 @@ SHAPES = [
 class Engine:
     """A block cache whose encoded events reach a mirror."""
 
-    def __init__(self, specs: Sequence[GroupSpec], num_blocks: int, hasher: BlockHasher = SEED) -> None:
-        self.manager = KVCacheManager(num_blocks, groups=specs, record_events=True, hasher=hasher)
+    def __init__(
+        self,
+        specs: Sequence[GroupSpec],
+        num_blocks: int,
+        hasher: BlockHasher = SEED,
+        hash_block_size: int | None = None,
+    ) -> None:
+        self.manager = KVCacheManager(
+            num_blocks, groups=specs, record_events=True, hasher=hasher, hash_block_size=hash_block_size
+        )
         self.state = MirrorState()
         self.live: list[CacheRequest] = []
         self._started = 0
@@ -140,6 +149,20 @@ def test_an_engine_with_other_hashes_is_matched_by_tokens(specs: list[GroupSpec]
     reused = [engine.reused([*tokens, 9]) for tokens in prompts]
     assert [engine.predicted([*tokens, 9]) for tokens in prompts] == reused
     assert max(reused) > 0
+
+
+@pytest.mark.parametrize("specs", [SHAPES[6], [GroupSpec("full", 8), GroupSpec("sliding_window", 4, 9)]])
+def test_hashes_finer_than_the_blocks_require_the_match_unit(specs: list[GroupSpec]) -> None:
+    """vLLM with `--prefix-match-unit`."""
+    engine = Engine(specs, 60, hash_block_size=1)
+    predicted, reused = Counter[int | None](), 0
+    for tokens in traffic(engine, random.Random(11), 120):
+        pools = engine.state.pools_by_rank()[0]
+        for unit in (1, None):
+            predicted[unit] += match_prefix(pools, HashedPrompt([*tokens, 9]), SEED, unit).matched_tokens
+        reused += engine.reused([*tokens, 9])
+    assert predicted[1] == reused > 0
+    assert predicted[None] <= reused
 
 
 def test_chunked_local_attention_is_never_overestimated() -> None:

@@ -11,6 +11,7 @@ from kvproxy.analyse.charts import Chart, ChartLine
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
+from kvproxy.commands.journal.export import export
 from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
@@ -51,6 +52,7 @@ class QueryOptions:
 
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
+app.subcommand(export)
 
 
 @app.default

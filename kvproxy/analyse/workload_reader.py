@@ -7,7 +7,7 @@ bytes. Two blocks are equal if the prompts are equal up to the end of the region
 import contextlib
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -83,27 +83,37 @@ def _read_file(path: Path, block_size: int | None, ids: BlockNumbers) -> Workloa
         if not requests:
             raise TraceError(f"{path}, line 1: the transcript has no request")
         regions = (regions_of({"endpoint": each.api.path, "body": each.body}) for each in requests)
-        prompts = [(each.time or 0.0, chain_of(own, ""), None, 0) for each, own in zip(requests, regions, strict=True)]
+        prompts = [_Prompt(each.time or 0.0, chain_of(own, "")) for each, own in zip(requests, regions, strict=True)]
         return _workload_of_regions(prompts, block_size or DEFAULT_BLOCK_SIZE, ids, (_TRANSCRIPT_NOTE,))
     return read_trace(path, block_size, ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt of regions; `tokens` is None if unknown."""
+
+    seconds: float
+    chain: PromptChain
+    tokens: int | None = None
+    output: int = 0
+    session: int | None = None
+
+
 def _workload_of_regions(
-    prompts: Sequence[tuple[float, PromptChain, int | None, int]],
-    block_size: int,
-    ids: BlockNumbers,
-    notes: tuple[str, ...],
+    prompts: Sequence[_Prompt], block_size: int, ids: BlockNumbers, notes: tuple[str, ...]
 ) -> Workload:
     lengths = [
-        max(1, round(sum(chain.sizes) / _BYTES_PER_TOKEN)) if known is None else known for _, chain, known, _ in prompts
+        max(1, round(sum(each.chain.sizes) / _BYTES_PER_TOKEN)) if each.tokens is None else each.tokens
+        for each in prompts
     ]
-    ends = _prefix_ends([chain for _, chain, _, _ in prompts], lengths)
+    ends = _prefix_ends([each.chain for each in prompts], lengths)
     scope = ids.new_scope()
     arrivals = []
-    for (seconds, chain, _, output), length in zip(prompts, lengths, strict=True):
-        blocks = ids.chain_numbers(_region_blocks(chain, ends, block_size), scope)
+    for each, length in zip(prompts, lengths, strict=True):
+        blocks = ids.chain_numbers(_region_blocks(each.chain, ends, length, block_size), scope)
         reusable = min(len(blocks), max(0, length - 1) // block_size)
-        arrivals.append(TraceRequest(seconds, ChainRequest(blocks, reusable, partial=True), length, output))
+        chain = ChainRequest(blocks, reusable, partial=length % block_size > 0)
+        arrivals.append(TraceRequest(each.seconds, chain, length, each.output, session=each.session))
     return Workload(arrivals, block_size, notes)
 
 
@@ -117,10 +127,15 @@ def _prefix_ends(chains: Sequence[PromptChain], prompt_tokens: Sequence[int]) ->
     return {prefix: fmean(each) for prefix, each in shares.items()}
 
 
-def _region_blocks(chain: PromptChain, ends: Mapping[int, float], block_size: int) -> Iterator[tuple[int, int]]:
-    place = 0
+def _region_blocks(
+    chain: PromptChain, ends: Mapping[int, float], length: int, block_size: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the region and the place of each whole block; `length` is the number of tokens in the prompt."""
+    place, num_blocks = 0, length // block_size
     for prefix in chain.prefixes:
-        while (place + 1) * block_size <= ends[prefix]:
+        # The estimated end of the last region may differ from the length of the prompt.
+        end = num_blocks * block_size if prefix == chain.prefixes[-1] else ends[prefix]
+        while place < num_blocks and (place + 1) * block_size <= end:
             yield prefix, place
             place += 1
 
@@ -179,13 +194,20 @@ def _stored_events(path: Path) -> Iterator[tuple[float, StoredEvent]]:
 
 def _read_journal(path: Path, block_size: int, ids: BlockNumbers) -> Workload:
     with contextlib.closing(JournalReader(path)) as reader:
-        rows = list(reader.backend_prompts())
+        workload = journal_workload(reader, block_size, ids)
+    if not workload.arrivals:
+        raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
+    return workload
+
+
+def journal_workload(reader: JournalReader, block_size: int, ids: BlockNumbers | None = None) -> Workload:
+    """Return the prompts of a journal that reached the backend; requests of different tenants share no blocks."""
+    rows = list(reader.backend_prompts())
     prompts = [
-        (seconds, chain_of(regions, tenant), tokens, output) for seconds, tenant, tokens, output, _, regions in rows
+        _Prompt(row.time, chain_of(row.regions, row.tenant), row.prompt_tokens, row.completion_tokens, row.session)
+        for row in rows
     ]
-    reported = [(tokens, reused) for _, _, tokens, _, reused, _ in rows if reused is not None]
+    reported = [(row.prompt_tokens, row.reused_tokens) for row in rows if row.reused_tokens is not None]
     reuse = sum(reused for _, reused in reported) / max(1, sum(tokens for tokens, _ in reported))
     measured = (f"the backend reused {reuse:.1%} of the prompt tokens whose reuse it reported",) if reported else ()
-    if not prompts:
-        raise TraceError(f"{path}, line 1: the journal has no request to the backend with the sizes of its regions")
-    return _workload_of_regions(prompts, block_size, ids, (_JOURNAL_NOTE, *measured))
+    return _workload_of_regions(prompts, block_size, ids or BlockNumbers(), (_JOURNAL_NOTE, *measured))

@@ -142,6 +142,25 @@ class TotalRow:
     unreported: int
 
 
+@dataclass(frozen=True, slots=True)
+class BackendPrompt:
+    """A prompt that reached the backend.
+
+    Attributes:
+        time: arrival in seconds since the epoch.
+        session: number of its session.
+        reused_tokens: None if the backend did not report them.
+    """
+
+    time: float
+    tenant: str
+    session: int
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int | None
+    regions: Regions
+
+
 class JournalReader:
     """Reads a journal in a file or at a URL of PostgreSQL. Raises NotFound if it does not exist."""
 
@@ -280,18 +299,17 @@ class JournalReader:
         sql = "select n.name, max(r.time) from records r join names n on n.number = r.client group by n.name"
         return dict(self.rows(sql, []))
 
-    def backend_prompts(self) -> Iterator[tuple[float, str, int, int, int | None, Regions]]:
-        """Yield the prompts that reached the backend, oldest first.
-
-        An item has the time, the tenant, numbers of prompt, response, and reused tokens (None if unknown), and the regions.
-        """
+    def backend_prompts(self) -> Iterator[BackendPrompt]:
+        """Yield the prompts that reached the backend, oldest first."""
         sql = (
-            "select r.time, r.tenant, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens, p.regions, p.shape,"
-            " s.sizes from requests r join turns t on t.number = r.number join prompts p on p.number = r.prompt"
-            " join prompt_sizes s on s.prompt = p.number where p.regions is not null order by r.number"
+            "select r.time, r.tenant, t.session, r.prompt_tokens, coalesce(r.completion_tokens, 0), r.reused_tokens,"
+            " p.regions, p.shape, s.sizes from requests r join turns t on t.number = r.number"
+            " join prompts p on p.number = r.prompt join prompt_sizes s on s.prompt = p.number"
+            " where p.regions is not null order by r.number"
         )
-        for time, tenant, prompt, response, reused, digests, shape, sizes in self.rows(sql, []):
-            yield time, tenant, prompt, response, reused, self._strings.regions(digests, shape, sizes)
+        for time, tenant, session, prompt, response, reused, digests, shape, sizes in self.rows(sql, []):
+            regions = self._strings.regions(digests, shape, sizes)
+            yield BackendPrompt(time, tenant, session, prompt, response, reused, regions)
 
     def regions(self, prompt_number: int) -> Regions | None:
         rows = self.rows("select regions, shape from prompts where number = ? and regions is not null", [prompt_number])

@@ -34,6 +34,7 @@ class TraceRequest:
         seconds: time of arrival; NaN if the trace has no times.
         tokens, output: number of prompt tokens and of response tokens.
         client: the client's name; None if unknown.
+        session: number of the conversation; None if unknown.
         awaits_user: the client's next request waits for a person.
     """
 
@@ -43,6 +44,7 @@ class TraceRequest:
     output: int
     client: str | None = None
     awaits_user: bool = False
+    session: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

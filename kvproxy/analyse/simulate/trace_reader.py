@@ -316,18 +316,16 @@ def _make_parser(kind: str, block_size: int, ids: BlockNumbers) -> Callable[[dic
         if kind == "tokens":
             if not isinstance(fields["tokens"], list):
                 raise TypeError("tokens is a list of ids")
-            length, blocks = (
-                len(fields["tokens"]),
-                ids.chain_numbers(hasher.hash_blocks(fields["tokens"], block_size), scope),
-            )
+            length = len(fields["tokens"])
+            blocks = ids.chain_numbers(hasher.hash_blocks(fields["tokens"], block_size), scope)
         else:
             length = _parse_count(fields["input_length"])
             if kind == "hash_ids":
                 blocks = ids.chain_numbers((int(id) for id in fields["hash_ids"][: length // block_size]), scope)
             else:
                 blocks = ids.new_numbers(length // block_size)
-        is_partial = len(blocks) < len(fields["hash_ids"]) if kind == "hash_ids" else bool(length % block_size)
-        chain = ChainRequest(blocks, max(0, min(len(blocks), (length - 1) // block_size)), is_partial)
+        # Some traces have an id for the incomplete last block, and some have none.
+        chain = ChainRequest(blocks, max(0, min(len(blocks), (length - 1) // block_size)), length % block_size > 0)
         output, awaits_user = _parse_count(fields.get("output_length", 0)), fields.get("awaits_user") is True
         return TraceRequest(_parse_seconds(fields), chain, length, output, awaits_user=awaits_user)
 

@@ -1,0 +1,78 @@
+"""The command `log export`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from kvproxy.commands.files import write_chunks
+from kvproxy.commands.options import JournalOptions, duration_option
+from kvproxy.commands.output import Output, print_note, text_output
+from kvproxy.errors import InvalidRequest
+from kvproxy.units import plural
+
+if TYPE_CHECKING:
+    from kvproxy.operations.journal import DirectJournal
+
+Format = Literal["mooncake", "weka", "requests"]
+# Tokens in a block of the published traces.
+_BLOCK_SIZES = {"mooncake": 512, "weka": 64}
+
+
+def export(
+    *,
+    file: Annotated[Path, Argument(help="File to write; /dev/stdout is stdout.")],
+    format: Annotated[Format, Option(help="Trace of Mooncake or WEKA, or requests as OpenAI JSON lines.")] = "mooncake",
+    block_size: Annotated[
+        int | None, Option(help="Tokens per block of a trace.", min=1, show_default="512 mooncake, 64 weka")
+    ] = None,
+    since: Annotated[float | None, duration_option(help="With requests: only within this duration.")] = None,
+    source: JournalOptions,
+) -> Output:
+    """Export the journal as a trace without texts and names, or as requests.
+
+    A trace has the prompts that reached the backend, by block hashes; times count from the first prompt, and texts, models,
+    tenants, and dates are left out. Requests have whole texts: the setting journal.text must be all, or the responses
+    still be stored.
+
+    Example: kvproxy log export trace.jsonl --format mooncake
+
+    Example: kvproxy log export requests.jsonl --format requests --since 7d
+    """
+    journal = source.open_direct("log export")
+    if format == "requests":
+        return _export_requests(journal, file, since)
+    if since is not None:
+        raise InvalidRequest("--since is for --format requests: a trace has the whole journal")
+    from kvproxy.analyse.trace_writer import mooncake_lines, weka_trace
+    from kvproxy.analyse.workload_reader import journal_workload
+
+    workload = journal_workload(journal.reader, block_size or _BLOCK_SIZES[format])
+    if not workload.arrivals:
+        raise InvalidRequest("the journal has no prompt that reached a backend, and whose tokens are known")
+    write_chunks(file, mooncake_lines(workload) if format == "mooncake" else [weka_trace(workload)])
+    count, tokens = len(workload.arrivals), sum(each.tokens for each in workload.arrivals)
+    document = {"format": format, "requests": count, "tokens": tokens, "block_size": workload.block_tokens}
+    return text_output(
+        document,
+        f"{plural(count, 'prompt')} with {tokens:,} tokens in blocks of {workload.block_tokens} tokens in {file}",
+    )
+
+
+def _export_requests(journal: "DirectJournal", file: Path, since: float | None) -> Output:
+    from kvproxy.operations.journal import journal_query
+    from kvproxy.operations.journal_export import request_lines
+
+    counts = {"requests": 0, "without_text": 0}
+
+    def chunks() -> Iterator[bytes]:
+        for line in request_lines(journal, journal_query(since=since)):
+            counts["requests" if line is not None else "without_text"] += 1
+            if line is not None:
+                yield line
+
+    write_chunks(file, chunks())
+    if without := counts["without_text"]:
+        print_note(f"{plural(without, 'request')} without a stored text left out: set journal.text to all")
+    return text_output({"format": "requests", **counts}, f"{plural(counts['requests'], 'request')} in {file}")

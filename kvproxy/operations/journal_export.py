@@ -1,0 +1,47 @@
+"""Exports the requests of a journal as OpenAI JSON lines."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvproxy.apis import APIS
+from kvproxy.apis.json import JsonObject, dumps
+from kvproxy.journal.reader import PromptCount, RecordQuery
+from kvproxy.operations.journal import DirectJournal
+
+_SUCCESS = 200
+_OF_PROXY = ("revalidated", "warming")
+
+
+def request_lines(journal: DirectJournal, query: RecordQuery) -> Iterator[bytes | None]:
+    """Yield a line per successful request of a client, oldest first; None for a request whose text is not stored.
+
+    A line has `custom_id`, `method`, `url`, and `body`, as in a batch of OpenAI, and `time` in seconds since the epoch.
+    Tenants are numbered, and become the header `authorization`, so that tools that read the file keep them apart.
+    """
+    tenants: dict[str, str] = {}
+    bodies: dict[tuple[int, str], JsonObject | None] = {}
+    for found in reversed(journal.reader.records(replace(query, limit=None))):
+        if found.status != _SUCCESS or found.layer in _OF_PROXY or found.api not in APIS:
+            continue
+        if found.prompt is None:
+            yield None
+            continue
+        place = (found.prompt, found.tenant)
+        if place not in bodies:
+            prompt = PromptCount(found.prompt, found.tenant, found.api, found.model, 1, 1)
+            (bodies[place],) = journal.request_bodies([prompt])
+        body = bodies[place]
+        if body is None:
+            yield None
+            continue
+        line: JsonObject = {
+            "custom_id": found.request_id,
+            "method": "POST",
+            "url": APIS[found.api].path,
+            "time": found.time,
+            "body": body,
+        }
+        if found.tenant != "public":
+            name = tenants.setdefault(found.tenant, f"tenant-{len(tenants) + 1}")
+            line["headers"] = {"authorization": name}
+        yield dumps(line) + b"\n"

@@ -1,0 +1,88 @@
+"""Exports of the journal give the figures of the journal when they are read back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproxy.analyse.request_log import read_log
+from kvproxy.analyse.simulate.pool_simulation import lru_hits
+from kvproxy.analyse.transcripts import read_transcripts
+from kvproxy.analyse.workload_reader import read_workload
+from tests.analyse import logs
+from tests.commands.run import kvproxy, result
+from tests.journal.sessions.requests import Sessions, assistant, request, user
+
+SIZES = [8, 20, 40, None]
+
+
+def journal(folder: Path) -> Path:
+    """Two sessions under one system prompt, whose prompts have 700 and 1,300, and 620 and 1,300 tokens."""
+    sessions = Sessions(str(folder / "journal.db"))
+    system = {"role": "system", "content": logs.words("secret system", 300)}
+    for number, first in enumerate((700, 620)):
+        question, answer = user(logs.words(number, 60)), assistant("Done.")
+        sessions.add(request([system, question], first, 0, 100 * number, answer=answer))
+        messages = [system, question, answer, user(logs.words((number, 2), 200))]
+        sessions.add(request(messages, 1_300, first - 4, 100 * number + 10))
+    sessions.close()
+    return Path(sessions.place)
+
+
+@pytest.mark.parametrize("format", ["mooncake", "weka"])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_trace_has_the_hits_of_the_journal_and_no_text(tmp_path: Path, format: str, block_size: int) -> None:
+    place = journal(tmp_path)
+    file = tmp_path / f"trace.{'json' if format == 'weka' else 'jsonl'}"
+    options = ("--format", format, "--block-size", block_size, "--data", tmp_path)
+    exported = result("log", "export", file, *options)
+    assert (exported["requests"], exported["tokens"]) == (4, 3_920)
+    before, after = read_workload(place, block_size), read_workload(file)
+    assert after.block_tokens == block_size
+    assert lru_hits(after.chains, SIZES) == lru_hits(before.chains, SIZES)
+    assert [each.tokens for each in after.arrivals] == [700, 1_300, 620, 1_300]
+    assert [each.output for each in after.arrivals] == [10] * 4
+    assert [each.seconds for each in after.arrivals] == pytest.approx([0, 10, 100, 110])
+    text = file.read_text()
+    assert not any(word in text for word in ("secret", "system", "public", "17900", '"m"'))
+    whole = json.loads(text) if format == "weka" else [json.loads(line) for line in text.splitlines()]
+    ids = [row["hash_ids"] for row in _requests(whole)]
+    # As in the published trace: consecutive ids, and one for the incomplete last block.
+    assert len(ids[0]) == -(-700 // block_size)
+    assert sorted({id for each in ids for id in each}) == list(range(max(map(max, ids)) + 1))
+
+
+def _requests(document: Any) -> list[dict[str, Any]]:
+    if isinstance(document, list):
+        return document
+    return [request for agent in document["requests"] for request in agent["requests"]]
+
+
+def test_the_sessions_of_the_journal_are_the_agents_of_a_trace_of_weka(tmp_path: Path) -> None:
+    journal(tmp_path)
+    kvproxy("log", "export", tmp_path / "trace.json", "--format", "weka", "--data", tmp_path)
+    _, traces = read_transcripts([tmp_path / "trace.json"])
+    assert [(len(each.requests), each.block_size) for each in traces] == [(2, 64), (2, 64)]
+
+
+def test_exported_requests_have_the_layers_of_the_live_proxy(tmp_path: Path) -> None:
+    (tmp_path / "kvproxy.toml").write_text('[journal]\ntext = "all"\n[cache]\nsemantic = false\n')
+    lines = logs.agents(2, 3)
+    live = logs.live_layers(lines, tmp_path)
+    file = tmp_path / "requests.jsonl"
+    exported = result("log", "export", file, "--format", "requests", "--data", tmp_path)
+    assert (exported["requests"], exported["without_text"]) == (len(lines), 0)
+    log = read_log(file, file.read_text(), "m")
+    assert log.format == "OpenAI batch"
+    assert [each.body["messages"] for each in log.requests] == [each["body"]["messages"] for each in lines]
+    found = result("estimate", file, "--data", tmp_path)
+    assert (found["exact"], found["forwarded"]) == (live["exact"], live["forward"])
+    assert live["exact"]
+
+
+def test_a_journal_without_texts_exports_no_requests_and_says_so(tmp_path: Path) -> None:
+    journal(tmp_path)
+    done = kvproxy("log", "export", tmp_path / "requests.jsonl", "--format", "requests", "--data", tmp_path)
+    assert "4 requests without a stored text left out: set journal.text to all" in done.stderr
+    assert (tmp_path / "requests.jsonl").read_text() == ""

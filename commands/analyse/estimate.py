@@ -1,4 +1,5 @@
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +11,14 @@ from kvproxy.commands.analyse.options import (
     Log,
     LogModel,
     Tokenizer,
+    describe_log,
     format_pool_size,
     log_document,
     parse_sizes,
     read_requests,
+    report_source,
+    report_table,
+    save_report,
 )
 from kvproxy.commands.analyse.session_report import SessionsOption, print_costs, read_session_report, with_prices
 from kvproxy.commands.formatting import money, percent
@@ -24,6 +29,7 @@ from kvproxy.units import plural
 
 if TYPE_CHECKING:
     from kvproxy.analyse.estimate import Estimate, HitSavings
+    from kvproxy.analyse.request_log import RequestLog
     from kvproxy.settings.journal import PriceSettings
 
 
@@ -43,6 +49,7 @@ def estimate(
     prefill_rate: Annotated[float, Option(help="Prompt tokens per second of the engine.", min=1)] = 10_000,
     decode_rate: Annotated[float, Option(help="Response tokens per second of a request.", min=1)] = 50,
     plot: Plot = None,
+    report: Annotated[Path | None, Option(help="Write a report to this .html file.")] = None,
     draws: Annotated[int, Option(help="Replays of a log with responses; exploration varies.", min=1)] = 3,
     sessions: SessionsOption = False,
     format: FormatOption = None,
@@ -58,6 +65,8 @@ def estimate(
 
     Example: kvproxy estimate requests.jsonl --tokenizer ./model --price 2.5,10,1.25 --plot estimate.svg
 
+    Example: kvproxy estimate requests.jsonl --report estimate.html
+
     Example: kvproxy estimate ~/.claude/projects
     """
     import asyncio
@@ -65,11 +74,14 @@ def estimate(
     from kvproxy.analyse.estimate import estimate as run
     from kvproxy.analyse.estimate import estimate_charts
     from kvproxy.analyse.log_tokenizer import load_log_tokenizer
-    from kvproxy.commands.files import save_charts
+    from kvproxy.commands.files import check_writable, save_charts
 
-    report = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
-    if report is not None:
-        return Output(asdict(report), lambda: print_costs(report))
+    check_writable(report, (".html",))
+    costs = read_session_report(log, sessions, model, data, format, _command_line_prices(price))
+    if costs is not None:
+        if report is not None:
+            raise typer.BadParameter("--report is for logs of requests, not for sessions")
+        return Output(asdict(costs), lambda: print_costs(costs))
     settings = with_prices(load_settings(data=data), _command_line_prices(price))
     loaded, sizes = load_log_tokenizer(tokenizer), parse_sizes(blocks, 2)
     content = read_requests(log, model, format, tokenizer)
@@ -78,6 +90,8 @@ def estimate(
     charts = estimate_charts(found)
     save_charts(charts, plot)
     prefill_and_decode_rate, currency = (prefill_rate, decode_rate), settings.journal.currency
+    if report is not None:
+        _write_report(found, content, log, tokenizer, prefill_and_decode_rate, currency, report)
 
     def show() -> None:
         _print_estimate(found, prefill_and_decode_rate, currency)
@@ -110,13 +124,22 @@ def _format_saved_money(hits: "HitSavings", discount: float | None) -> str | Non
 
 
 def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> None:
-    total = found.requests
+    print_table(_layer_rows(found, prefill_and_decode_rate, currency), title=plural(found.requests, "request"))
+    for sentence in _hit_sentences(found):
+        print_text(sentence)
+    title = f"{found.prefix.prompt_tokens:,} prompt tokens reach the engine"
+    print_table(_pool_rows(found, prefill_and_decode_rate[0], currency), title=title)
+    for sentence in _assumptions(found, prefill_and_decode_rate):
+        print_text(sentence)
+
+
+def _layer_rows(found: "Estimate", prefill_and_decode_rate: tuple[float, float], currency: str) -> list[Row]:
     layers = {"Exact hits": found.exact_savings, "Semantic hits": found.semantic_savings, "Engine": None}
-    rows: list[Row] = [
+    return [
         {
             "Answered by": name,
             "Requests#": hits.requests if hits else found.forwarded,
-            "Share#": percent((hits.requests if hits else found.forwarded) / total),
+            "Share#": percent((hits.requests if hits else found.forwarded) / found.requests),
             "Saved tokens#": hits and hits.prompt_tokens + hits.response_tokens,
             "Cached anyway#": hits and hits.cached_tokens,
             "Saved seconds#": hits and f"{_seconds_saved_by_hits(hits, prefill_and_decode_rate):,.1f}",
@@ -124,50 +147,88 @@ def _print_estimate(found: "Estimate", prefill_and_decode_rate: tuple[float, flo
         }
         for name, hits in layers.items()
     ]
-    print_table(rows, title=plural(total, "request"))
-    fewest, most = found.semantic_range
-    if fewest < most:
-        print_text(f"semantic hits: {percent(fewest / total)} to {percent(most / total)}, depending on exploration")
-    print_text(_wrong_hits_sentence(found))
+
+
+def _pool_rows(found: "Estimate", prefill_rate: float, currency: str) -> list[Row]:
     prefix, alone = found.prefix, found.prefix_alone
     pools = [
         (format_pool_size(point.blocks, prefix.block_size), point.reused, other.reused)
         for point, other in zip(prefix.points, alone.points, strict=True)
     ]
-    reuse: list[Row] = [
+    return [
         {
             "Pool#": name,
             "Reused#": percent(prefix.share(reused)),
-            "Saved seconds#": f"{reused / prefill_and_decode_rate[0]:,.1f}",
+            "Saved seconds#": f"{reused / prefill_rate:,.1f}",
             f"Saved {currency}#": None if found.reuse_discount is None else money(reused * found.reuse_discount),
             "Without response cache#": percent(alone.share(other)),
         }
         for name, reused, other in [*pools, ("unlimited", prefix.unlimited, alone.unlimited)]
     ]
-    print_table(reuse, title=f"{prefix.prompt_tokens:,} prompt tokens reach the engine")
-    print_text(
-        f"seconds: {prefill_and_decode_rate[0]:,g} prompt tokens per second and"
-        f" {prefill_and_decode_rate[1]:,g} response tokens per second"
+
+
+def _hit_sentences(found: "Estimate") -> list[str]:
+    fewest, most = (count / found.requests for count in found.semantic_range)
+    varying = f"semantic hits: {percent(fewest)} to {percent(most)}, depending on exploration"
+    return [*([varying] if fewest < most else []), _wrong_hits_sentence(found)]
+
+
+def _assumptions(found: "Estimate", prefill_and_decode_rate: tuple[float, float]) -> list[str]:
+    prefill, decode = prefill_and_decode_rate
+    lines = [
+        f"seconds: {prefill:,g} prompt tokens per second and {decode:,g} response tokens per second"
         " (--prefill-rate, --decode-rate)"
-    )
+    ]
     savings = (found.exact_savings, found.semantic_savings)
     if any(each.cached_tokens for each in savings):
-        print_text(
+        lines.append(
             "cached anyway: prompt tokens of hits that a prefix cache would have reused without kvproxy, as the log reports or an"
             " unlimited pool simulates; saved seconds exclude them, and saved money has their price as cached tokens"
         )
     if without := sum(each.without_response for each in savings):
-        print_text(
+        lines.append(
             f"{plural(without, 'hit')} without a logged response: its response tokens are not in tokens, seconds, and money"
         )
     if found.exact_savings.money is None:
-        print_text("no price is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
+        lines.append("no price is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
     elif unpriced := sum(each.unpriced for each in savings):
-        print_text(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
+        lines.append(f"not in the saved money: {plural(unpriced, 'hit')} of models without a price")
     if found.exact_savings.money is not None and found.reuse_discount is None:
-        print_text("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
+        lines.append("no price of cached tokens is known: give --price INPUT,OUTPUT,CACHED for a million tokens")
     if found.untokenized:
-        print_text(f"{found.untokenized:,} prompts contain more than text and are not counted")
+        lines.append(f"{found.untokenized:,} prompts contain more than text and are not counted")
+    return lines
+
+
+def _write_report(
+    found: "Estimate",
+    content: "RequestLog",
+    log: Path,
+    tokenizer: str | None,
+    rates: tuple[float, float],
+    currency: str,
+    report: Path,
+) -> None:
+    from kvproxy.analyse.estimate import estimate_charts
+    from kvproxy.analyse.report import Report
+
+    times = [each.time for each in content.requests if each.time is not None]
+    source = report_source(
+        log,
+        (min(times), max(times)) if times else None,
+        requests=found.requests,
+        tokens=found.prefix_alone.prompt_tokens,
+        currency=currency if found.exact_savings.money is not None else None,
+        read_as=describe_log(content, tokenizer),
+    )
+    tables = [
+        report_table(_layer_rows(found, rates, currency), "Requests"),
+        report_table(_pool_rows(found, rates[0], currency), f"{found.prefix.prompt_tokens:,} tokens reach the engine"),
+    ]
+    whole = Report(
+        "Estimate of caching", _hit_sentences(found), source, estimate_charts(found), tables, _assumptions(found, rates)
+    )
+    save_report(whole, report)
 
 
 def _wrong_hits_sentence(found: "Estimate") -> str:

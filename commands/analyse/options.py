@@ -1,3 +1,6 @@
+import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,11 +9,13 @@ import typer
 from typer import Argument, Option
 
 from kvproxy.commands.output import print_note
+from kvproxy.commands.tables import Row
 from kvproxy.units import plural
 
 _LISTED_ERRORS = 5
 
 if TYPE_CHECKING:
+    from kvproxy.analyse.report import Report, Source, Table
     from kvproxy.analyse.request_log import RequestLog
 
 Log = Annotated[Path, Argument(help="Requests, a batch, a log, an export of another tool, or transcripts; - is stdin.")]
@@ -68,6 +73,40 @@ def log_document(log: "RequestLog", tokenizer: str | None) -> dict[str, Any]:
         "tokenizer": tokenizer or "demo",
         "tools_count": log.has_tools,
     }
+
+
+def report_source(
+    file: Path,
+    period: tuple[float, float] | None,
+    *,
+    requests: int,
+    tokens: int,
+    currency: str | None,
+    read_as: Sequence[str] = (),
+) -> "Source":
+    """Return the facts about an analysis by the running command."""
+    from kvproxy import __version__
+    from kvproxy.analyse.report import Source
+
+    command = shlex.join(["kvproxy", *sys.argv[1:]])
+    return Source(command, __version__, str(file.absolute()), read_as, period, requests, tokens, currency)
+
+
+def report_table(rows: Sequence[Row], title: str) -> "Table":
+    """Return a table of a report with the cells of a printed table."""
+    from kvproxy.analyse.report import Table
+
+    head = [str(name).rstrip("#?") for name in (rows[0] if rows else ())]
+    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell or "-") for cell in row.values()] for row in rows]
+    return Table(head, cells, title)
+
+
+def save_report(report: "Report", path: Path) -> None:
+    from kvproxy.analyse.report import write_report
+    from kvproxy.commands.files import explain_write_errors
+
+    with explain_write_errors(path):
+        write_report(report, path)
 
 
 def format_pool_size(blocks: int, block_size: int) -> str:

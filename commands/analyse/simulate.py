@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kvproxy.commands.analyse.options import parse_sizes
-from kvproxy.commands.files import check_writable, explain_write_errors, save_charts
+from kvproxy.commands.analyse.options import parse_sizes, report_source, save_report
+from kvproxy.commands.files import check_writable, save_charts
 from kvproxy.commands.options import Plot
 from kvproxy.commands.output import Output, print_note, print_text, progress_bar
 from kvproxy.commands.tables import Row, print_table
@@ -66,7 +66,7 @@ def simulate(
 
     Example: kvproxy simulate trace.jsonl --model Qwen/Qwen3-8B --tier host=64 --report capacity.html
     """
-    from kvproxy.analyse.simulate.capacity_plan import plan_capacity, write_report
+    from kvproxy.analyse.simulate.capacity_plan import plan_capacity
     from kvproxy.analyse.simulate.pool_size_sweep import default_sizes
     from kvproxy.analyse.workload_reader import read_workload
     from kvproxy.errors import InvalidRequest, NotFound
@@ -108,9 +108,27 @@ def simulate(
     charts = plan.charts()
     save_charts(charts, plot)
     if report is not None:
-        with explain_write_errors(report):
-            write_report(plan, report)
+        _write_report(plan, workload, trace, report)
     return Output(_json_document(plan), lambda: _print_plan(plan), charts=charts)
+
+
+def _write_report(plan: "CapacityPlan", workload: "Workload", trace: Path, report: Path) -> None:
+    from kvproxy.analyse.report import Report, Table
+
+    times = [each.seconds for each in workload.arrivals]
+    source = report_source(
+        trace,
+        (times[0], times[-1]) if workload.has_times else None,
+        requests=len(times),
+        tokens=plan.sweep.tokens,
+        currency="that of --hour-price" if plan.speed and plan.speed.hour_price else None,
+    )
+    head, rows = plan.table()
+    summary = [plan.recommendation(), f"{plan.ceiling_sentence().capitalize()}."]
+    save_report(
+        Report(f"Capacity for {plan.name}", summary, source, plan.charts(), [Table(head, rows)], plan.assumptions()),
+        report,
+    )
 
 
 def _reject_options(values: Mapping[str, object], mode: str) -> None:

@@ -1,5 +1,6 @@
 """Charts in a terminal (plotext) or in files (matplotlib), in the colours of the dashboard."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -108,7 +109,7 @@ def _draw_chart(chart: Chart, width: int, with_colours: bool) -> str:
         plot.xscale("log")
         sizes = sorted({x for line in chart.lines for x in line.xs})
         plot.xticks(sizes, [f"{size:,.0f}" for size in sizes])
-    if chart.is_share:
+    if chart.time_step is None:
         most = scale * max([y for line in chart.lines for y in line.ys] + [value for _, value in chart.levels])
         _make_room_for_legend(plot, most, len(chart.lines) + len(chart.levels), most / 4)
     plot.xlabel(chart.x_label)
@@ -138,7 +139,7 @@ def _draw_bars(chart: Chart, width: int, colours: bool) -> str:
 
 
 def _plot(chart: Chart, axes: "Axes") -> None:
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import FuncFormatter, PercentFormatter
 
     axes.set_axisbelow(True)
     if chart.bars:
@@ -168,13 +169,29 @@ def _plot(chart: Chart, axes: "Axes") -> None:
         axes.axhline(value, color=_GREY, linewidth=1, label=name)
     if chart.log_x:
         axes.set_xscale("log")
+        for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            formatter(FuncFormatter(_format_log_tick))
     if chart.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(bottom=0)
+    if chart.time_step is None:
+        # A part of the axis would exaggerate differences.
+        highs = [y for line in chart.lines for ys in (line.ys, line.highs) for y in ys]
+        axes.set_ylim(0, 1.06 * max([*highs, *(value for _, value in chart.levels)], default=0.0) or 1.0)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _format_log_tick(value: float, _: int | None = None) -> str:
+    """Return 1, 2, and 5 times a power of ten as 20k or 5M; other ticks have no label."""
+    digit = value / 10 ** math.floor(math.log10(value))
+    if not any(math.isclose(digit, labelled) for labelled in (1, 2, 5)):
+        return ""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.999:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def _time_labels(chart: Chart) -> list[tuple[int, str]]:

@@ -1,10 +1,7 @@
-import html
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from kvproxy.analyse.charts import Chart, ChartLine, save
+from kvproxy.analyse.charts import Chart, ChartLine
 from kvproxy.analyse.simulate.ceilings import Ceilings, ceilings
 from kvproxy.analyse.simulate.pool_cost import GIB, EngineSpeed, PoolCost, Tier, pool_cost
 from kvproxy.analyse.simulate.pool_simulation import lru_hits
@@ -17,10 +14,6 @@ _MODEL = (
     "Rates of other policies on large traces come from two samples of 1/21 of the blocks; ± is twice the standard error.",
     "TTFT is prefill and transfer time without queueing. A tier has the most recently used blocks, and is read if that is"
     " faster than prefill.",
-)
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse}"
-    "td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:right}svg{max-width:100%;height:auto}"
 )
 
 
@@ -160,23 +153,3 @@ def plan_capacity(
     costs = [pool_cost([hit, *lower], tiers, speed, tokens=tokens, requests=len(chains)) for hit in pools]
     alone = [pool_cost([hit], (), speed, tokens=tokens, requests=len(chains)) for hit in pools]
     return CapacityPlan(name, result, costs, alone, tiers, speed, highest, workload.notes)
-
-
-def write_report(plan: CapacityPlan, path: Path) -> None:
-    """Write an HTML file with a table and charts. Raises OSError."""
-    head, rows = plan.table()
-    title = f"Capacity for {plan.name}"
-    with tempfile.TemporaryDirectory() as folder:
-        save(plan.charts(), Path(folder) / "plot.svg")
-        picture_text = (Path(folder) / "plot.svg").read_text()
-    svg = picture_text[picture_text.index("<svg") :]
-
-    def cells(row: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
-
-    path.write_text(
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-        f"<h1>{html.escape(title)}</h1><p>{html.escape(plan.recommendation())}</p>{svg}<table>{cells(head, 'th')}"
-        f"{''.join(cells(row, 'td') for row in rows)}</table><h2>Assumptions</h2><ul>"
-        f"{''.join(f'<li>{html.escape(line)}</li>' for line in plan.assumptions())}</ul></html>\n"
-    )

@@ -30,7 +30,7 @@ def export(
     since: Annotated[float | None, duration_option(help="With requests: only within this duration.")] = None,
     source: JournalOptions,
 ) -> Output:
-    """Export the journal as a trace without texts and names, or as requests.
+    """Export the journal as a trace, or as requests.
 
     A trace has the prompts that reached the backend, by block hashes; times count from the first prompt, and texts, models,
     tenants, and dates are left out. Requests have whole texts: the setting journal.text must be all, or the responses

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
-from kvproxy.journal.record import Record, RecordWithQuestions
+from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
 
@@ -140,25 +140,6 @@ class TotalRow:
     reused_tokens: int
     saved_seconds: float
     unreported: int
-
-
-@dataclass(frozen=True, slots=True)
-class BackendPrompt:
-    """A prompt that reached the backend.
-
-    Attributes:
-        time: arrival in seconds since the epoch.
-        session: number of its session.
-        reused_tokens: None if the backend did not report them.
-    """
-
-    time: float
-    tenant: str
-    session: int
-    prompt_tokens: int
-    completion_tokens: int
-    reused_tokens: int | None
-    regions: Regions
 
 
 class JournalReader:

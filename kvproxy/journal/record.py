@@ -8,6 +8,7 @@ from kvproxy.exchange import Exchange, ResponseFacts
 from kvproxy.exchange import Layer as ExchangeLayer
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.journal.reasons import INVALID_STATUSES, decisive_neighbour, reason_of_neighbour, reason_of_status
+from kvproxy.journal.request_regions import Regions
 from kvproxy.settings.access import CLIENT_PREFIX
 
 # Commands and charts list layers in this order.
@@ -204,3 +205,22 @@ class RecordWithQuestions:
     record: Record
     question: str | None
     stored_question: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPrompt:
+    """A prompt that reached the backend.
+
+    Attributes:
+        time: arrival in seconds since the epoch.
+        session: number of its session.
+        reused_tokens: None if the backend did not report them.
+    """
+
+    time: float
+    tenant: str
+    session: int
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int | None
+    regions: Regions

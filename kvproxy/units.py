@@ -26,7 +26,7 @@ def parse_seconds(value: object) -> float:
 def parse_bytes(value: object) -> int:
     """Parse a size; a number without a unit is in bytes. KiB, MiB, GiB are powers of 1,024. Raises ValueError."""
     number = _parse_quantity(value, _BYTES, "b")
-    if number is None:
+    if number is None or not math.isfinite(number):
         raise ValueError(f"{str(value)[:40]!r} is not a size: use a form such as 512MiB or 2GiB")
     return int(number)
 

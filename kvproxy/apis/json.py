@@ -13,7 +13,7 @@ JsonMap: TypeAlias = Mapping[str, "Json"]
 """A read-only JSON object."""
 
 MAX_TOKENS = 2**25
-"""Largest credible number of tokens: no context is longer, and the largest body by default (32 MiB) has no more."""
+"""Largest credible number of tokens of any request; `possible_tokens` is the limit of a given one."""
 # An integer that may exceed 64 bits, except digits of a fraction.
 _LONG = re.compile(rb"(?<![.\d])\d{19,}(?![.\deE])")
 

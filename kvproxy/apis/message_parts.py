@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from kvproxy.apis.json import Json, JsonMap, JsonObject, field, loads, objects, to_text
 
 _SIZE = 8
+MAX_PARTS = 1_000
+"""Most parts of an answer that is recognised when a client sends it back."""
 REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 
@@ -49,8 +51,10 @@ def answer_message(response: JsonMap) -> JsonObject | None:
 
 
 def answer_digests(response: JsonMap) -> tuple[tuple[str, bytes], ...] | None:
+    """Return the digests of the parts of an answer; None for several choices, and for more than `MAX_PARTS` parts."""
     message = answer_message(response)
-    return None if message is None else part_digests(message)
+    digests = None if message is None else part_digests(message)
+    return None if digests is None or len(digests) > MAX_PARTS else digests
 
 
 def call_arguments(message: Json) -> Iterator[str]:

@@ -17,6 +17,20 @@ _CACHED = ("prompt_cache_hit_tokens", "cachedContentTokenCount", "cached_prompt_
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _log = logging.getLogger("kvproxy")
 _MARKS = (b'"usage"', b'"usageMetadata"', b'"timings"')
+_TIMINGS = ("cache_n", "prompt_n", "prompt_ms")
+_OTHER = ("prompt_cache_miss_tokens", "cache_creation", *_DETAILS)
+_FIELDS = frozenset((*_PROMPT, *_COMPLETION, *_READ, *_WRITTEN, *_CACHED, *_TIMINGS, *_OTHER))
+_DETAIL_FIELDS = ("cached_tokens", "cache_write_tokens", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+_CLIENT_TOOLS = (None, "function", "custom")
+_SERVER_FIELDS = ("mcp_servers", "plugins", "web_search_options", "search_parameters", "data_sources")
+UNSENT_TOKENS = 2**22
+"""Most tokens that are in neither request nor response: four of the largest contexts of paid APIs.
+
+They are files, images, and conversations that the request refers to, prompts that the server adds, and hidden reasoning.
+"""
+TOKENS_PER_BYTE = 16
+"""Most tokens of a byte. A token has at least one byte of the text that the tokenizer reads, and its Unicode normalization makes
+at most 11 bytes of one (U+FDFA, 3 bytes, becomes 33)."""
 
 
 class PrefixReuse(NamedTuple):
@@ -33,6 +47,33 @@ class PrefixReuse(NamedTuple):
     written_5m: int | None = None
     written_1h: int | None = None
     tier_tokens: int = 0
+
+
+class UsageLimits(NamedTuple):
+    """The most tokens of a prompt and of its completion that a true report can have."""
+
+    prompt: int = MAX_TOKENS
+    completion: int = MAX_TOKENS
+
+
+def possible_tokens(num_bytes: int) -> int:
+    """Return a number of tokens that no true report about so many bytes exceeds, unless a server runs tools in a loop."""
+    return min(MAX_TOKENS, UNSENT_TOKENS + TOKENS_PER_BYTE * num_bytes)
+
+
+def runs_tools(body: JsonMap) -> bool:
+    """Whether the server may call tools by itself: then the usage is the sum of several prompts, each with their results."""
+    tools = body.get("tools")
+    return any(body.get(name) for name in _SERVER_FIELDS) or any(
+        field(tool, "type") not in _CLIENT_TOOLS for tool in (tools if isinstance(tools, list) else ())
+    )
+
+
+def usage_limits(body: JsonMap, request_bytes: int, response_bytes: int) -> UsageLimits:
+    """Return the limits of the usage in the response to a request with this body."""
+    if runs_tools(body):
+        return UsageLimits()
+    return UsageLimits(possible_tokens(request_bytes), possible_tokens(response_bytes))
 
 
 class _ContradictionError(ValueError):
@@ -115,16 +156,17 @@ def tokens_used(response: JsonMap) -> int | None:
     return sum(counts) if counts and len(counts) == len(reported) else None
 
 
-def usage_problem(response: JsonMap) -> str | None:
+def usage_problem(response: JsonMap, limits: UsageLimits = UsageLimits()) -> str | None:
     """Return why the usage in a response is impossible, such as `prompt_tokens is -1`; None if it is possible."""
     usage = _usage_of(response)
-    numbers = [(name, field(usage, name)) for name in (*_PROMPT, *_COMPLETION, *_READ, *_WRITTEN, *_CACHED)]
+    numbers = [(name, field(usage, name), limits.prompt) for name in (*_PROMPT, *_READ, *_WRITTEN, *_CACHED)]
+    numbers += [(name, field(usage, name), limits.completion) for name in _COMPLETION]
     numbers += [
-        (name, field(field(usage, each), name)) for each in _DETAILS for name in ("cached_tokens", "cache_write_tokens")
+        (name, field(field(usage, each), name), limits.prompt) for each in _DETAILS for name in _DETAIL_FIELDS[:2]
     ]
-    for name, value in numbers:
-        if isinstance(value, int | float) and as_token_count(value) is None:
-            return f"{name} is {_short(value)}, which is not a whole number from 0 to {MAX_TOKENS:,}"
+    for name, value, most in numbers:
+        if isinstance(value, int | float) and ((count := as_token_count(value)) is None or count > most):
+            return f"{name} is {_short(value)}, which is not a whole number from 0 to {most:,}"
     try:
         _read_reuse(response)
     except _ContradictionError as problem:
@@ -142,9 +184,9 @@ class UsageLog:
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def check(self, response: JsonMap, upstream: str) -> bool:
+    def check(self, response: JsonMap, upstream: str, limits: UsageLimits = UsageLimits()) -> bool:
         """Whether the usage in a response is possible."""
-        problem = usage_problem(response)
+        problem = usage_problem(response, limits)
         if problem is not None and upstream not in self._logged:
             self._logged.add(upstream)
             _log.warning("%s reports an impossible usage, which counts as unknown: %s", upstream, problem)
@@ -168,8 +210,8 @@ class ReuseReader:
         except ValueError:
             return
         for holder in (part, field(part, "message"), field(part, "response")):
-            self._usage |= _without_nulls(field(holder, "usage")) | _without_nulls(field(holder, "usageMetadata"))
-            self._timings |= _without_nulls(field(holder, "timings"))
+            self._usage |= _counts(field(holder, "usage")) | _counts(field(holder, "usageMetadata"))
+            self._timings |= _counts(field(holder, "timings"))
         response: JsonObject = {"usage": self._usage, "timings": self._timings}
         self.reuse = reported_reuse(response) or self.reuse
         self.prefill_seconds = reported_prefill_seconds(response)
@@ -185,6 +227,14 @@ def reported_prefill_seconds(response: JsonMap) -> float | None:
     return milliseconds / 1000
 
 
-def _without_nulls(value: Json) -> JsonObject:
-    # A later event may repeat a field with null.
-    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else {}
+def _counts(usage: Json) -> JsonObject:
+    """Return the known numbers of a usage. A stream may repeat a field with null, and have any other fields."""
+    if not isinstance(usage, dict):
+        return {}
+    known = {name: value for name, value in usage.items() if name in _FIELDS and value is not None}
+    return {name: _details(value) if isinstance(value, dict | list | str) else value for name, value in known.items()}
+
+
+def _details(value: Json) -> JsonObject:
+    counts = {name: field(value, name) for name in _DETAIL_FIELDS}
+    return {name: count for name, count in counts.items() if isinstance(count, int | float)}

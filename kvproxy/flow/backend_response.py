@@ -46,9 +46,11 @@ class ResponseReader(Protocol):
 
     Attributes:
         facts: receives what the chunks report.
+        size: bytes of the chunks.
     """
 
     facts: ResponseFacts
+    size: int
 
     def push(self, chunk: bytes) -> bool:
         """Read the next chunk, and return whether it completes the response."""
@@ -94,14 +96,15 @@ def open_response(request: ApiRequest, reply: Reply, max_stored_bytes: int) -> B
         case RelayedResponse():
             upstream = reply.served_by
             facts = ResponseFacts(upstream, 0 if upstream is None else upstream.block_size, time.perf_counter())
+            is_filtered = reply.has_unrequested_usage and _has_plain_events(reply)
             return BackendResponse(
                 reply.status,
-                reply.headers,
+                [each for each in reply.headers if each[0] != "content-length"] if is_filtered else reply.headers,
                 reply.chunks,
                 UpstreamReader(request.api, reply.is_streamed, max_stored_bytes, facts),
                 reply.close,
                 streams=reply.is_streamed,
-                usage_filter=UsageFilter() if reply.has_unrequested_usage and _has_plain_events(reply) else None,
+                usage_filter=UsageFilter() if is_filtered else None,
             )
 
 
@@ -184,7 +187,7 @@ class _GeneratedResponseReader:
         self.facts = ResponseFacts()
         self._encoder = encoder
         self._limit = limit
-        self._size = 0
+        self.size = 0
         self._ended = False
 
     async def events(self, reply: GeneratedResponse) -> AsyncIterator[bytes]:
@@ -206,11 +209,11 @@ class _GeneratedResponseReader:
         return b"".join(self._encoder.write(piece))
 
     def push(self, chunk: bytes) -> bool:
-        self._size += len(chunk)
+        self.size += len(chunk)
         return self._ended
 
     async def result(self) -> JsonObject:
-        if self._size > self._limit:
+        if self.size > self._limit:
             raise UnstorableResponse(Cause.TOO_LARGE)
         if not self._ended:
             raise UnstorableResponse(Cause.INCOMPLETE)
@@ -221,7 +224,7 @@ class UpstreamReader:
     def __init__(self, api: Api, stream: bool, limit: int, facts: ResponseFacts | None = None) -> None:
         self.facts = facts or ResponseFacts()
         self._limit = limit
-        self._size = 0
+        self.size = 0
         self._body: list[bytes] = []
         self._events = EventReader()
         self._reuse = ReuseReader()
@@ -229,8 +232,8 @@ class UpstreamReader:
         self._failure: NotStored | None = None
 
     def push(self, chunk: bytes) -> bool:
-        self._size += len(chunk)
-        if self._size > self._limit:
+        self.size += len(chunk)
+        if self.size > self._limit:
             self._failure = self._failure or NotStored(Cause.TOO_LARGE)
         if self._assembler is None:
             if self._failure is not None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kvproxy.apis.api_request import BYTES_PER_TOKEN, ApiRequest, in_thread_if_large
 from kvproxy.apis.json import Json, JsonMap, as_object, loads
-from kvproxy.apis.reported_usage import UsageLog, tokens_used
+from kvproxy.apis.reported_usage import UsageLimits, UsageLog, possible_tokens, tokens_used
 from kvproxy.apis.sse import EventReader
 from kvproxy.backends.protocol import Body, RelayedResponse
 from kvproxy.clients.quotas import Account
@@ -134,8 +134,10 @@ class UnparsedRequestCharge:
                 response = as_object(loads(bytes(self._body)))
             except ValueError:
                 response = {}
-            self._log.check(response, "the upstream")
-            if (tokens := tokens_used(response)) is not None:
+            sent = max(self._uploaded, BYTES_PER_TOKEN * self._reserved)
+            limits = UsageLimits(possible_tokens(sent), possible_tokens(self._size))
+            is_possible = self._log.check(response, "the upstream", limits)
+            if is_possible and (tokens := tokens_used(response)) is not None:
                 return tokens
         return self._reserved + self._size // BYTES_PER_TOKEN
 

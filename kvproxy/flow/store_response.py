@@ -14,7 +14,7 @@ from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.apis.message_parts import answer_digests
 from kvproxy.apis.not_stored import Cause, NotStored, UnstorableResponse
-from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, reported_reuse
+from kvproxy.apis.reported_usage import UsageLog, reported_prefill_seconds, reported_reuse, usage_limits
 from kvproxy.apis.request_directives import (
     MAX_TAG_LENGTH,
     MAX_TAGS,
@@ -139,7 +139,7 @@ class ResponseWriter:
         self, exchange: Exchange, facts: ResponseFacts, body: JsonObject, directives: ResponseDirectives
     ) -> PendingWrite:
         """Redact a response and start to store it. Waits while too many writes are pending. Raises UnstorableResponse."""
-        entry = self._build_entry(exchange, body, directives)
+        entry = self._build_entry(exchange, facts, body, directives)
         lookup, is_full = exchange.lookup, self._cache.pending_writes.is_full
         pending = self._cache.start_write(entry, deferred=lookup is not None and lookup.skip_reason is not None)
         pending.task.add_done_callback(partial(self._on_written, exchange, facts, entry, pending))
@@ -171,7 +171,9 @@ class ResponseWriter:
         if self._comparer is not None and lookup is not None and lookup.skip_reason is None:
             self._comparer.compare(exchange.api_request, entry, lookup)
 
-    def _build_entry(self, exchange: Exchange, body: JsonObject, directives: ResponseDirectives) -> Entry:
+    def _build_entry(
+        self, exchange: Exchange, facts: ResponseFacts, body: JsonObject, directives: ResponseDirectives
+    ) -> Entry:
         request, key, now = exchange.api_request, exchange.cache_key, self._clock()
         if (obstacle := request.api.why_not_stored(body, request.body)) is not None:
             raise UnstorableResponse(obstacle.cause, obstacle.detail)
@@ -182,7 +184,7 @@ class ResponseWriter:
         stale_if_error = first_not_none((rule.stale_if_error, directives.stale_if_error), settings.stale_if_error)
         if lifetime + stale_while_revalidate + stale_if_error <= 0:
             raise UnstorableResponse(Cause.LIFETIME)
-        prompt_tokens, completion_tokens = request.api.prompt_and_completion_tokens(body)
+        prompt_tokens, completion_tokens = facts.usage
         tags = (*request.control.tags, *provider_id_tags(request, body))
         entry = Entry(
             id=uuid4().hex,
@@ -287,17 +289,18 @@ class ResponseRecorder:
         return None
 
     async def _read_and_store(self, response: BackendResponse) -> PendingWrite | None:
-        request, facts, body = self._exchange.api_request, response.facts, None
+        request, facts = self._exchange.api_request, response.facts
         try:
             if response.status != 200:
                 raise UnstorableResponse(Cause.STATUS, str(response.status))
             body = await response.reader.result()
-            facts.usage = self._reported_usage(facts, body)
+            facts.usage = self._reported_usage(response, body)
+            facts.prefill_seconds = facts.prefill_seconds or reported_prefill_seconds(body)
             facts.answer_digests = answer_digests(body)
             if request.control.rule.repair_history:
                 await asyncio.to_thread(self._writer.history.remember, request, body)
         finally:
-            self._complete_facts(facts, body)
+            self._report_reuse(response)
         if not self._exchange.storable:
             forbidden = NotStored(Cause.REQUEST_NO_STORE if request.control.no_store else Cause.LIFETIME)
             facts.not_stored = forbidden if self._exchange.cacheable else None
@@ -307,15 +310,22 @@ class ResponseRecorder:
         directives = read_response_directives(response.headers)
         return await self._writer.start_write(self._exchange, facts, body, directives)
 
-    def _reported_usage(self, facts: ResponseFacts, body: JsonObject) -> TokenCounts:
+    def _reported_usage(self, response: BackendResponse, body: JsonObject) -> TokenCounts:
+        request, facts = self._exchange.api_request, response.facts
         url = facts.served_by.url if facts.served_by is not None else "the backend"
-        is_possible = self._writer.usage_log.check(body, url)
-        return self._exchange.api_request.api.prompt_and_completion_tokens(body) if is_possible else (None, None)
+        limits = usage_limits(request.body, len(request.raw), response.reader.size)
+        if not self._writer.usage_log.check(body, url, limits):
+            facts.prefix = None
+            return None, None
+        facts.prefix = facts.prefix or reported_reuse(body)
+        return request.api.prompt_and_completion_tokens(body)
 
-    def _complete_facts(self, facts: ResponseFacts, body: JsonObject | None) -> None:
-        if body is not None:
-            facts.prefill_seconds = facts.prefill_seconds or reported_prefill_seconds(body)
-            facts.prefix = facts.prefix or reported_reuse(body)
-        if facts.prefix is not None and facts.served_by is not None:
-            model = self._exchange.api_request.model
-            facts.served_by.report_reuse(model, facts.prefix.prompt_tokens, facts.prefix.cached_tokens)
+    def _report_reuse(self, response: BackendResponse) -> None:
+        request, facts = self._exchange.api_request, response.facts
+        if facts.prefix is None:
+            return
+        # A stream that is not read to its end may have reported its reuse before.
+        if facts.prefix.prompt_tokens > usage_limits(request.body, len(request.raw), response.reader.size).prompt:
+            facts.prefix = None
+        elif facts.served_by is not None:
+            facts.served_by.report_reuse(request.model, facts.prefix.prompt_tokens, facts.prefix.cached_tokens)

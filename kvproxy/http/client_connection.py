@@ -33,7 +33,7 @@ USED = "_unset_keepalive_if_required", "connections", "cycle", "flow", "headers"
 """Attributes of uvicorn's protocol that `LimitedProtocol` uses."""
 USED_OF_CYCLES = (
     *("chunked_encoding", "disconnected", "expected_content_length", "keep_alive", "message_event", "more_body"),
-    *("response_complete", "response_started", "waiting_for_100_continue"),
+    *("on_response", "response_complete", "response_started", "waiting_for_100_continue"),
 )
 """Attributes of uvicorn's requests that `LimitedProtocol` reads or sets."""
 _MAX_REFUSED = 256
@@ -209,7 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             if not running.more_body:
                 # The error is in a successor of the request in progress.
-                self._close_after_received_requests(running)
+                self._refuse_after_received_requests(running, error)
                 return
             if running.response_started:
                 # The client would read the error as a part of the response in progress.
@@ -217,6 +217,11 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
             running.disconnected = True
             running.message_event.set()
+        self._end_with(error)
+
+    def _end_with(self, error: KvproxyError) -> None:
+        if self.transport.is_closing():
+            return
         body = dumps(error_body(error, self.url.partition(b"?")[0].decode("latin-1")))
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
         headers += b"".join(f"{name}: {value}\r\n".encode() for name, value in error_headers(error).items()) + b"\r\n"
@@ -224,12 +229,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._lingering.linger = True
         self.transport.close()
 
-    def _close_after_received_requests(self, running: RequestResponseCycle) -> None:
+    def _refuse_after_received_requests(self, running: RequestResponseCycle, error: KvproxyError) -> None:
         self._ignores_input = True
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()
         last = self.pipeline[0][0] if self.pipeline else running
-        last.keep_alive = False
+        # The client may have the whole response already, and wait for the next one.
+        last.on_response = partial(self._end_with, error)
         self._lingering.linger = True
 
     def connection_lost(self, exc: Exception | None) -> None:

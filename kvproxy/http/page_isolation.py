@@ -11,9 +11,11 @@ CLEAR_STORAGE = {"clear-site-data": '"storage"'}
 """Makes a browser remove the origin's workers, and its storage."""
 _WORKERS = ("serviceworker", "sharedworker", "worker", "audioworklet", "paintworklet")
 _DOCUMENTS = ("document", "iframe", "frame", "fencedframe", "object", "embed")
-# These apply to the whole origin, not to one response.
+# These apply to the whole origin, not to one response. A device-bound session would let the upstream delay each of its requests.
 _ORIGIN_POLICIES = frozenset(
-    b"service-worker-allowed clear-site-data strict-transport-security alt-svc nel report-to use-as-dictionary".split()
+    b"service-worker-allowed clear-site-data strict-transport-security alt-svc nel report-to use-as-dictionary"
+    b" secure-session-registration secure-session-challenge sec-session-registration sec-session-challenge"
+    b" set-login accept-ch critical-ch public-key-pins expect-ct".split()
 )
 # A browser runs no script in these. It ignores a type that it cannot parse, and then looks for HTML in the body.
 _PASSIVE_TYPE = re.compile(

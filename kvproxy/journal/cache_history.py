@@ -184,5 +184,7 @@ class CacheHistory:
         return best
 
     def prune(self) -> None:
-        sql = "delete from tombstones where time < (select time from tombstones order by time desc limit 1 offset ?)"
-        self._database.execute(sql, [_MAX_TOMBSTONES])
+        # Many responses may be removed at the same time.
+        last = "select time, key from tombstones order by time desc, key desc limit 1 offset ?"
+        sql = f"delete from tombstones where (time, key) < ({last})"
+        self._database.execute(sql, [_MAX_TOMBSTONES - 1])

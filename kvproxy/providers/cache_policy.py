@@ -5,6 +5,7 @@ request is a use that only keeps the prefix cached. The policy minimises the exp
 """
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -21,6 +22,7 @@ _MOST_REQUESTS = 12
 # Upper bounds of the classes of pauses, in seconds.
 PAUSE_BOUNDS = (*(KEEP_WARM_SECONDS * count for count in range(1, _MOST_REQUESTS + 1)), HOUR, inf)
 _LIKELY = 0.95
+MAX_DISTRIBUTIONS = 10_000
 _PRIOR_WEIGHT = 500.0  # Number of pauses that a prior distribution counts as.
 # Number of pauses in each class, in 60 Claude Code sessions (callanjfox/kv-cache-tester); the last one counts ends of sessions.
 TYPICAL_PAUSES: Sequence[int] = (3537, 70, 31, 15, 2, 8, 9, 0, 1, 5, 6, 1, 0, 72)
@@ -49,12 +51,16 @@ class PauseTimes:
 
     def __init__(self, typical: Sequence[int] = TYPICAL_PAUSES) -> None:
         self._typical = _posterior(typical, ()) or [0.0] * len(PAUSE_BOUNDS)
-        self._counts: dict[tuple[str | int, ...], list[int]] = {}
+        self._counts: OrderedDict[tuple[str | int, ...], list[int]] = OrderedDict()
 
     def add(self, seconds: float, client: str = "", hour: int = 0) -> None:
         """Count a pause that began in a local hour of the day. The end of a session is a pause of `math.inf` seconds."""
-        for key in ((), (client,), (client, hour)):
+        # The counts of all clients are the newest, so they stay.
+        for key in ((client, hour), (client,), ()):
             self._counts.setdefault(key, [0] * len(PAUSE_BOUNDS))[bisect_left(PAUSE_BOUNDS, seconds)] += 1
+            self._counts.move_to_end(key)
+        while len(self._counts) > MAX_DISTRIBUTIONS:
+            self._counts.popitem(last=False)
 
     def survival(self, client: str = "", hour: int = 0) -> SurvivalFunction:
         shares = self._typical

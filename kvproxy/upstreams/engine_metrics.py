@@ -7,6 +7,10 @@ from kvproxy.backends.prefix_cache import EngineMetrics
 
 _VLLM = "vllm:cache_config_info"
 _PREFIXES = ("vllm:", "sglang:", "llamacpp:")
+MAX_BLOCK_SIZE = 2**20
+"""Most tokens of a credible KV block."""
+_MAX_NUMBER = 2**53
+_MAX_NAME = 64
 
 
 class _MetricSamples:
@@ -26,12 +30,13 @@ class _MetricSamples:
             raise ValueError("the page is not Prometheus text") from None
 
     def sum(self, name: str) -> int | None:
-        found = [value for value in self.values.get(name, ()) if abs(value) < 2**53]
+        found = [value for value in self.values.get(name, ()) if 0 <= value < _MAX_NUMBER]
         return round(sum(found)) if found else None
 
     def mean(self, *names: str) -> float | None:
         values: Sequence[float] = next((found for name in names if (found := self.values.get(name))), ())
-        return sum(values) / len(values) if values else None
+        found = [value for value in values if 0 <= value < _MAX_NUMBER]
+        return sum(found) / len(found) if found else None
 
 
 def read_metrics(page: str) -> EngineMetrics | None:
@@ -54,22 +59,22 @@ def _read_vllm(samples: _MetricSamples) -> EngineMetrics:
     return EngineMetrics(
         "vllm",
         num_blocks=sum(blocks) if blocks and len(blocks) == len(pools) else None,
-        block_size=_parse_int(config.get("block_size")),
+        block_size=_block_size(_parse_int(config.get("block_size"))),
         usage=samples.mean("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         running=samples.sum("vllm:num_requests_running"),
         waiting=samples.sum("vllm:num_requests_waiting"),
         queries=samples.sum("vllm:prefix_cache_queries_total"),
         hits=samples.sum("vllm:prefix_cache_hits_total"),
-        hash_algorithm=config.get("prefix_caching_hash_algo"),
+        hash_algorithm=config.get("prefix_caching_hash_algo", "")[:_MAX_NAME] or None,
         prefix_caching=None if caching is None else caching == "True",
-        match_unit=_parse_int(config.get("hash_block_size") or config.get("prefix_match_unit")),
-        hit_unit=_parse_int(config.get("cache_hit_alignment_tokens")),
+        match_unit=_block_size(_parse_int(config.get("hash_block_size") or config.get("prefix_match_unit"))),
+        hit_unit=_block_size(_parse_int(config.get("cache_hit_alignment_tokens"))),
     )
 
 
 def _read_sglang(samples: _MetricSamples) -> EngineMetrics:
     tokens = samples.sum("sglang:max_total_num_tokens")
-    page_size = round(samples.mean("sglang:page_size") or 0) or None
+    page_size = _block_size(round(samples.mean("sglang:page_size") or 0))
     return EngineMetrics(
         "sglang",
         num_blocks=tokens // page_size if tokens is not None and page_size else None,
@@ -93,6 +98,10 @@ def _read_llama(samples: _MetricSamples) -> EngineMetrics:
         queries=None if computed is None or cached is None else computed + cached,
         hits=cached,
     )
+
+
+def _block_size(tokens: int | None) -> int | None:
+    return tokens if tokens is not None and 0 < tokens <= MAX_BLOCK_SIZE else None
 
 
 def _parse_int(text: str | None) -> int | None:

@@ -31,6 +31,7 @@ _SECONDS = 5.0
 _RETRY_SECONDS = 60.0  # After an error, for example if the server has no `/render`.
 _MAX_RESTORED_ANSWERS = 8
 _MAX_PREFIXES = 128
+MAX_PREFIX_TOKENS = 4_000_000
 _INCOMPLETE = "\ufffd"  # Ends a detokenized text if the last token ends within a character.
 _log = logging.getLogger("kvproxy")
 
@@ -97,7 +98,7 @@ class TokenRestorer:
             if last < len(numbers):
                 rest = len(tokenized.tokens) - (last + 1) * size
                 self._prefixes[numbers[last]] = array("I", tokens[: len(tokens) - rest])
-        while len(self._prefixes) > _MAX_PREFIXES:
+        while len(self._prefixes) > _MAX_PREFIXES or sum(map(len, self._prefixes.values())) > MAX_PREFIX_TOKENS:
             self._prefixes.popitem(last=False)
 
     async def _restore_next_answer(

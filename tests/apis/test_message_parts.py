@@ -2,8 +2,15 @@
 
 import pytest
 
-from kvproxy.apis.json import JsonObject
-from kvproxy.apis.message_parts import answer_digests, answer_message, call_arguments, message_parts, part_digests
+from kvproxy.apis.json import Json, JsonObject
+from kvproxy.apis.message_parts import (
+    MAX_PARTS,
+    answer_digests,
+    answer_message,
+    call_arguments,
+    message_parts,
+    part_digests,
+)
 
 CALL: JsonObject = {"id": "1", "function": {"name": "run", "arguments": '{"prompt": "Go.", "count": 3}'}}
 BLOCK: JsonObject = {"type": "tool_use", "id": "2", "name": "run", "input": {"prompt": "Go.", "count": 3}}
@@ -36,6 +43,9 @@ def test_an_answer_is_the_only_message_of_a_response() -> None:
     choice: JsonObject = {"message": REASONED}
     assert answer_digests({"choices": [choice]}) == part_digests(REASONED)
     assert answer_message({"type": "message", "content": [BLOCK]}) == {"role": "assistant", "content": [BLOCK]}
+    many: list[Json] = [{"type": "text", "text": str(number)} for number in range(MAX_PARTS + 1)]
+    assert answer_digests({"type": "message", "content": many}) is None
+    assert len(answer_digests({"type": "message", "content": many[:-1]}) or ()) == MAX_PARTS
     for several in ([choice, choice], [], [{"message": "odd"}]):
         assert answer_digests({"choices": several}) is None
 

@@ -1,12 +1,22 @@
 """Reuse reported by servers in their own formats."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject
-from kvproxy.apis.reported_usage import PrefixReuse, ReuseReader, reported_reuse, usage_problem
+from kvproxy.apis.reported_usage import (
+    TOKENS_PER_BYTE,
+    UNSENT_TOKENS,
+    PrefixReuse,
+    ReuseReader,
+    reported_reuse,
+    usage_limits,
+    usage_problem,
+)
 from kvproxy.apis.sse import Event
 
 
@@ -171,3 +181,55 @@ def test_the_prompt_of_a_message_contains_its_cached_tokens() -> None:
     usage = {"input_tokens": 5, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 7, "output_tokens": 3}
     assert APIS["messages"].prompt_and_completion_tokens({"usage": usage}) == (102, 3)
     assert APIS["messages"].prompt_and_completion_tokens({"usage": {"input_tokens": 5, "output_tokens": 3}}) == (5, 3)
+
+
+def test_a_stream_keeps_only_known_numbers() -> None:
+    reader = ReuseReader()
+    for number in range(1_000):
+        details = f'{{"cached_tokens": 3, "{number}": "{"x" * 1_000}"}}'
+        event = f'{{"usage": {{"input_tokens": 9, "input_tokens_details": {details}, "{number}": "{"x" * 1_000}"}}}}'
+        reader.push(Event(event.encode()))
+    assert reader.reuse is not None
+    assert reader.reuse[:2] == (9, 3)
+    assert len(repr(reader._usage)) < 200
+
+
+REQUEST: JsonObject = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize("field", ["prompt_tokens", "input_tokens", "cache_read_input_tokens", "promptTokenCount"])
+def test_a_prompt_has_no_more_tokens_than_its_bytes_and_a_few_contexts(field: str) -> None:
+    limits = usage_limits(REQUEST, 1_000, 1_000)
+    assert usage_problem({"usage": {field: UNSENT_TOKENS + 16_000}}, limits) is None
+    problem = usage_problem({"usage": {field: UNSENT_TOKENS + 16_001}}, limits)
+    assert problem == f"{field} is 4.21e+06, which is not a whole number from 0 to 4,210,304"
+    # A body of 2 MB may have all tokens of the largest context, and a million tokens may be hidden in a response.
+    assert usage_problem({"usage": {field: 2**25}}, usage_limits(REQUEST, 2_000_000, 9)) is None
+    assert usage_problem({"usage": {"completion_tokens": 1_000_000}}, limits) is None
+    assert usage_problem({"usage": {"completion_tokens": 2**25}}, limits) is not None
+
+
+@pytest.mark.parametrize(
+    "server_tools",
+    [
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": [{"type": "function"}, {"type": "code_interpreter"}]},
+        {"mcp_servers": [{"url": "https://m"}]},
+        {"web_search_options": {"search_context_size": "high"}},
+        {"plugins": [{"id": "web"}]},
+    ],
+)
+def test_tools_of_the_server_make_a_usage_the_sum_of_several_prompts(server_tools: JsonObject) -> None:
+    usage: JsonObject = {"usage": {"input_tokens": 20_000_000, "output_tokens": 9_000_000}}
+    assert usage_problem(usage, usage_limits(REQUEST | server_tools, 100, 100)) is None
+    own: JsonObject = {"tools": [{"type": "custom"}, {"name": "f"}, {"type": "function"}]}
+    assert usage_problem(usage, usage_limits(REQUEST | own, 100, 100)) is not None
+
+
+def test_unicode_normalization_makes_no_more_bytes_than_the_limit() -> None:
+    longest = max(
+        len(unicodedata.normalize("NFKD", chr(code)).encode()) / len(chr(code).encode())
+        for code in range(0x80, 0x30000)
+        if not 0xD800 <= code < 0xE000
+    )
+    assert 11 <= longest <= TOKENS_PER_BYTE

@@ -56,6 +56,19 @@ def test_idling_earns_no_claim() -> None:
     assert driven.done.index("a-late") < len(driven.done) - 2
 
 
+def test_few_tenants_without_requests_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.engine.scheduler.scheduler.MAX_TENANTS", 10)
+    driven = Driven(max_num_seqs=2)
+    # With one request always unfinished, the queue is never empty.
+    driven.submit("long", prompt(20), 400, tenant="long")
+    for number in range(40):
+        driven.submit(f"{number}", prompt(4), 1, tenant=f"tenant {number}")
+        while f"{number}" not in driven.done:
+            driven.step()
+    assert len(driven.engine._scheduler.waiting._service) <= 11
+    assert "long" in driven.engine._scheduler.waiting._service
+
+
 def test_the_least_urgent_gives_way_and_every_answer_is_exact() -> None:
     model = random_model("llama")
     driven = Driven(num_blocks=27, max_num_seqs=4)

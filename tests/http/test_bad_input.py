@@ -80,3 +80,16 @@ def test_tools_that_the_model_cannot_call_are_named(client: httpx.Client) -> Non
     answer = client.post(CHAT, json=ASKED[CHAT] | {"tools": tools})
     assert (answer.status_code, "tools" in answer.headers["x-kvproxy-ignored"]) == (200, True)
     assert client.post(CHAT, json=ASKED[CHAT] | {"tools": tools, "tool_choice": "required"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(f"bytes_per_token={value}" for value in ("2.2e-309", "3e-247", "0", "1e300", "inf", "nan", "-1")),
+        *(f"tier={value}" for value in ("9" * 400, "9" * 400 + "GiB", "9" * 30 + "TiB", "-1", "1e400")),
+    ],
+)
+def test_a_forecast_for_impossible_sizes_is_refused(client: httpx.Client, query: str) -> None:
+    refused = client.get(f"/admin/blocks/what-if?{query}")
+    assert refused.status_code == 400
+    assert query.partition("=")[0] in refused.json()["error"]["message"] or "size" in refused.json()["error"]["message"]

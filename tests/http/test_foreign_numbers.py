@@ -26,6 +26,12 @@ USAGES: dict[str, Any] = {
     "beyond-64-bits": {"prompt_tokens": 10**30, "completion_tokens": 1},
     "negative": {"prompt_tokens": -5, "completion_tokens": -10_000},
     "fraction": {"prompt_tokens": 1.5e300, "completion_tokens": 1},
+    "more-than-was-sent": {"prompt_tokens": 30_000_000, "completion_tokens": 30_000_000},
+    "more-cached-than-was-sent": {
+        "prompt_tokens": 30_000_000,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": 29_000_000},
+    },
     "contradictory": {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 6}},
 }
 MAX_AGES = {"1e300": 10 * 365 * 86_400, "9" * 400: 10 * 365 * 86_400, "60": 60, "-1": 86_400, "inf": 86_400}
@@ -37,6 +43,10 @@ async def answer(request: Request) -> Response:
         return Response()
     model = (await request.json())["model"]
     headers, body = {"content-type": "application/json"}, ANSWER
+    if model in USAGES and (await request.json()).get("stream"):
+        # A stream without an end is not stored, but its usage is read.
+        chunk = {"object": "chat.completion.chunk", "choices": [], "usage": USAGES[model]}
+        return Response(f"data: {json.dumps(chunk)}\n\n", headers={"content-type": "text/event-stream"})
     if model in USAGES:
         body = ANSWER | {"usage": USAGES[model]}
     elif model in MAX_AGES:
@@ -120,6 +130,30 @@ def test_an_impossible_usage_is_unknown_and_logged_once(running: Running, caplog
         assert records[model].completion_tokens in (None, 0, 1)
         assert records[model].reused_tokens is None
     assert "Traceback" not in caplog.text
+
+
+def test_an_impossible_usage_is_unknown_in_stored_responses_and_in_streams_that_are_not_stored(
+    running: Running,
+) -> None:
+    client, services = running
+    for model in USAGES:
+        ask(client, model, messages=[{"role": "user", "content": "stored"}])
+        ask(client, model, messages=[{"role": "user", "content": "cut"}], stream=True)
+    until_stored(services)
+    assert isinstance(services.answerer.journal, StoredJournal)
+    for record in services.answerer.journal.latest(2 * len(USAGES)):
+        assert record.reused_tokens is None, record.model
+        assert (record.prompt_tokens or 0) < 10**6, record.model
+    stored = {entry.model: entry for entry in services.answerer.store.list_entries(limit=100)}
+    for model in USAGES:
+        assert (stored[model].prompt_tokens or 0) < 10**6, model
+        assert (stored[model].completion_tokens or 0) < 10**6, model
+
+
+def test_a_stream_with_a_length_ends_without_the_usage_that_its_client_did_not_request(running: Running) -> None:
+    client, _ = running
+    streamed = ask(client, "huge", messages=[{"role": "user", "content": "length"}], stream=True)
+    assert (streamed.status_code, streamed.content) == (200, b"")
 
 
 @pytest.mark.parametrize("max_age", MAX_AGES)

@@ -16,6 +16,10 @@ ORIGIN_POLICIES = {
     "clear-site-data": '"*"',
     "strict-transport-security": "max-age=9",
     "alt-svc": 'h3="evil.example:443"',
+    "secure-session-registration": '(ES256);path="/x/session"',
+    "sec-session-registration": '(ES256);path="/x/session"',
+    "accept-ch": "Sec-CH-UA-Full-Version-List",
+    "set-login": "logged-in",
     "nel": '{"report_to": "x", "max_age": 9}',
     "report-to": '{"group": "x", "max_age": 9, "endpoints": [{"url": "https://evil.example"}]}',
 }

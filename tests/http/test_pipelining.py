@@ -82,7 +82,7 @@ def test_many_offers_of_h2c_in_one_segment_are_answered(stack: Stack) -> None:
 @pytest.mark.parametrize("offer", [b"", UPGRADES], ids=["plain", "h2c"])
 @pytest.mark.parametrize("pause", [0.0, 0.002], ids=["at once", "in segments"])
 def test_pipelined_requests_are_bounded(stack: Stack, offer: bytes, pause: float) -> None:
-    """Requests beyond the bound are not read; the connection closes after the requests before them."""
+    """Requests beyond the bound are not read; the connection closes with an error after the responses before it."""
     request = b"GET /v1/many HTTP/1.1\r\n" + HOST + offer + b"\r\n"
     with connected(stack.port) as client:
         client.sendall(SLOW)
@@ -93,7 +93,7 @@ def test_pipelined_requests_are_bounded(stack: Stack, offer: bytes, pause: float
                 time.sleep(pause)
         stack.upstream.gate.set()
         answer = until_closed(client)
-    assert statuses(answer) == [b"200"] * (1 + MAX_PIPELINED)
+    assert statuses(answer) == [b"200"] * (1 + MAX_PIPELINED) + [b"503"]
     assert stack.upstream.paths == ["/v1/slow", *["/v1/many"] * MAX_PIPELINED]
 
 
@@ -112,7 +112,7 @@ def test_requests_before_a_bad_one_are_answered(stack: Stack) -> None:
     with connected(stack.port) as client:
         client.sendall(SLOW + post(b"/v1/next", b"abc") + b"GET / HTTP/9.9\r\n\r\n" + post(b"/v1/last", b"abc"))
         stack.upstream.gate.set()
-        assert statuses(until_closed(client)) == [b"200"] * 2
+        assert statuses(until_closed(client)) == [b"200", b"200", b"400"]
     assert stack.upstream.paths == ["/v1/slow", "/v1/next"]
 
 
@@ -121,5 +121,20 @@ def test_a_body_that_breaks_in_a_queued_request_is_not_forwarded(stack: Stack) -
     with connected(stack.port) as client:
         client.sendall(SLOW + chunked)
         stack.upstream.gate.set()
-        assert statuses(until_closed(client)) == [b"200"]
+        assert statuses(until_closed(client)) == [b"200", b"400"]
     assert stack.upstream.paths == ["/v1/slow"]
+
+
+def test_a_bad_request_is_answered_although_the_last_response_is_not_quite_complete(stack: Stack) -> None:
+    # The client has the whole body before the proxy has ended the exchange.
+    stack.upstream.gate.set()
+    answers = []
+    for _ in range(200):
+        with connected(stack.port) as client:
+            client.sendall(b"GET /v1/offer HTTP/1.1\r\n" + HOST + b"\r\n")
+            received = b""
+            while not received.endswith(b"ok"):
+                received += client.recv(4096)
+            client.sendall(b"GET /v1/offer HTTP/1.1\r\nHost: a]b\r\n\r\n")
+            answers.append(tuple(statuses(received + until_closed(client))))
+    assert set(answers) == {(b"200", b"400")}

@@ -5,11 +5,19 @@ from typing import Any
 
 import pytest
 
-from kvproxy.journal import daily_sums, schema
-from kvproxy.journal.journal import StoredJournal, open_stored_journal
+from kvproxy.exchange import Exchange
+from kvproxy.flow.cache_keys import cache_key
+from kvproxy.journal import cache_history, daily_sums, schema
+from kvproxy.journal import journal as journal_module
+from kvproxy.journal.cache_history import ResponseRemoved
+from kvproxy.journal.journal import StoredJournal, _JournalEventQueue, open_stored_journal
+from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.savings import savings
+from kvproxy.journal.sessions import session_matching, turn_writer
+from kvproxy.journal.sessions.session_matching import KnownTurn, SessionIndex, chain_of
 from kvproxy.settings.journal import JournalSettings
 from tests.journal.test_file import finished
+from tests.requests import api_request
 
 _DAY = 86_400
 
@@ -20,6 +28,13 @@ def rows(journal: StoredJournal, sql: str) -> list[tuple[Any, ...]]:
 
 def count(journal: StoredJournal, table: str) -> int:
     return int(rows(journal, f"select count(*) from {table}")[0][0])
+
+
+def prune(journal: StoredJournal) -> None:
+    # The journal's thread may prune, too.
+    with journal._writing:
+        while journal._writer.prune():
+            pass
 
 
 def test_models_and_tags_of_a_day_are_folded_and_their_sums_stay(
@@ -103,8 +118,7 @@ def test_names_are_pruned_and_bounded(journal: StoredJournal, monkeypatch: pytes
     # Nothing refers to the names of deleted records.
     journal._writer._settings = JournalSettings(max_rows=1, retention=1e-9)
     journal._writer._clock = lambda: latest.time + 2 * _DAY
-    while journal._writer.prune():
-        pass
+    prune(journal)
     assert count(journal, "names") < 30
     journal.add(finished("new", "new"))
     journal.flush()
@@ -122,3 +136,81 @@ def test_a_request_with_very_many_messages_is_recorded_without_its_regions(journ
     assert [record.request_id for record in journal.latest(5)] == ["few", "many"]
     assert max(len(name) for (name,) in rows(journal, "select name from names")) <= schema.MAX_SHAPE
     assert journal.lost == 0
+
+
+def queued(raw: int = 0) -> Exchange:
+    exchange = finished("queued", "q")
+    assert exchange.request is not None
+    exchange.request = replace(exchange.request, raw=b"x" * raw)
+    return exchange
+
+
+def test_finished_requests_are_queued_to_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_EXCHANGES", 50)
+    queue = _JournalEventQueue()
+    assert [queue.put(queued()) for _ in range(60)] == [True] * 50 + [False] * 10
+    monkeypatch.setattr(journal_module, "_MAX_QUEUED_BYTES", 1_000)
+    queue = _JournalEventQueue()
+    assert [queue.put(queued(300)) for _ in range(5)] == [True] * 3 + [False] * 2
+    # Written requests make room.
+    assert len(queue.take(2)) == 2
+    assert [queue.put(queued(300)) for _ in range(3)] == [True, True, False]
+
+
+def test_changes_of_the_store_are_queued_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_CHANGES", 50)
+    queue = _JournalEventQueue()
+    queue.put_changes(ResponseRemoved(f"{number}", "expired", 1.0) for number in range(80))
+    assert len(queue) == 50
+    assert queue.put(queued())
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_removed_responses_are_kept_to_the_bound(
+    journal: StoredJournal, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    monkeypatch.setattr(cache_history, "_MAX_TOMBSTONES", 20)
+    removed = (ResponseRemoved(f"{number:02x}" * 32, "expired", step * number) for number in range(100))
+    journal.record_removed(removed)
+    journal.flush()
+    prune(journal)
+    assert rows(journal, "select count(*), min(time) from tombstones") == [(20, 80 * step)]
+
+
+def test_prompts_of_sessions_are_kept_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_matching, "_MAX_HASHES", 50)
+    index = SessionIndex()
+    for number in range(300):
+        names = ("messages[0] user", "messages[1] assistant", "messages[2] user")
+        digests = tuple(f"{number} {place}".encode() for place in range(3))
+        chain = chain_of(Regions(names, digests, None, (1, 1, 1)), "public")
+        turn = KnownTurn(number, number, 1, None, number, 1.0, 2.0, None, 9, 3, None)
+        index.add(turn, chain, f"tenant {number}", f"name {number}")
+    sizes = {name: len(kept) for name, kept in vars(index).items()}
+    assert set(sizes.values()) == {50}, sizes
+
+
+def test_first_messages_of_sub_agents_are_kept_to_the_bound(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_writer, "_MAX_ROOTS", 20)
+    journal = open_stored_journal(place, JournalSettings())
+    for number in range(60):
+        journal.add(
+            finished(f"a prompt of a sub-agent that is long enough to be recognised, number {number}", f"{number}")
+        )
+    journal.flush()
+    assert len(journal._writer._turns._roots) == 20
+    journal.close()
+
+
+def test_few_breakpoints_of_a_prompt_are_kept(place: str) -> None:
+    journal = open_stored_journal(place, JournalSettings())
+    block = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    messages: list[Any] = [{"role": "user", "content": [block]} for _ in range(500)]
+    request = api_request({"model": "m", "messages": messages}, "messages")
+    asked = finished("marks", "marks")
+    asked.request, asked.api, asked.key = request, "messages", cache_key(request, "b")
+    journal.add(asked)
+    journal.flush()
+    (turn,) = set(journal._writer._turns._index._prefixes.values())
+    assert turn.marked_regions == tuple(range(502 - turn_writer.MAX_MARKS, 502))
+    journal.close()

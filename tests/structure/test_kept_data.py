@@ -9,13 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROWS = re.findall(r"^\| (.+?) \| (.+?) \| .+? \| `([\w.]+):(\w+)` \|$", (ROOT / "docs/limits.md").read_text(), re.M)
-_PACKAGES = ("kvproxy/flow", "kvproxy/journal", "kvproxy/upstreams", "kvproxy/http", "index/store")
+_PACKAGES = (
+    *("kvproxy/flow", "kvproxy/journal", "kvproxy/upstreams", "kvproxy/http", "index/store"),
+    *("kvproxy/apis", "kvproxy/backends", "kvproxy/clients", "kvproxy/providers", "kvproxy/tiers", "kvproxy/engine"),
+)
 _CONTAINERS = {"dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Counter", "Queue"}
 
 # Module: the containers in attributes of its objects. Each holds a bounded number of items for a reason that the line names.
 BOUNDED = """
 # A constant in docs/limits.md.
-flow/prepare/keep_warm: _sessions
+flow/prepare/keep_warm: _sessions _fixed_models
+providers/cache_policy: _counts
 flow/prepare/history_repair: _originals
 flow/compare_responses: _queue _warned
 journal/record_writer: _prompts _stored_responses _without_entry
@@ -34,8 +38,23 @@ upstreams/mirror_monitor: _too_high
 upstreams/pending_prefixes: _by_hash _prompts
 upstreams/load_times: _loads _prefill
 upstreams/generated_tokens: _prefixes
+upstreams/llama/slots: slots
+engine/scheduler/scheduler: _service
 http/metrics: _clients
+tiers/redis: _known
+engine/text/segment_cache: _ids
 # One response or request, whose size is limited.
+apis/choice_streams: _choice_places _choices _head _unfinished _usage early late
+apis/codecs/chat_and_completions: _chunk_head _head _offsets
+apis/codecs/codec: choices
+apis/codecs/messages: _head
+apis/codecs/responses: _open
+apis/messages: _blocks _end _inputs _start
+apis/reported_usage: _timings _usage
+apis/response_streams: _items _response _started _texts
+engine/scheduler/sequence: _continuations _prompt_logprobs _unsent
+engine/text/detokenizer: _ids
+engine/text/tool_calls: _texts
 flow/backend_response: _body
 flow/single_flight: _chunks _read
 upstreams/mirror/prefix_match: tokens _hashes _contents engine_hashes
@@ -46,10 +65,21 @@ flow/layers/forwarded: _releases
 flow/layers/renewal: _in_flight
 flow/prepare/keep_warm: _digests_by_request
 index/store/group_commit: _waiting
+clients/quotas: _charges
+clients/shared_state: _held
+engine/async_llm: _live
+engine/core: _unsent
+engine/scheduler/scheduler: _num_live _queues loading running
+engine/tier_connector: _loading_keys _loads _timed_out
+tiers/tier_chain: _pending
 # Words of the code, settings, and clients of the operator.
 flow/layers/layer: counts
 flow/compare_responses: counts
-flow/prepare/keep_warm: _budgets _fixed_models
+flow/prepare/keep_warm: _budgets
+apis/reported_usage: _logged
+clients/quotas: _quotas
+engine/backend: _warned
+engine/models/lora: _slices by_name
 http/metrics: _values descriptions
 upstreams/fleet_engine: _problems
 upstreams/client: _refuse_usage
@@ -59,14 +89,81 @@ index/store/writer: removal_listeners
 upstreams/mirror/mirror: _tasks
 upstreams/fleet: _tasks
 upstreams/llama/server: _tasks
-upstreams/llama/slots: slots
 upstreams/llama/slot_files: _writing
 http/services: _tasks uncached_paths
 journal/journal: _idle_readers _batch
 journal/databases/postgres: _days _pending
 index/store/sqlite/database: _readers
-# Entries of the store.
+engine/chunk_transfer: _free _slabs
+engine/event_publisher: _buffer
+engine/sampler: _peeked
+engine/worker/kv_pool: _uploads
+# Entries of the store, and of tiers.
+tiers/local_stores: _chunks _sizes
 index/store/writer: _hits
+"""
+
+# The test that fills each row of the table, by its constant. A test reduces a large bound.
+FILLED = """
+apis.api_request:MAX_MODEL_NAME journal/test_bounds.py::test_names_of_models_and_tags_are_short
+apis.request_directives:MAX_TAGS apis/test_request_directives.py::test_invalid_values_are_rejected_by_name
+apis.request_directives:MAX_TAG_LENGTH apis/test_request_directives.py::test_invalid_values_are_rejected_by_name
+apis.json:MAX_TOKENS apis/test_reported_usage.py::test_formats_of_all_servers
+apis.reported_usage:UNSENT_TOKENS
+    apis/test_reported_usage.py::test_a_prompt_has_no_more_tokens_than_its_bytes_and_a_few_contexts
+upstreams.engine_metrics:MAX_BLOCK_SIZE upstreams/test_engine_reports.py::test_impossible_metrics_are_unknown
+units:MAX_SECONDS http/test_foreign_numbers.py::test_durations_are_at_most_ten_years
+clients.shared_state:MAX_DEBT_MINUTES
+    http/test_foreign_numbers.py::test_a_debt_ends_after_an_hour_with_the_client_or_by_a_reset
+journal.journal:MAX_EXCHANGES journal/test_bounds.py::test_finished_requests_are_queued_to_the_bounds
+journal.journal:_MAX_QUEUED_BYTES journal/test_bounds.py::test_finished_requests_are_queued_to_the_bounds
+journal.journal:MAX_CHANGES journal/test_bounds.py::test_changes_of_the_store_are_queued_to_the_bound
+journal.schema:MAX_NAMES journal/test_bounds.py::test_names_are_pruned_and_bounded
+journal.schema:MAX_SHAPE
+    journal/test_bounds.py::test_a_request_with_very_many_messages_is_recorded_without_its_regions
+journal.daily_sums:MAX_ROWS_OF_TENANT
+    journal/test_bounds.py::test_models_and_tags_of_a_day_are_folded_and_their_sums_stay
+journal.daily_sums:MAX_ROWS_OF_DAY journal/test_bounds.py::test_tenants_of_a_day_are_folded
+journal.daily_sums:DETAILED_DAYS journal/test_bounds.py::test_old_days_are_summed
+journal.cache_history:_MAX_TOMBSTONES journal/test_bounds.py::test_removed_responses_are_kept_to_the_bound
+journal.sessions.session_matching:_MAX_HASHES journal/test_bounds.py::test_prompts_of_sessions_are_kept_to_the_bound
+journal.sessions.session_matching:_MAX_CONTENT_BYTES
+    journal/sessions/test_recognition.py::test_the_oldest_contents_are_dropped
+journal.sessions.turn_writer:_MAX_ROOTS
+    journal/test_bounds.py::test_first_messages_of_sub_agents_are_kept_to_the_bound
+journal.sessions.turn_writer:MAX_MARKS journal/test_bounds.py::test_few_breakpoints_of_a_prompt_are_kept
+apis.message_parts:MAX_PARTS apis/test_message_parts.py::test_an_answer_is_the_only_message_of_a_response
+flow.tenants:_MAX_REMEMBERED flow/test_bounds.py::test_cookies_that_upstreams_set_are_remembered_to_the_bound
+flow.prepare.keep_warm:_MAX_SESSIONS flow/test_bounds.py::test_sessions_are_kept_warm_to_the_bound
+flow.prepare.keep_warm:_MAX_BYTES flow/test_bounds.py::test_sessions_are_kept_warm_to_the_bound
+flow.prepare.keep_warm:MAX_FIXED_MODELS
+    flow/test_bounds.py::test_models_whose_prefixes_are_written_again_are_remembered_to_the_bound
+providers.cache_policy:MAX_DISTRIBUTIONS flow/test_bounds.py::test_pauses_of_tenants_are_counted_to_the_bound
+flow.prepare.history_repair:_MAX_BYTES flow/test_bounds.py::test_original_answers_are_kept_to_the_bound
+index.pending_writes:_MAX_BYTES flow/test_pending_writes.py::test_pending_writes_are_bounded
+flow.compare_responses:_MAX_QUEUED flow/test_bounds.py::test_waiting_comparisons_are_kept_to_the_bound
+flow.compare_responses:MAX_WARNED flow/test_bounds.py::test_namespaces_with_a_warning_are_remembered_to_the_bound
+index.policies.learned.learned_policy:_MAX_LEARNERS
+    index/policies/learned/test_learned_policy.py::test_an_evicted_namespace_returns_with_the_same_state
+index.search.decider:_MAX_BUDGETS
+    index/search/test_judging.py::test_the_refusal_budget_forgets_the_entry_with_the_oldest_refusal
+http.metrics:_MAX_CLIENTS upstreams/test_bounds.py::test_clients_in_metrics_are_summed_beyond_the_bound
+upstreams.fleet_engine:_MAX_MODELS upstreams/test_bounds.py::test_models_of_an_upstream_are_summed_beyond_the_bound
+upstreams.generated_tokens:_MAX_PREFIXES upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds
+upstreams.generated_tokens:MAX_PREFIX_TOKENS upstreams/test_bounds.py::test_restored_prefixes_are_kept_to_the_bounds
+upstreams.llama.slots:MAX_SLOTS upstreams/test_bounds.py::test_slots_of_a_llama_server_are_kept_to_the_bound
+engine.scheduler.scheduler:MAX_TENANTS engine/test_scheduling.py::test_few_tenants_without_requests_are_remembered
+engine.text.segment_cache:_MAX_BYTES engine/test_segments.py::test_old_segments_are_dropped_at_the_limit
+tiers.redis:_MAX_KNOWN_KEYS tiers/test_stores.py::test_keys_in_redis_are_remembered_to_the_bound
+upstreams.mirror.apply_events:MAX_BLOCKS
+    upstreams/mirror/test_bounds.py::test_a_publisher_fills_its_blocks_to_the_bound
+upstreams.mirror.apply_events:MAX_POOLS upstreams/mirror/test_bounds.py::test_a_publisher_fills_its_pools_to_the_bound
+upstreams.mirror.event_decoder:MAX_BLOCKS_OF_BATCH upstreams/mirror/test_bounds.py::test_oversized_fields_are_refused
+upstreams.mirror.mirror:MAX_MESSAGE_BYTES
+    upstreams/mirror/test_bounds.py::test_a_message_beyond_the_limit_is_not_received_and_the_next_ones_are
+upstreams.mirror.sequencer:MAX_HELD_BYTES
+    upstreams/mirror/test_bounds.py::test_batches_held_during_a_replay_are_bounded_and_the_lost_ones_are_replayed
+upstreams.mirror.mirror:MAX_REPLAY_BYTES upstreams/test_bounds.py::test_batches_of_a_replay_are_received_to_the_bound
 """
 
 
@@ -77,6 +174,15 @@ def test_the_documented_bound_is_the_one_in_the_code(kept: str, bound: str, modu
     assert any(re.match(rf"{re.escape(form)}\b", bound) for form in forms), (
         f"{kept}: {bound}, but {constant} is {value:,}"
     )
+
+
+def test_a_test_fills_each_row() -> None:
+    words = FILLED.split()
+    tests = dict(zip(words[::2], words[1::2], strict=True))
+    assert set(tests) == {f"{module}:{constant}" for _, _, module, constant in ROWS}
+    for test in tests.values():
+        path, _, name = test.partition("::")
+        assert re.search(rf"^(?:async )?def {name}\(", (ROOT / "tests" / path).read_text(), re.M), test
 
 
 def test_the_table_is_read() -> None:

@@ -265,3 +265,25 @@ def test_only_regular_files_are_found_at_the_start(tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "chunks", 5)
     assert store.stats().chunks == 0
     assert {path.name for path in folder.iterdir()} == {"folder-00.chunk", "link-00.chunk", "pipe-00.chunk"}
+
+
+def test_keys_in_redis_are_remembered_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.tiers.redis._MAX_KNOWN_KEYS", 10)
+    store = RedisStore("redis://127.0.0.1:1")
+    monkeypatch.setattr(store, "_client", DictRedis())
+    for number in range(50):
+        store.put(f"key-{number}", b"x")
+    assert store.stats().chunks == 10
+    # A forgotten chunk is sent again.
+    assert [store.should_put(f"key-{number}") for number in (0, 49)] == [True, False]
+    store.close()
+
+
+class DictRedis(dict[str, bytes]):
+    """The commands of Redis that a tier uses to store chunks."""
+
+    def set(self, name: str, value: bytes, **options: object) -> bool:
+        self[name] = value
+        return True
+
+    def close(self) -> None: ...

@@ -92,6 +92,21 @@ def test_metrics_of_each_engine(page: str, metrics: EngineMetrics | None) -> Non
     assert read_metrics(page) == metrics
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-5", "0", "1e300"])
+def test_impossible_metrics_are_unknown(value: str) -> None:
+    page = f"sglang:page_size {value}\nsglang:max_total_num_tokens 6400\nsglang:token_usage {value}\n"
+    found = read_metrics(page)
+    assert found is not None
+    assert (found.block_size, found.num_blocks) == (None, None)
+    assert found.usage in (None, 0.0)
+    blocks = f'vllm:cache_config_info{{block_size="{value}",prefix_caching_hash_algo="{"x" * 10**6}"}} 1\n'
+    found = read_metrics(f"{blocks}vllm:num_requests_running {value}\n")
+    assert found is not None
+    assert found.block_size is None
+    assert found.running in (None, 0)
+    assert len(found.hash_algorithm or "") < 100
+
+
 @settings(max_examples=40)
 @given(st.text(alphabet='{}"=, \n01eNa#\\', max_size=40), st.sampled_from([VLLM, SGLANG, LLAMA]), st.integers(0, 400))
 @example("=, ", VLLM, 216)

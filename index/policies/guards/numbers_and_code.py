@@ -26,7 +26,7 @@ def _has_number_one(text: str, other: str) -> bool:
 
 
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(sorted(NUMBER_WORDS, key=len, reverse=True))})\b", re.IGNORECASE)
-_WEEKS = re.compile(r"\b(\d+)([ -])weeks?\b", re.IGNORECASE)
+_WEEKS = re.compile(r"\b(\d{1,18})([ -])weeks?\b", re.IGNORECASE)
 
 
 @cached_by_text

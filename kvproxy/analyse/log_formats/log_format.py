@@ -176,11 +176,20 @@ def parse_time(time: Json) -> float | None:
                 return None
         else:
             return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-    if not isinstance(time, int | float) or isinstance(time, bool) or not isfinite(time):
+    seconds = _finite(time)
+    while seconds is not None and seconds > _MAX_SECONDS:
+        seconds /= 1000
+    return seconds
+
+
+def _finite(number: Json) -> float | None:
+    """Return a number as a float; None if it is no number, or none that a float can have."""
+    if not isinstance(number, int | float) or isinstance(number, bool):
         return None
-    while time > _MAX_SECONDS:
-        time /= 1000
-    return float(time)
+    try:
+        return float(number) if isfinite(number) else None
+    except OverflowError:
+        return None
 
 
 def seconds_between(start: float | None, end: float | None) -> float:
@@ -190,7 +199,7 @@ def seconds_between(start: float | None, end: float | None) -> float:
 
 def seconds_of(milliseconds: Json) -> float:
     """Return the duration of a request from milliseconds; 0 if it is unknown."""
-    return milliseconds / 1000 if isinstance(milliseconds, int | float) and milliseconds > 0 else 0.0
+    return max(0.0, (_finite(milliseconds) or 0.0) / 1000)
 
 
 def logged_time(value: JsonMap) -> float | None:
@@ -245,7 +254,7 @@ def first_of(value: JsonMap, *paths: str) -> Json:
 
 def is_failed(status: Json) -> bool:
     """Whether a status, a number or a word, is one of a failed request."""
-    if isinstance(status, str) and status.isdigit():
+    if isinstance(status, str) and len(status) < 10 and status.isdecimal():
         status = int(status)
     if isinstance(status, int) and not isinstance(status, bool):
         return not 200 <= status < 300

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import warnings
 from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ _CONTAINERS = ("log.entries", "results.results", "requests", "data", "logs", "ob
 _QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _VLLM_LINE = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: prompt: " + _QUOTED)
 _VLLM_WITHOUT_PROMPT = re.compile(r"Received request \S+: params: SamplingParams\(")
-_VLLM_MAX_TOKENS = re.compile(r"max_tokens=(\d+)")
+_VLLM_MAX_TOKENS = re.compile(r"max_tokens=(\d{1,9})\b")
 _SGLANG_LINE = re.compile(r"Receive: obj=GenerateReqInput\(.*?\btext=" + _QUOTED)
 # Logs whose rows have a line of another log: its field, a second field of these rows, and their name.
 _ENVELOPES = (
@@ -219,13 +220,15 @@ def _refuse_yaml(file: Path, text: str) -> None:
 def _rows_of_engine_log(file: Path, lines: Sequence[_Line], envelope: str) -> FileRows:
     found = FileRows(envelope=envelope)
     for number, line in lines:
-        if match := _VLLM_LINE.search(line):
-            row: JsonObject = {"prompt": str(literal_eval(match[2]))}
+        if match := _VLLM_LINE.search(line) or _SGLANG_LINE.search(line):
+            prompt = _quoted_text(match[match.lastindex or 0])
+            if prompt is None:
+                found.skipped["damaged"].append(number)
+                continue
+            row: JsonObject = {"prompt": prompt}
             if limit := _VLLM_MAX_TOKENS.search(line):
                 row["max_tokens"] = int(limit[1])
             found.rows.append((number, row))
-        elif match := _SGLANG_LINE.search(line):
-            found.rows.append((number, {"prompt": str(literal_eval(match[1]))}))
         elif _VLLM_WITHOUT_PROMPT.search(line):
             found.skipped["no prompt"].append(number)
         elif not line.strip():
@@ -239,3 +242,16 @@ def _rows_of_engine_log(file: Path, lines: Sequence[_Line], envelope: str) -> Fi
             f"{file} has no prompts: start vLLM with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"
         )
     return found
+
+
+def _quoted_text(literal: str) -> str | None:
+    """Return the text of a Python literal; None if it is invalid, or has surrogates, which no request can contain."""
+    try:
+        with warnings.catch_warnings():
+            # Of escape sequences that Python does not know.
+            warnings.simplefilter("ignore")
+            text = str(literal_eval(literal))
+        text.encode()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return text

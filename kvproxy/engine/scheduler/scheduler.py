@@ -8,6 +8,8 @@ from kvproxy.engine.tier_connector import TierConnector
 
 PROMPT_COST = 1
 OUTPUT_COST = 2
+MAX_TENANTS = 10_000
+"""Tenants without unfinished requests whose computed tokens are remembered."""
 
 
 class Scheduler:
@@ -214,6 +216,8 @@ class RequestQueue:
         self._num_live[tenant] -= 1
         if not self._num_live[tenant]:
             del self._num_live[tenant]
+            if len(self._service) > MAX_TENANTS:
+                self._service = {name: self._service[name] for name in self._num_live}
 
     def add(self, sequence: SequenceState) -> None:
         insort(self._queues.setdefault(sequence.request.tenant, []), sequence, key=_order_in_tenant)

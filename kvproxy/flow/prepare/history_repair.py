@@ -23,6 +23,7 @@ from kvproxy.flow.conversation_digests import (
 )
 
 _MAX_BYTES = 64 * 2**20
+_OVERHEAD = 250  # Bytes of memory for each answer, beside its JSON.
 _APIS = ("chat", "messages", "responses")
 _THINKS = ("enabled", "adaptive")
 _CLIENT_FIELDS = ("id", "call_id", BREAKPOINT_FIELD)
@@ -86,10 +87,12 @@ class HistoryRepair:
     def _store(self, key: bytes, value: JsonObject) -> None:
         data = dumps(value)
         with self._lock:
-            self._bytes += len(data) - len(self._originals.pop(key, b""))
+            if (before := self._originals.pop(key, None)) is not None:
+                self._bytes -= len(before) + _OVERHEAD
             self._originals[key] = data
+            self._bytes += len(data) + _OVERHEAD
             while self._bytes > self._max_bytes:
-                self._bytes -= len(self._originals.popitem(last=False)[1])
+                self._bytes -= len(self._originals.popitem(last=False)[1]) + _OVERHEAD
 
     def _load(self, key: bytes) -> JsonObject | None:
         with self._lock:

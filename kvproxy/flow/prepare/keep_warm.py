@@ -37,6 +37,7 @@ from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_
 Pin = Callable[[str, float | None, ApiRequest], Awaitable[int]]
 _MAX_SESSIONS = 256
 _MAX_BYTES = 32 * 2**20
+MAX_FIXED_MODELS = 1_000
 _log = logging.getLogger("kvproxy")
 
 
@@ -126,6 +127,8 @@ class KeepWarm:
             self.pauses.add(max(0.0, exchange.arrived - before.ended), *before.tenant_and_hour)
             is_rewritten = exchange.arrived - before.used < self.interval and 2 * prefix.cached_tokens < before.tokens
             if is_rewritten and until != before.last_one_hour_message and request.model not in self._fixed_models:
+                if len(self._fixed_models) >= MAX_FIXED_MODELS:
+                    self._fixed_models.clear()
                 self._fixed_models.add(request.model)
                 _log.warning("%s: the provider writes prefixes again if their lifetime changes", request.model)
         is_same = before is not None and until == before.last_one_hour_message

@@ -19,6 +19,8 @@ from kvproxy.http.admin.replies import (
 from kvproxy.http.services import services
 from kvproxy.units import parse_bytes
 
+_MAX_TOKEN_BYTES = 2**30
+_MAX_TIER_BYTES = 2**60
 _MAX_BRANCHES = 50
 """Maximum branches of the prefix tree in a response, because an upstream may have to detokenize each of them."""
 
@@ -56,7 +58,11 @@ async def what_if(request: Request) -> Response:
         tier_bytes = parse_bytes(query.get("tier", "64GiB"))
     except ValueError as error:
         raise InvalidRequest(str(error), param="tier") from None
+    if tier_bytes > _MAX_TIER_BYTES:
+        raise InvalidRequest("tier is at most 1 EiB", param="tier")
     known = None if token_bytes is None else parse_number(token_bytes, "bytes_per_token")
+    if known is not None and not 1 <= known <= _MAX_TOKEN_BYTES:
+        raise InvalidRequest(f"bytes_per_token is a number from 1 to {_MAX_TOKEN_BYTES:,}", param="bytes_per_token")
     return reply(await services(request).forecasts(known, tier_bytes))
 
 

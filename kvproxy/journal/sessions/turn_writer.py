@@ -39,6 +39,8 @@ KEEP_WARM_TAG = "keep-warm"
 _HOUR = 3_600.0
 _MAX_RESTORED = 1_000
 _MAX_ROOTS = 4_096
+MAX_MARKS = 64
+"""Most breakpoints of a prompt that are considered; providers allow four."""
 _MAX_CURVES = 64
 _MAX_BLOCK_SIZES = 1_024
 _MIN_PROMPT = 20
@@ -333,7 +335,7 @@ def _marked_regions(request: ApiRequest, chain: PromptChain) -> tuple[int, ...] 
     counts = [count for count, name in enumerate(chain.names, 1) if name.partition(" ")[0] in marked]
     if _is_marked(request.body):
         counts.append(len(chain.names))
-    return tuple(counts)
+    return tuple(counts[-MAX_MARKS:])
 
 
 def _has_mark(content: Json) -> bool:

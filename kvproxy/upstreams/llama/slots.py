@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from kvproxy.upstreams.llama.client import LlamaClient, SlotState, Tokens, common_prefix_length
 
 _REFRESH_INTERVAL_SECONDS = 0.5
+MAX_SLOTS = 1_024
+"""Slots of a server; further ones are not used. llama-server has at most 256."""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,8 @@ class SlotTable:
         for state in await self._client.slots():
             slot = self.slots.get(state.slot)
             if slot is None:
+                if len(self.slots) >= MAX_SLOTS:
+                    continue
                 slot = self.slots[state.slot] = Slot(state.slot)
                 slot.update(array("i"), state)
             elif not slot.locked and slot.version == versions.get(state.slot):

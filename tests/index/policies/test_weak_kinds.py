@@ -72,3 +72,8 @@ def test_nouns_of_one_kind_are_no_synonyms() -> None:
 )
 def test_false_vetoes_are_gone_and_true_ones_remain(one: str, other: str, vetoed: bool) -> None:
     assert (first_veto(one, other) is not None) is vetoed
+
+
+def test_a_number_of_weeks_may_have_any_length() -> None:
+    assert first_veto(f"wait {'7' * 5_000} weeks", f"wait {'7' * 5_000} weeks") is None
+    assert first_veto(f"wait {'7' * 5_000} weeks", f"wait {'7' * 4_999} weeks") is not None

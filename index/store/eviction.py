@@ -32,6 +32,8 @@ UNPIN = f"update responses set priority = {_PRIORITY} where id = :id and priorit
 _CANDIDATES = "select id, bytes, priority from responses{} order by priority, id limit :limit"
 _MAX_CANDIDATES = 16
 _MAX_EXPIRED = 2_000  # Expired entries per transaction.
+MAX_EVICTED = 1_000
+"""Entries that a write evicts at most. A store reaches a lowered limit with the next writes."""
 Remove = Callable[[Sequence[str], RemovalReason], None]
 
 
@@ -42,22 +44,25 @@ def fits(capacity: Capacity, new: NewEntry) -> bool:
 
 
 def make_room(run: Transaction, remove: Remove, capacity: Capacity, new: NewEntry, now: float) -> None:
-    """Evict entries with `remove` until a new entry fits."""
+    """Evict entries with `remove` until a new entry fits, or `MAX_EVICTED` are evicted."""
     if (limit := _tenant_limit(capacity, new)) is not None:
         _evict_from_tenant(run, remove, _client_of(new), limit, new.size)
-    while capacity.entries is not None or capacity.bytes is not None:
+    evicted = 0
+    while (capacity.entries is not None or capacity.bytes is not None) and evicted < MAX_EVICTED:
         totals = run("select entries, bytes from totals")[0]
         entries, total = int(totals["entries"]) + 1, int(totals["bytes"]) + new.size
         if not _is_over_capacity(capacity, entries, total):
             return
         if expired := expired_ids(run, now):
             remove(expired, "expired")
+            evicted += len(expired)
             continue
         candidates = run(_CANDIDATES.format(""), {"limit": _MAX_CANDIDATES})
         victims = _choose_victims(candidates, capacity, entries, total)
         if not victims:
             return  # The totals in the database are damaged.
         remove([row["id"] for row in victims], "evicted")
+        evicted += len(victims)
         if unpinned := [row["priority"] for row in victims if row["priority"] < PINNED]:
             run("update totals set age = :age", {"age": max(unpinned)})
 

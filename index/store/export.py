@@ -10,10 +10,23 @@ from kvproxy.index.store.store import Store
 from kvproxy.index.store.store_types import NewEntry
 
 IMPORT_BATCH = 256
+_PART_BYTES = 256 * 1024
 
 
 def export_lines(store: Store) -> Iterator[bytes]:
     return (entry.export_line() for entry in store.entries())
+
+
+def export_parts(store: Store) -> Iterator[bytes]:
+    """Yield the lines in parts of about 256 KiB, because each part costs a change of threads."""
+    part, size = list[bytes](), 0
+    for line in export_lines(store):
+        part.append(line)
+        size += len(line)
+        if size >= _PART_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+    yield b"".join(part)
 
 
 def read_lines(lines: bytes) -> list[Entry]:

@@ -158,9 +158,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._steps += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers must not become headers.
+        # Trailers must not become headers. The parser leaves white space after a value, which is no part of it (RFC 9110, 5.5).
         if self._in_head:
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))
 
     def on_message_complete(self) -> None:
         if self._offered_upgrade:

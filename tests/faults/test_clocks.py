@@ -1,12 +1,20 @@
 """Clocks that are set: nothing is served beyond its time. `tests/index/store/test_eviction.py` compares a store with a model."""
 
+import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from kvproxy.clients.quotas import TokenBucket
+from kvproxy.providers.cache_policy import PauseTimes
 from kvproxy.settings import load_settings
 from kvproxy.tiers.local_stores import DiskStore
 from tests.faults.proxies import ask, hit, stored
+from tests.flow.test_bounds import Warmed
 from tests.plain_upstream import run_plain_upstream
+from tests.polling import until_async
 from tests.servers import run_proxy
 
 _DAY = 86_400.0
@@ -40,3 +48,42 @@ def test_chunks_of_the_future_are_found_and_are_evicted_like_others(tmp_path: Pa
     assert again.stats().chunks == 3
     assert again.stats().bytes == 300
     assert again.contains("key-3")
+
+
+@pytest.mark.parametrize("jump", [365 * _DAY, -365 * _DAY])
+def test_a_clock_that_is_set_gives_and_takes_no_quota(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    bucket = TokenBucket(60)
+    bucket.take(60)
+    monkeypatch.setattr("time.time", lambda: 1.8e9 + jump)
+    assert bucket.available_units < 30
+    assert 30 < bucket.seconds_until_available(60) <= 60
+
+
+@pytest.mark.parametrize(("jump", "most"), [(365 * _DAY, 0), (-3600.0, 3)])
+async def test_a_clock_that_is_set_sends_no_more_keep_warm_requests(jump: float, most: int) -> None:
+    warm, sent = Warmed(), 0
+    keep_warm = warm.keep_warm
+    keep_warm.interval, keep_warm.pauses = 0.02, PauseTimes(())
+    for pause in (10.0, 900.0):
+        keep_warm.pauses.add(pause)
+
+    async def send(session: Any) -> bool:
+        nonlocal sent
+        sent += 1
+        session.used = warm.now
+        return True
+
+    keep_warm._send = send  # type: ignore[method-assign]
+    await warm.finish("a paused session")
+    # The clock is set during the pause.
+    await asyncio.sleep(0)
+    warm.now += jump
+    if most:
+        await until_async(lambda: sent == most)
+        await asyncio.sleep(0.2)
+        assert len(keep_warm._sessions) == 1
+    else:
+        # Its prefix has expired.
+        await until_async(lambda: not keep_warm._sessions)
+    assert sent == most
+    await keep_warm.close()

@@ -140,11 +140,11 @@ def test_an_impossible_usage_is_unknown_in_stored_responses_and_in_streams_that_
         ask(client, model, messages=[{"role": "user", "content": "stored"}])
         ask(client, model, messages=[{"role": "user", "content": "cut"}], stream=True)
     until_stored(services)
-    assert isinstance(services.answerer.journal, StoredJournal)
-    for record in services.answerer.journal.latest(2 * len(USAGES)):
+    assert isinstance(services.journal, StoredJournal)
+    for record in services.journal.latest(2 * len(USAGES)):
         assert record.reused_tokens is None, record.model
         assert (record.prompt_tokens or 0) < 10**6, record.model
-    stored = {entry.model: entry for entry in services.answerer.store.list_entries(limit=100)}
+    stored = {entry.model: entry for entry in services.cache.store.list_entries(limit=100)}
     for model in USAGES:
         assert (stored[model].prompt_tokens or 0) < 10**6, model
         assert (stored[model].completion_tokens or 0) < 10**6, model

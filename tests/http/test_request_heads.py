@@ -205,6 +205,17 @@ def test_a_pipelined_successor_of_a_whole_request_is_answered(port: int, recorde
     assert recorder.requests[:5] == [("POST", f"/v1/other/{n}", b"body %d" % n) for n in range(5)]
 
 
+@pytest.mark.parametrize("path", [b"/v1/other", b"/v1/chat/completions"])
+def test_white_space_after_a_value_is_no_part_of_it(port: int, recorder: Recorder, path: bytes) -> None:
+    with connected(port) as client:
+        client.sendall(
+            b"POST " + path + b" HTTP/1.1\r\n" + HOST + b"X-Kind: a \t\r\nContent-Length: 3 \r\n\r\nabc" + LAST
+        )
+        assert statuses(until_closed(client)) == [b"200"] * 2
+    assert recorder.requests[0][2] == b"abc"
+    assert recorder.headers[0]["x-kind"] == "a"
+
+
 @pytest.mark.parametrize("path", [b"/v1/stream", b"/v1/chat/completions"])
 def test_http_1_0_gets_no_chunked_framing(port: int, recorder: Recorder, path: bytes) -> None:
     body = CHAT % 3

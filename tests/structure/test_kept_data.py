@@ -158,12 +158,14 @@ tiers.redis:_MAX_KNOWN_KEYS tiers/test_stores.py::test_keys_in_redis_are_remembe
 upstreams.mirror.apply_events:MAX_BLOCKS
     upstreams/mirror/test_bounds.py::test_a_publisher_fills_its_blocks_to_the_bound
 upstreams.mirror.apply_events:MAX_POOLS upstreams/mirror/test_bounds.py::test_a_publisher_fills_its_pools_to_the_bound
+upstreams.mirror.apply_events:MAX_UNKNOWN_NAMES upstreams/mirror/test_media.py::test_the_names_of_unknown_events_are_bounded
+upstreams.pending_prefixes:MAX_BLOCKS upstreams/test_pending_prefixes.py::test_prompts_are_bounded
 upstreams.mirror.event_decoder:MAX_BLOCKS_OF_BATCH upstreams/mirror/test_bounds.py::test_oversized_fields_are_refused
 upstreams.mirror.mirror:MAX_MESSAGE_BYTES
     upstreams/mirror/test_bounds.py::test_a_message_beyond_the_limit_is_not_received_and_the_next_ones_are
 upstreams.mirror.sequencer:MAX_HELD_BYTES
     upstreams/mirror/test_bounds.py::test_batches_held_during_a_replay_are_bounded_and_the_lost_ones_are_replayed
-upstreams.mirror.mirror:MAX_REPLAY_BYTES upstreams/test_bounds.py::test_batches_of_a_replay_are_received_to_the_bound
+upstreams.mirror.replay_backlog:MAX_REPLAY_BYTES upstreams/test_bounds.py::test_batches_of_a_replay_are_received_to_the_bound
 """
 
 

@@ -18,9 +18,9 @@ from kvproxy.upstreams.generated_tokens import TokenRestorer
 from kvproxy.upstreams.llama import slots
 from kvproxy.upstreams.llama.client import SlotState
 from kvproxy.upstreams.llama.slots import SlotTable
-from kvproxy.upstreams.mirror import mirror
-from kvproxy.upstreams.mirror.mirror import _ReplayBacklog
+from kvproxy.upstreams.mirror import replay_backlog
 from kvproxy.upstreams.mirror.prefix_match import HashedPrompt
+from kvproxy.upstreams.mirror.replay_backlog import ReplayBacklog
 from tests.polling import until_async
 
 
@@ -75,7 +75,7 @@ def test_restored_prefixes_are_kept_to_the_bounds(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_batches_of_a_replay_are_received_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror, "MAX_REPLAY_BYTES", 1_000)
+    monkeypatch.setattr(replay_backlog, "MAX_REPLAY_BYTES", 1_000)
     sent = 0
 
     class Socket:
@@ -84,7 +84,8 @@ async def test_batches_of_a_replay_are_received_to_the_bound(monkeypatch: pytest
             sent += 1
             return [b"", sent.to_bytes(8, "big"), b"x" * 100]
 
-    backlog: Any = _ReplayBacklog(Socket())
+    socket: Any = Socket()
+    backlog = ReplayBacklog(socket)
     try:
         await until_async(lambda: sent == 11)
         await asyncio.sleep(0.02)

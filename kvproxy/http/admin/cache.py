@@ -15,7 +15,7 @@ from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
-from kvproxy.index.store.export import IMPORT_BATCH, export_lines, new_entries, read_lines
+from kvproxy.index.store.export import IMPORT_BATCH, export_parts, new_entries, read_lines
 
 _USAGE_KEYS: tuple[UsageKey, ...] = get_args(UsageKey)
 _TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
@@ -129,7 +129,7 @@ async def delete_many(request: Request) -> Response:
 
 async def export(request: Request) -> Response:
     """Export all responses, one line each."""
-    return StreamingResponse(export_lines(services(request).cache.store), media_type="application/jsonl")
+    return StreamingResponse(export_parts(services(request).cache.store), media_type="application/jsonl")
 
 
 async def import_(request: Request) -> Response:

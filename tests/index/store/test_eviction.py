@@ -146,3 +146,18 @@ def test_wrong_totals_of_a_damaged_file_block_no_write(make_store: MakeStore) ->
         run("update totals set entries = 50", {})
     store.put_many([NewEntry(make_entry("two")), NewEntry(make_entry("three"))])
     assert "three" in {entry.prompt for entry in store.list_entries()}
+
+
+def test_a_lowered_limit_is_reached_in_steps(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproxy.index.store.eviction.MAX_EVICTED", 50)
+    store = make_store()
+    store.put_many([NewEntry(make_entry(f"q{number}", key=f"k{number}")) for number in range(200)])
+    counts = []
+    store = make_store(again=True, capacity=Capacity(20))
+    for number in range(6):
+        store.put(make_entry(f"new {number}", key=f"new{number}"))
+        counts.append(store.count())
+    # No write waits for the eviction of all entries, and the limit holds soon.
+    assert counts[0] >= 130
+    assert counts[-1] == 20
+    assert store.find("new5") is not None

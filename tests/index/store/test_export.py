@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvproxy.apis.imported_entry import is_servable
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.store.export import export_lines, import_into, read_lines
+from kvproxy.index.store.export import export_lines, export_parts, import_into, read_lines
+from kvproxy.index.store.store_types import NewEntry
 from tests.index.conftest import MakeStore
 from tests.index.entries import make_entry
 
@@ -157,3 +158,12 @@ def test_a_response_that_no_backend_could_store_is_not_imported(
 
 def enumerate_keys(*responses: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(f"k{number}", response) for number, response in enumerate(responses)]
+
+
+def test_many_lines_are_exported_in_few_parts(open_file: MakeStore) -> None:
+    store = open_file("a.db")
+    store.put_many([NewEntry(make_entry(f"q{number}", key=f"k{number}")) for number in range(2_000)])
+    parts = list(export_parts(store))
+    assert b"".join(parts) == b"".join(export_lines(store))
+    assert 2 <= len(parts) < 20
+    assert list(export_parts(open_file("b.db"))) == [b""]

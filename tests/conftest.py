@@ -68,7 +68,7 @@ def pytest_configure() -> None:
         hypothesis.settings.load_profile("kvproxy")
     # The default of five seconds is too short on a busy machine.
     waits = httpx._config.DEFAULT_TIMEOUT_CONFIG
-    waits.connect = waits.read = waits.write = waits.pool = 60.0
+    waits.connect = waits.read = waits.write = waits.pool = 300.0
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -79,7 +79,7 @@ class Terminal:
 
     def until(self, holds: Callable[[str], bool]) -> None:
         """Wait until the screen satisfies a predicate."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not holds(text := "\n".join(line.rstrip() for line in self._screen.display)):
             assert time.monotonic() < end, f"waited for {holds!r}:\n{text}"
             self._read(0.1)

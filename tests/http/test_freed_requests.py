@@ -126,6 +126,6 @@ def assert_freed(send: Callable[[str], None], *kinds: type[Any]) -> None:
         for number in range(COUNT):
             send(str(number))
         # The server may still hold the last request.
-        until(lambda: count() <= before + len(kinds), seconds=5)
+        until(lambda: count() <= before + len(kinds))
     finally:
         gc.enable()

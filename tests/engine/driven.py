@@ -35,7 +35,8 @@ class Driven:
         **engine: Any,
     ) -> None:
         sizes = {"num_blocks": 200, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8} | engine
-        tiering = TierSettings(**({"chunk_tokens": 16} | (tiers or {})))
+        # Only tests of the timeout set a short one; a busy machine may exceed the default.
+        tiering = TierSettings(**({"chunk_tokens": 16, "load_timeout": 3600.0} | (tiers or {})))
         self.engine = EngineCore(loaded or tiny(), EngineSettings(**sizes), tiering, capture=capture)
         self.tokens: dict[str, list[int]] = {}  # by `id#index`
         self.pieces: dict[str, list[Delta]] = {}
@@ -104,7 +105,7 @@ class Driven:
         return [item.logprob for piece in self.pieces[id] for item in piece.logprobs]
 
     def settle(self) -> None:
-        assert self.tiers.chain.flush(20)
+        assert self.tiers.chain.flush(300)
 
     def forget_pool(self) -> None:
         assert self.engine.manager.reset_prefix_cache()

@@ -11,6 +11,7 @@ from kvproxy.settings import EngineSettings, TierSettings
 from kvproxy.tiers.tier_chain import TierChain
 from tests.engine.driven import ANSWER, Driven, prompts_of
 from tests.engine.models import VOCABULARY, random_model, reference, tiny
+from tests.polling import until_async
 from tests.tiers.doubles import DictStore
 
 
@@ -22,7 +23,7 @@ def gated(prompts: list[list[int]], **tiers: float) -> tuple[Driven, DictStore, 
     driven.settle()
     driven.forget_pool()
     get = store.get
-    store.get = lambda key: get(key) if gate.wait(120) else None  # type: ignore[method-assign]
+    store.get = lambda key: get(key) if gate.wait(600) else None  # type: ignore[method-assign]
     return driven, store, gate
 
 
@@ -70,7 +71,7 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     worker = AsyncLLM(
         tiny(),
         EngineSettings(num_blocks=200, block_size=4),
-        TierSettings(host=1 << 26, chunk_tokens=16),  # type: ignore[arg-type]
+        TierSettings(host=1 << 26, chunk_tokens=16, load_timeout=3600.0),  # type: ignore[arg-type]
     )
     tiers = worker._engine.tiers
     assert tiers is not None
@@ -80,10 +81,10 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     await worker.start()
     request = GenerationRequest("a", tuple(prompts[0]), SamplingParams(max_tokens=ANSWER, temperature=0.0))
     cold = [token async for delta in worker.generate(request) for token in delta.tokens]
-    assert tiers.chain.flush(20)
+    assert tiers.chain.flush(300)
     await worker.inspect(lambda manager: manager.reset_prefix_cache())
     get = store.get
-    store.get = lambda key: get(key) if gate.wait(120) else None  # type: ignore[method-assign]
+    store.get = lambda key: get(key) if gate.wait(600) else None  # type: ignore[method-assign]
     steps = 0
     step = worker._engine.step
 
@@ -95,8 +96,9 @@ async def test_a_client_that_leaves_during_a_load_frees_its_blocks_and_the_threa
     worker._engine.step = counted  # type: ignore[method-assign]
     pieces = worker.generate(request)
     waiting = asyncio.ensure_future(anext(pieces))
-    await asyncio.sleep(0.3)
+    await until_async(lambda: steps > 0)
     assert (await worker.inspect(lambda manager: manager.stats())).used > 0
+    await asyncio.sleep(0.3)
     assert steps < 10
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -116,7 +118,7 @@ async def test_what_each_tier_would_add_is_told_without_loading_it() -> None:
         asked = GenerationRequest("a", tuple(tokens), SamplingParams(max_tokens=1, temperature=0.0))
         assert [delta.finish_reason async for delta in worker.generate(asked)] == ["length"]
         assert worker._engine.tiers is not None
-        assert await asyncio.to_thread(worker._engine.tiers.chain.flush, 20)
+        assert await asyncio.to_thread(worker._engine.tiers.chain.flush, 300)
         assert await worker.match_tiers(CacheRequest("q", tokens), 0) == {"host": 48}
         assert await worker.match_tiers(CacheRequest("q", tokens), 16) == {"host": 32}
         assert await worker.match_tiers(CacheRequest("q", [7, *tokens]), 0) == {}

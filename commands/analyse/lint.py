@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from kvproxy.analyse.lint import EditSaving, FamilyReport, LintReport
 
 _HEAD_CHARACTERS = 80
+_PLACES = {
+    "order of tools": "the order of the tools",
+    "order of properties": "the order of JSON properties in the tools",
+    "dropped tools": "a request without the tools (such as a compaction)",
+}
 
 
 def lint(
@@ -119,8 +124,11 @@ def _print_family(report: "FamilyReport", block_size: int) -> None:
 
 def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
     span, first = saving.span, ""
-    place = "the order of the tools" if span.kind == "order of tools" else "the order of JSON properties in the tools"
-    if span.kind not in ("order of tools", "order of properties"):
+    if span.kind in _PLACES:
+        place = _PLACES[span.kind]
+    elif span.kind == "moving text":
+        place = f"{_shorten(span.old)!r} moves to later messages: the {span.region}"
+    else:
         place = f"{span.kind} at character {span.at} of the {span.region}"
         first = f"; first, {_shorten(span.old)!r} became {_shorten(span.new)!r}"
     requests = plural(saving.changed, "request")
@@ -131,8 +139,8 @@ def _print_saving(report: "FamilyReport", saving: "EditSaving") -> None:
     stripped, moved = (
         f"{reuse.computed_tokens:,} ({percent(reuse.share)} reused)" for reuse in (saving.stripped, saving.moved)
     )
-    if saving.edit.action == "sort-tools":
-        print_text(f"{computed} sorted tools: {stripped}")
+    if saving.edit.action in ("sort-tools", "add-tools"):
+        print_text(f"{computed} {'sorted' if saving.edit.action == 'sort-tools' else 'the same'} tools: {stripped}")
     else:
         print_text(f"{computed} stripped: {stripped}, moved to the end: {moved}")
 

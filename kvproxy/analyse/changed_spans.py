@@ -12,13 +12,27 @@ from kvproxy.apis.json import JsonObject, dumps
 from kvproxy.blocks.divergence import common_prefix_length
 from kvproxy.settings.rules import EditSettings
 
-Kind = Literal["date", "time", "id", "number", "billing header", "order of tools", "order of properties", "text"]
+Kind = Literal[
+    "date",
+    "time",
+    "id",
+    "number",
+    "billing header",
+    "order of tools",
+    "order of properties",
+    "dropped tools",
+    "moving text",
+    "text",
+]
 
 _PIECE = re.compile(r"\w+|[^\w\s]|\s+")
 _WORDS_THAT_END_A_SPAN = 16
 _CONTEXT = 24
 _MAX_SPAN_CHARACTERS = 400
 _BILLING = "billing-header"
+_MOVING = "moving-text"
+_ELEMENT = re.compile(r"\s*<([A-Za-z][\w-]*)\b[^>]*>.*</\1>\s*", re.DOTALL)
+_MIN_MOVING_CHARACTERS = 12
 _VOLATILE_PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("date", r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),
     ("date", r"(?:\w{3,9},? )?(?:\d{1,2} \w{3,9}|\w{3,9} \d{1,2}),? \d{4}"),
@@ -68,18 +82,44 @@ def find_changed_span(old: PromptInput, new: PromptInput) -> ChangedSpan | None:
     """Return the first changed span; None if the prompts are unrelated, or if one prompt continues the other."""
     if isinstance(old, Conversation) and isinstance(new, Conversation):
         kind = _changed_tool_order(old.tools, new.tools)
-        if kind is not None:
-            lost = sum(len(_PIECE.findall(each.text)) for each in prompt_regions(new))
-            return ChangedSpan(TOOLS, None, 0, "", "", "", "", kind, lost)
+        if kind is not None and not (kind == "dropped tools" and old.messages[:2] != new.messages[:2]):
+            return ChangedSpan(TOOLS, None, 0, "", "", "", "", kind, _num_words(prompt_regions(new)))
     old_regions, new_regions = prompt_regions(old), prompt_regions(new)
     same = common_prefix_length(old_regions, new_regions)
     if same == min(len(old_regions), len(new_regions)) or old_regions[same].name != new_regions[same].name:
         return None
-    return _span_within_region(old_regions[same:], new_regions[same:])
+    moved = _moved_text(old_regions[same:], new_regions[same:])
+    return moved or _span_within_region(old_regions[same:], new_regions[same:])
+
+
+def _num_words(regions: Sequence[Region]) -> int:
+    return sum(len(_PIECE.findall(each.text)) for each in regions)
+
+
+def _moved_text(old: Sequence[Region], new: Sequence[Region]) -> ChangedSpan | None:
+    """Return a text that a message lost, and that a later message has, such as a reminder in the last message."""
+    one, other = old[0].text, new[0].text
+    start = common_prefix_length(one, other)
+    end = common_prefix_length(one[start:][::-1], other[start:][::-1])
+    lost = one[start : len(one) - end]
+    if len(other) - end > start or len(lost.strip()) < _MIN_MOVING_CHARACTERS:
+        return None
+    # The text may begin with the characters that follow it.
+    shift = next((shift for shift in range(start + 1) if one[start - shift :].lstrip().startswith("<")), 0)
+    if shift and one[start - shift : start] == lost[len(lost) - shift :]:
+        lost, start = one[start - shift : start] + lost[: len(lost) - shift], start - shift
+    wanted = without_digits(lost).strip()
+    if not any(wanted in without_digits(each.text) for each in new[1:] if each.role == old[0].role):
+        return None
+    before, after = _context(other, start, start)
+    kind: Kind = "moving text"
+    return ChangedSpan(new[0].name, new[0].role, start, lost, "", before, after, kind, _num_words(new[1:2]))
 
 
 def _changed_tool_order(old: Sequence[JsonObject], new: Sequence[JsonObject]) -> Kind | None:
-    """Return what the order of equal tools differs in; None if the tools differ, or if nothing does."""
+    """Return what differs between the tools besides their texts; None if the tools differ, or if nothing does."""
+    if old and not new:
+        return "dropped tools"
     lines = [list(map(tool_line, tools)) for tools in (old, new)]
     if lines[0] == lines[1]:
         return None
@@ -176,11 +216,15 @@ def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSetti
     """
     if span.kind in ("order of tools", "order of properties"):
         return [EditSettings(name="tools", action="sort-tools")]
+    if span.kind == "dropped tools":
+        return []
     role = span.role if span.role in ("user", "assistant") else "prompt" if span.role is None else "system"
     name = span.kind.replace(" ", "-")
     if span.kind == "billing header":
         pattern = r"\A(?:.*\n)??([^\n]*billing-header[^\n]*\n?)"
         return [EditSettings(name=name, action="strip", role=role, pattern=pattern)]
+    if span.kind == "moving text":
+        return [EditSettings(name=_MOVING, action="strip", role=role, pattern=_moving_pattern(span.old))]
     lead = re.split(r"\n|(?<=[.:;!?]) ", span.before)[-1]
     begins = span.at == len(lead) and re.fullmatch(r"\w+\s+", lead) and not span.after.lstrip()[:1].islower()
     if with_lead and begins:
@@ -190,6 +234,22 @@ def strip_edits(span: ChangedSpan, *, with_lead: bool = False) -> list[EditSetti
     ]
 
 
+def _moving_pattern(text: str) -> str:
+    if (element := _ELEMENT.fullmatch(text)) is not None:
+        return rf"((?:\s*<{element[1]}\b[^>]*>.*?</{element[1]}>)+)"
+    shown = text.strip()
+    if len(shown) > _MAX_SPAN_CHARACTERS:
+        ends = (_digit_insensitive_pattern(each) for each in (shown[: _CONTEXT * 2], shown[-_CONTEXT * 2 :]))
+        return rf"(\s*{'.*?'.join(ends)})"
+    return rf"(\s*{_digit_insensitive_pattern(shown)})"
+
+
+def add_tools_edit(tools: str, system: str) -> EditSettings:
+    """Return the edit that adds tools, as JSON, to requests without tools whose system prompt begins like `system`."""
+    pattern = rf"\A({_digit_insensitive_pattern(system[: 2 * _CONTEXT])})"
+    return EditSettings(name="dropped-tools", action="add-tools", pattern=pattern, tools=tools)
+
+
 def move_edit(edit: EditSettings) -> EditSettings:
     return edit.model_copy(update={"action": "move"})
 
@@ -197,7 +257,7 @@ def move_edit(edit: EditSettings) -> EditSettings:
 def matches_only_changes(edit: EditSettings, matches: Sequence[Sequence[str]]) -> bool:
     """Return whether an edit matches only text that changes between prompts. `matches` has the matched texts of each prompt."""
     counts = Counter(text for found in matches for text in found)
-    if not counts or edit.action == "sort-tools" or edit.name == _BILLING:
+    if not counts or edit.action == "sort-tools" or edit.name in (_BILLING, _MOVING):
         return True
     is_everywhere = all(matches)
     if len(counts) == 1 and is_everywhere and len(matches) > 1:

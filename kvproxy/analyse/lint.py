@@ -1,12 +1,13 @@
 """Finds changed spans (see `changed_spans`) that prevent prefix reuse, and the reuse that their removal would gain."""
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from kvproxy.analyse.changed_spans import (
     ChangedSpan,
+    add_tools_edit,
     find_changed_span,
     matches_only_changes,
     move_edit,
@@ -20,6 +21,7 @@ from kvproxy.analyse.prefix_estimate import TokenizedRequest, block_chains, reus
 from kvproxy.analyse.prompt_families import Family, group_families, prompt_regions, shingles
 from kvproxy.apis.api_request import ApiRequest
 from kvproxy.apis.codecs.codec import PromptInput
+from kvproxy.apis.json import dumps
 from kvproxy.errors import KvproxyError
 from kvproxy.flow.prepare.prompt_edits import apply_edits, matched_spans
 from kvproxy.flow.prepare.rules import Rules
@@ -55,14 +57,22 @@ class EditSaving:
     Attributes:
         span: the span in the first request that changes it.
         changed: number of requests in which the span differs from the most similar of the 12 requests before.
+        before: reuse before this edit.
         stripped, moved: reuse if the span is removed, and if it is moved to the last message.
     """
 
     span: ChangedSpan
     edit: EditSettings
     changed: int
+    before: PromptReuse
     stripped: PromptReuse
     moved: PromptReuse
+
+    @property
+    def suggested(self) -> EditSettings:
+        """The edit to install: it keeps the text at the end of the prompt, unless that loses most of the saving."""
+        saved, kept = (self.before.computed_tokens - each.computed_tokens for each in (self.stripped, self.moved))
+        return move_edit(self.edit) if self.edit.action == "strip" and 2 * kept >= saved else self.edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,10 @@ class LintReport:
         savings = [(report.family.model, saving) for report in self.families for saving in report.savings]
         for number, (model, saving) in enumerate(savings, 1):
             edit, moved, stripped = saving.edit, saving.moved.computed_tokens, saving.stripped.computed_tokens
-            chosen = edit if edit.action == "sort-tools" else move_edit(edit)
-            fields = chosen.model_dump(exclude_defaults=True) | {"name": f"{edit.name}-{number}", "model": model}
+            fields = saving.suggested.model_dump(exclude_defaults=True) | {
+                "name": f"{edit.name}-{number}",
+                "model": model,
+            }
             lines += ["", "[[edits]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
             if edit.action == "strip":
                 lines.append(f"# tokens to compute: {moved:,} with 'move', {stripped:,} with 'strip'")
@@ -117,7 +129,9 @@ async def lint(
     """Find changed spans in the prompts of a log, after the configured edits."""
     prompts, rules = _TokenizedPrompts(tokenizer, block_size), Rules(settings)
     for number, logged in enumerate(requests, 1):
-        request = rules.apply_edits(rules.apply(to_api_request(logged, settings)))
+        original = rules.apply(to_api_request(logged, settings))
+        prompts.moved_texts |= _moved_texts(original, settings.edits)
+        request = rules.apply_edits(original)
         await prompts.add(request, response_text(logged))
         progress(0.5 * number / len(requests))
     models = [request.model for request in prompts.requests]
@@ -134,6 +148,7 @@ class _TokenizedPrompts:
         self.forms: list[PromptInput] = []
         self.requests: list[ApiRequest] = []
         self.untokenized = 0
+        self.moved_texts: set[str] = set()
         self._tokenized: list[TokenizedRequest] = []
         self._tokenizer = tokenizer
         self._block_size = block_size
@@ -156,10 +171,10 @@ class _TokenizedPrompts:
         reuse = PromptReuse(sum(len(each.prompt) for each in tokenized), self._block_size * sum(blocks))
         savings: list[EditSaving] = []
         requests = moved_requests = [self.requests[member] for member in members]
-        least = reuse.computed_tokens
+        before = reuse
         while len(savings) < _MAX_SPANS:
             others = [[self.requests[member] for member in each.members] for each in families if each is not family]
-            found = _spans_by_cost([prompt_input(request) for request in requests])
+            found = _spans_by_cost([prompt_input(request) for request in requests], self.moved_texts)
             chosen = next(((spans, edit) for spans in found if (edit := _safe_edit(spans[0], requests, others))), None)
             if chosen is None:
                 break
@@ -167,11 +182,11 @@ class _TokenizedPrompts:
             stripped, requests = await self._reuse_after_edit(members, requests, edit)
             moving = move_edit(edit) if edit.action == "strip" else edit
             moved, moved_requests = await self._reuse_after_edit(members, moved_requests, moving)
-            saved = least - min(stripped.computed_tokens, moved.computed_tokens)
+            saved = before.computed_tokens - min(stripped.computed_tokens, moved.computed_tokens)
             if saved < max(_MIN_SAVED_SHARE * reuse.prompt_tokens, self._block_size):
                 break
-            savings.append(EditSaving(spans[0], edit, len(spans), stripped, moved))
-            least = stripped.computed_tokens
+            savings.append(EditSaving(spans[0], edit, len(spans), before, stripped, moved))
+            before = stripped
         later = sorted(blocks[1:])
         return FamilyReport(family, reuse, later[len(later) // 2] if later else 0, tuple(savings))
 
@@ -194,6 +209,8 @@ def _safe_edit(
     span: ChangedSpan, requests: Sequence[ApiRequest], others: Sequence[Sequence[ApiRequest]]
 ) -> EditSettings | None:
     """Return the edit of a span that matches most `requests`; None if every edit matches text that a whole family shares."""
+    if span.kind == "dropped tools":
+        return _tools_of_family(requests)
     chosen, most = None, 0
     for edit, whole in zip(strip_edits(span), strip_edits(span, with_lead=True), strict=True):
         if edit.action == "sort-tools":
@@ -205,14 +222,28 @@ def _safe_edit(
     return chosen
 
 
-def _spans_by_cost(forms: Sequence[PromptInput]) -> list[list[ChangedSpan]]:
+def _tools_of_family(requests: Sequence[ApiRequest]) -> EditSettings | None:
+    """Return the edit that adds the most frequent tools of a family; None without a system prompt."""
+    tools = Counter(dumps(request.body["tools"]).decode() for request in requests if request.body.get("tools"))
+    regions = prompt_regions(prompt_input(requests[0]))
+    system = next((each.text for each in regions if each.name == "system prompt" and each.text), None)
+    return add_tools_edit(tools.most_common(1)[0][0], system) if tools and system else None
+
+
+def _moved_texts(request: ApiRequest, edits: Sequence[EditSettings]) -> set[str]:
+    """Return the texts that installed edits move to the end of a prompt, and so to later messages in each turn."""
+    moves = [edit for edit in edits if edit.action == "move"]
+    return {f"{edit.lead}{text}" for edit in moves for text in matched_spans(request, edit)}
+
+
+def _spans_by_cost(forms: Sequence[PromptInput], moved_texts: Container[str]) -> list[list[ChangedSpan]]:
     found: defaultdict[tuple[object, ...], list[ChangedSpan]] = defaultdict(list)
     latest: list[tuple[PromptInput, set[int]]] = []
     for form in forms:
         hashes = shingles("\n".join(region.text for region in prompt_regions(form)))
         closest = max(latest, key=lambda known: len(known[1] & hashes), default=None)
         span = find_changed_span(closest[0], form) if closest is not None else None
-        if span is not None:
+        if span is not None and not (span.kind == "moving text" and span.old.strip() in moved_texts):
             found[span.key].append(span)
         latest = [*latest[-_COMPARED_PROMPTS + 1 :], (form, hashes)]
     _merge_changes_in_inserted_texts(found)

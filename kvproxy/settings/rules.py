@@ -1,6 +1,7 @@
-from typing import Literal
+import json
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvproxy.settings.cache import PolicyName
 from kvproxy.settings.section import Seconds, Section, compile_pattern
@@ -86,14 +87,24 @@ class EditSettings(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name in headers and records.")
     model: str = Field("*", description="Pattern of models; * matches any text.")
-    action: Literal["strip", "move", "sort-tools"] = Field(
-        description="Remove a span, move it to the end, or sort tools by name and their properties."
+    action: Literal["strip", "move", "sort-tools", "add-tools"] = Field(
+        description="Remove a span, move it to the end, sort tools by name and their properties, or add tools."
     )
     role: Literal["system", "user", "assistant", "prompt"] = Field(
         "system", description="Role of messages; prompt means plain prompts."
     )
     pattern: str | None = Field(None, description="Regular expression (Python) whose only group is the span.")
     lead: str = Field("", description="Text before a moved span.")
+    tools: str | None = Field(
+        None,
+        description="For add-tools: JSON list of tools for requests without any whose text matches; they cannot be called.",
+    )
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if self.action == "add-tools" and (self.pattern is None or not isinstance(_parsed(self.tools), list)):
+            raise ValueError("add-tools requires a pattern, and tools as a JSON list")
+        return self
 
     @field_validator("pattern")
     @classmethod
@@ -104,3 +115,10 @@ class EditSettings(Section):
         if groups != 1:
             raise ValueError(f"{pattern!r} has {groups} groups: enclose only the span in ( )")
         return pattern
+
+
+def _parsed(text: str | None) -> Any:
+    try:
+        return json.loads(text or "")
+    except ValueError:
+        return None

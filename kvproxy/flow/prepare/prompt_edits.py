@@ -42,12 +42,22 @@ def _apply_edit(body: JsonObject, edit: EditSettings) -> JsonObject | None:
         ordered = [as_object(loads(dumps(tool, sort_keys=True))) for tool in sorted(tools, key=_tool_sort_key)]
         # Equal objects may have another order of properties, which the model reads.
         return {**body, "tools": list[Json](ordered)} if dumps(ordered) != dumps(tools) else None
+    if edit.action == "add-tools" and body.get("tools"):
+        return None
     changed, spans = _without_spans(body, edit)
     if not spans:
         return None
+    if edit.action == "add-tools":
+        return _add_tools(body, loads((edit.tools or "[]").encode()))
     if edit.action == "strip":
         return changed
     return _append_span(changed, "\n\n".join(f"{edit.lead}{span}" for span in dict.fromkeys(spans)))
+
+
+def _add_tools(body: JsonObject, tools: Json) -> JsonObject:
+    # A client that sent no tools expects no calls.
+    is_for_messages = any("input_schema" in tool for tool in objects(tools))
+    return {**body, "tools": tools, "tool_choice": {"type": "none"} if is_for_messages else "none"}
 
 
 def _without_spans(body: JsonObject, edit: EditSettings) -> tuple[JsonObject, list[str]]:

@@ -5,12 +5,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer import Option
 
-from kvproxy.commands.options import Json
+from kvproxy.commands.options import Json, parser_of
 from kvproxy.commands.output import Output, print_charts, print_json
+from kvproxy.parameters import DeclaredParameter, declared_parameters
 
 CommandFunction: TypeAlias = Callable[..., Output | None]
 
@@ -39,7 +41,8 @@ class CommandGroup(typer.Typer):
 def _command(function: CommandFunction) -> Callable[..., None]:
     """Return a function for Typer that calls `function` and prints its output.
 
-    A dataclass parameter becomes one option per field. The option `--json` is added, unless there is a parameter `as_json`.
+    A dataclass parameter becomes one option per field, whose type has an `Option`, or a `Parameter` of `kvproxy.parameters`. The
+    option `--json` is added, unless there is a parameter `as_json`.
     """
     given = inspect.signature(function).parameters
     groups: dict[str, Any] = {name: each.annotation for name, each in given.items() if is_dataclass(each.annotation)}
@@ -56,7 +59,7 @@ def _command(function: CommandFunction) -> Callable[..., None]:
             return
         as_json = prints_json and values.pop("as_json")
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            values[name] = group(**{option.name: values.pop(option.name) for option in _options_of_group(group)})
         output = function(**values)
         if output is None:
             return
@@ -78,9 +81,30 @@ def _command(function: CommandFunction) -> Callable[..., None]:
 
 def _options_of(parameter: Parameter) -> list[Parameter]:
     group = parameter.annotation
-    if not is_dataclass(group):
-        return [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+    return _options_of_group(group) if is_dataclass(group) else [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+
+
+def _options_of_group(group: Any) -> list[Parameter]:
+    declared = {each.name: each for each in declared_parameters(group)}
     return [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=_annotation(declared[field.name]) if field.name in declared else field.type,
+        )
         for field in fields(group)
+        if field.name not in declared or declared[field.name].metadata.is_option
+    ]
+
+
+def _annotation(declared: DeclaredParameter) -> Any:
+    """Return the annotation from which Typer makes an option."""
+    metadata = declared.metadata
+    values = declared.type | None if declared.default is None else declared.type
+    if metadata.parse is None:
+        least = 0 if declared.type in (int, float) else None
+        return Annotated[values, Option(help=metadata.help, min=least)]
+    return Annotated[
+        values, Option(help=metadata.help, parser=parser_of(metadata.parse), metavar=metadata.metavar or "TEXT")
     ]

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,12 @@ from kvproxy.commands.statistics_text import policy_sentences
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, text_column
 from kvproxy.errors import KvproxyError, NotFound
 from kvproxy.operations.client import ApiName, ProxyClient, credential_headers
+from kvproxy.operations.journal_parameters import RecordName
 from kvproxy.telemetry.printable_text import escape_controls
 from kvproxy.units import tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.operations.journal import ExplanationReport
+    from kvproxy.operations.journal_operations import RecordExplanation
 
 _LISTED_BLOCKS = 12
 _LISTED_CHANGES = 4
@@ -53,8 +55,10 @@ def explain(
     Example: kvproxy explain --request 3f2a
     """
     if request is not None:
-        miss = proxy.open().explain(request, local_time)
-        return Output(miss.document, lambda: _print_miss(miss))
+        from kvproxy.operations.journal_operations import explain_record
+
+        miss = proxy.open().perform(explain_record, RecordName(request))
+        return Output(asdict(miss.explained), lambda: _print_miss(miss))
     client = proxy.client()
     body = prompt.body()
     from kvproxy.analyse.log_formats.log_format import detect_api
@@ -71,9 +75,9 @@ def explain(
     return Output(found, lambda: _print_explanation(found, layout))
 
 
-def _print_miss(found: "ExplanationReport") -> None:
+def _print_miss(found: "RecordExplanation") -> None:
     print_text("\n".join(map(escape_controls, found.sentences)))
-    record = found.record
+    record = found.explained.record
     facts = {"request": record.request_id, "time": local_time(record.time), "reason": record.reason}
     question = [] if found.question is None else [("question", one_line(found.question))]
     print_facts([*facts.items(), *question, ("tenant", tenant_name(record.tenant)), ("model", record.model)])

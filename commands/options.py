@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from kvproxy.commands.files import checked_plot
+from kvproxy.commands.formatting import local_time
 from kvproxy.operations.cache import CacheClient, open_cache
 from kvproxy.operations.client import ProxyClient, configured_token, configured_url
 from kvproxy.units import parse_bytes, parse_seconds
@@ -22,14 +23,20 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8484"
 
 
-def _option_parsed_by(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
-    def parser(value: Any) -> float:
+def parser_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a parser for Typer, which reports a ValueError of `parse` as an error of the option."""
+
+    def parser(value: Any) -> Any:
         try:
             return parse(value)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return partial(Option, parser=parser, metavar=metavar)
+    return parser
+
+
+def _option_parsed_by(parse: Callable[[Any], float], metavar: str) -> Callable[..., Any]:
+    return partial(Option, parser=parser_of(parse), metavar=metavar)
 
 
 duration_option = _option_parsed_by(parse_seconds, "DURATION")
@@ -130,7 +137,7 @@ class JournalOptions(ProxyOptions):
     def open(self) -> "JournalClient":
         from kvproxy.operations.journal import open_journal
 
-        return open_journal(self.url, self.token, self.data)
+        return open_journal(self.url, self.token, self.data, local_time)
 
     def open_direct(self, purpose: str) -> "DirectJournal":
         from kvproxy.operations.journal import open_direct_journal

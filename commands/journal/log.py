@@ -1,6 +1,6 @@
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -12,7 +12,7 @@ from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import checked_plot, save_charts
 from kvproxy.commands.formatting import local_time, milliseconds, percent, table_time
 from kvproxy.commands.journal.export import export
-from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
+from kvproxy.commands.options import JournalOptions, LimitOrAll
 from kvproxy.commands.output import Output, print_charts, print_facts, print_note
 from kvproxy.commands.tables import (
     Column,
@@ -24,31 +24,16 @@ from kvproxy.commands.tables import (
     table_output,
     text_column,
 )
+from kvproxy.journal.record_query import RecordQuery
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
-    from kvproxy.journal.reader import RecordQuery
     from kvproxy.journal.record import Record, RecordWithQuestions
     from kvproxy.operations.journal import DirectJournal, JournalClient
 
 EMPTY = "no request matches"
 TopGroup = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "upstream"]
 _POLL_SECONDS = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class QueryOptions:
-    since: Annotated[float | None, duration_option(help="Only requests within this duration, such as 90s.")] = None
-    layer: Annotated[str | None, Option(help="Only requests answered by this layer.")] = None
-    reason: Annotated[str | None, Option(help="Only this reason, or reasons that begin so, such as miss.")] = None
-    tenant: Annotated[str | None, Option(help="Only this tenant, or the client with this name.")] = None
-    model: Annotated[str | None, Option(help="Only requests for this model.")] = None
-    where: Annotated[str | None, Option(help='Only this SQL condition, such as "total_ms > 500".')] = None
-
-    def query(self, limit: int | None = None) -> "RecordQuery":
-        from kvproxy.operations.journal import journal_query
-
-        return journal_query(**asdict(self), limit=limit)
 
 
 app = CommandGroup("log", help="List requests, and how each was answered.")
@@ -58,7 +43,7 @@ app.subcommand(export)
 @app.default
 def log(
     *,
-    selection: QueryOptions,
+    selection: RecordQuery,
     limit: LimitOrAll = 20,
     layout: Layout,
     plot: Annotated[Path | None, Option(help="Plot requests over time: - (terminal), .png or .svg file.")] = None,
@@ -78,7 +63,7 @@ def log(
 
     Example: kvproxy log --plot - --since 1h
     """
-    query = selection.query(limit or None)
+    query = replace(selection, limit=limit or None)
     if plot is not None:
         if as_json or follow:
             raise typer.BadParameter("--plot excludes --json and --follow")
@@ -100,10 +85,10 @@ def log(
 
 
 def _sort_by_arrival(rows: "list[RecordWithQuestions]") -> "list[RecordWithQuestions]":
-    return sorted(rows, key=lambda row: (row.record.time, row.record.number))
+    return sorted(rows, key=lambda row: (row.time, row.number))
 
 
-def _plot(journal: "DirectJournal", query: "RecordQuery", file: Path) -> None:
+def _plot(journal: "DirectJournal", query: RecordQuery, file: Path) -> None:
     from kvproxy.journal.record import Layer
 
     is_file = str(file) != "-"
@@ -135,10 +120,9 @@ def show(
     """
     from kvproxy.journal.reasons import meaning_of_reason
 
-    found = source.open().record(request)
-    record = found.record
-    questions = {"question": found.question, "stored_question": _matched_question(found)}
-    document = asdict(record) | {"decode_ms": _decode_ms(record)} | questions
+    record = source.open().record(request)
+    questions = {"question": record.question, "stored_question": _matched_question(record)}
+    document = {**asdict(record), "decode_ms": _decode_ms(record), **questions}
     document.pop("text")
     fields = ((name, value) for name, value in document.items() if name != "time" and value not in (None, ""))
     facts = [("time", local_time(record.time)), *fields, ("meaning", meaning_of_reason(record.reason))]
@@ -153,16 +137,16 @@ def _decode_ms(record: "Record") -> float | None:
 
 
 def _follow(
-    journal: "JournalClient", query: "RecordQuery", rows: "list[RecordWithQuestions]", layout: Layout | None
+    journal: "JournalClient", query: RecordQuery, rows: "list[RecordWithQuestions]", layout: Layout | None
 ) -> None:
     latest = rows or journal.records(replace(query, limit=1))
-    last = max((row.record.number for row in latest), default=0)
+    last = max((row.number for row in latest), default=0)
     while True:
         time.sleep(_POLL_SECONDS)
         rows = _sort_by_arrival(journal.records(replace(query, after=last, limit=None)))
         if not rows:
             continue
-        last = max(row.record.number for row in rows)
+        last = max(row.number for row in rows)
         if layout is None:
             _print_objects(rows)
         else:
@@ -171,18 +155,15 @@ def _follow(
 
 def _print_objects(rows: "list[RecordWithQuestions]") -> None:
     for row in rows:
-        typer.echo(
-            json.dumps({**asdict(row.record), "question": row.question, "stored_question": _matched_question(row)})
-        )
+        typer.echo(json.dumps(asdict(row) | {"stored_question": _matched_question(row)}))
 
 
 def _matched_question(row: "RecordWithQuestions") -> str | None:
-    is_match = row.record.layer == "semantic" or row.record.reason == "shadow"
+    is_match = row.layer == "semantic" or row.reason == "shadow"
     return row.stored_question if is_match else None
 
 
-def _record_row(row: "RecordWithQuestions", *, shows_stored_question: bool = True, layout: Layout = Layout()) -> Row:
-    record = row.record
+def _record_row(record: "RecordWithQuestions", *, shows_stored_question: bool = True, layout: Layout = Layout()) -> Row:
     shown: Row = {
         "Time": table_time(record.time),
         "Layer?": record.layer,
@@ -193,16 +174,16 @@ def _record_row(row: "RecordWithQuestions", *, shows_stored_question: bool = Tru
         "Reused#?": record.reused_tokens,
         "ms#": milliseconds(record.total_ms),
         digest_column("Request", 8): record.request_id,
-        text_column("Question"): row.question,
-        **({text_column("Stored question"): _matched_question(row)} if shows_stored_question else {}),
+        text_column("Question"): record.question,
+        **({text_column("Stored question"): _matched_question(record)} if shows_stored_question else {}),
     }
     return shown if layout.columns is None else {**_record_fields(record), **shown}
 
 
-def _record_fields(record: "Record") -> Row:
+def _record_fields(record: "RecordWithQuestions") -> Row:
     found: dict[Column | str, object] = {}
     for name, value in asdict(record).items():
-        if name not in ("time", "layer", "reason", "model", "tenant"):
+        if name not in ("time", "layer", "reason", "model", "tenant", "question", "stored_question"):
             is_number = isinstance(value, int | float)
             found[Column(name, is_number=is_number)] = f"{value:,.3f}" if isinstance(value, float) else value
     return found
@@ -214,7 +195,7 @@ def top(
     by: Annotated[TopGroup, Option(help="Group requests by this field.")] = "prompt",
     backend: Annotated[bool, Option("--backend", help="Sort by backend time instead of requests.")] = False,
     limit: LimitOrAll = 10,
-    selection: QueryOptions,
+    selection: RecordQuery,
     layout: Layout,
     source: JournalOptions,
 ) -> Output:
@@ -227,10 +208,9 @@ def top(
 
     Example: kvproxy log top --backend --by tenant
     """
-    query = selection.query()
     # One more row than the limit shows whether there are more.
     found = source.open_direct("log top").groups(
-        query, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
+        selection, by, order="backend" if backend else "requests", limit=limit + 1 if limit else None
     )
     listed = found[: limit or None]
     has_differences = any(row.differs_in for row in listed)

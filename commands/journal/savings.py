@@ -1,16 +1,17 @@
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from kvproxy.analyse.charts import Chart
 from kvproxy.commands.files import save_charts
 from kvproxy.commands.formatting import money, percent
-from kvproxy.commands.options import JournalOptions, Plot, duration_option
+from kvproxy.commands.options import JournalOptions, Plot
 from kvproxy.commands.output import Output, print_text
 from kvproxy.commands.tables import Layout, Row, print_table, text_column
 from kvproxy.journal.sessions.ledger import CAUSES
+from kvproxy.operations.journal_parameters import LedgerQuery, SavingsQuery
 from kvproxy.units import plural, tenant_name
 
 if TYPE_CHECKING:
@@ -20,13 +21,10 @@ if TYPE_CHECKING:
 _MAX_BARS = 10
 _NO_PRICE = 'No price is known: set prices in kvproxy.toml under [journal.prices."MODEL"].'
 
-SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
-
 
 def savings(
     *,
-    by: Annotated[SavingsGroup, Option(help="Group requests by this field.")] = "layer",
-    since: Annotated[float | None, duration_option(help="Whole UTC days since this duration ago, such as 7d.")] = None,
+    query: SavingsQuery,
     ledger: Annotated[bool, Option("--ledger", help="List the reused and the lost prompt tokens instead.")] = False,
     layout: Layout,
     plot: Plot = None,
@@ -45,10 +43,13 @@ def savings(
 
     Example: kvproxy savings --ledger
     """
+    from kvproxy.operations.journal_operations import report_ledger, report_savings
+
+    by, since = query.by, query.since
     if ledger:
-        found = source.open().ledger(since)
+        found = source.open().perform(report_ledger, LedgerQuery(since))
         return Output(asdict(found) | _first_counted_day(since), lambda: _print_ledger(found, since, layout))
-    report = source.open().savings(by, since)
+    report = source.open().perform(report_savings, query)
     charts = _savings_charts(report, by)
     save_charts(charts, plot)
     document = asdict(report) | _first_counted_day(since)

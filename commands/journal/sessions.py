@@ -1,14 +1,15 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.formatting import money, percent, table_time
-from kvproxy.commands.options import JournalOptions, LimitOrAll, duration_option
+from kvproxy.commands.options import JournalOptions, LimitOrAll
 from kvproxy.commands.output import Output, print_facts
 from kvproxy.commands.tables import Column, Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.journal.sessions.ledger import main_cause
+from kvproxy.operations.journal_parameters import SessionName, SessionQuery
 from kvproxy.units import format_seconds, tenant_name
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ app = CommandGroup("sessions", help="List sessions and their reused and lost tok
 def sessions(
     *,
     limit: LimitOrAll = 20,
-    turns: Annotated[int, Option(help="Only sessions with at least this number of turns.", min=1)] = 1,
-    since: Annotated[float | None, duration_option(help="Only sessions active in this duration, such as 2h.")] = None,
+    selection: SessionQuery,
     layout: Layout,
     source: JournalOptions,
 ) -> Output:
@@ -36,7 +36,7 @@ def sessions(
     Example: kvproxy sessions --since 2h --json
     """
     # One more row than the limit shows whether there are more.
-    found = source.open().sessions(limit + 1 if limit else None, since, turns)
+    found = source.open().sessions(replace(selection, limit=limit + 1 if limit else None))
     listed = found[: limit or None]
     document, rows = [asdict(each) for each in listed], map(_session_row, listed)
     return table_output(document, rows, empty="no sessions", layout=layout, total=len(found), is_minimum=True)
@@ -56,8 +56,9 @@ def show(
     Example: kvproxy sessions show 42
     """
     from kvproxy.journal.sessions.session_reader import summarize_session
+    from kvproxy.operations.journal_operations import show_session
 
-    rows = source.open().session_tree(session)
+    rows = source.open().perform(show_session, SessionName(session))
 
     def show() -> None:
         found = summarize_session([row.turn for row in rows if row.turn.session == rows[0].turn.session])

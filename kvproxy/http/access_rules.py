@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+from collections.abc import Collection
 from functools import cached_property, lru_cache
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
@@ -15,7 +16,6 @@ from kvproxy.errors import Forbidden, KvproxyError, Unauthorized, UpstreamError
 from kvproxy.http.admin_sessions import SESSION_HEADER, AdminSessions
 from kvproxy.http.error_responses import error_response
 from kvproxy.http.exchange_middleware import is_proxy_path
-from kvproxy.http.openapi import QUERY_PARAMETERS
 from kvproxy.http.page_isolation import CLEAR_STORAGE, isolate_response, requests_worker
 from kvproxy.http.request_bodies import query_of
 from kvproxy.index.pending_writes import PendingWrites
@@ -186,11 +186,13 @@ class PageGuard:
 class AdminGuard:
     """Requires the operator for admin routes, and logs requests that may change data.
 
-    A request waits for pending writes first, so that it lists every response that a client has received.
+    A request waits for pending writes first, so that it lists every response that a client has received. The log leaves out
+    query parameters that are not in `parameters`: their values may be secrets.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites) -> None:
+    def __init__(self, app: ASGIApp, access: AccessRules, writes: PendingWrites, parameters: Collection[str]) -> None:
         self._app = app
+        self._parameters = parameters
         self._access = access
         self._writes = writes
 
@@ -199,7 +201,7 @@ class AdminGuard:
 
         async def send_logged(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _log_change(request, message["status"])
+                _log_change(request, message["status"], self._parameters)
             await send(message)
 
         refused = self._access.check_operator(request)
@@ -208,17 +210,16 @@ class AdminGuard:
         await (self._app if refused is None else error_response(refused, scope))(scope, receive, send_logged)
 
 
-def _log_change(request: Request, status: int) -> None:
+def _log_change(request: Request, status: int, parameters: Collection[str]) -> None:
     path: str = request.scope["path"]
     if request.method not in _READ_METHODS and path != _READ_ONLY_POST:
         client = request.client.host if request.client is not None else "?"
-        _admin_log.info("%s %s%s from %s: %s", request.method, path, _known_query(request), client, status)
+        _admin_log.info("%s %s%s from %s: %s", request.method, path, _known_query(request, parameters), client, status)
 
 
-def _known_query(request: Request) -> str:
-    """Return the query without parameters that no route has: their values may be secrets."""
+def _known_query(request: Request, parameters: Collection[str]) -> str:
     query = query_of(request)
-    known = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name in QUERY_PARAMETERS]
+    known = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name in parameters]
     return f"?{urlencode(known)}" if known else ""
 
 

@@ -15,7 +15,7 @@ from kvproxy.errors import InvalidRequest, KvproxyError, StoreUnavailable
 from kvproxy.http import admin, routes, ui
 from kvproxy.http.access_rules import AdminGuard, PageGuard
 from kvproxy.http.client_authentication import ClientGuard
-from kvproxy.http.error_responses import error_body, error_response
+from kvproxy.http.error_responses import ErrorHandler, error_body, error_response
 from kvproxy.http.exchange_middleware import ExchangeMiddleware, request_id_of
 from kvproxy.http.services import Services
 from kvproxy.index.entry_redaction import RedactionFailed
@@ -33,8 +33,11 @@ def create_app(services: Services) -> Starlette:
         finally:
             await services.close()
 
-    guard = Middleware(AdminGuard, access=services.access, writes=services.cache.pending_writes)
-    guarded = Mount("/admin", routes=admin.ROUTES, middleware=[guard])
+    writes = services.cache.pending_writes
+    guard = Middleware(AdminGuard, access=services.access, writes=writes, parameters=admin.QUERY_PARAMETERS)
+    operator_app = admin.create_admin_app(_HANDLERS)
+    operator_app.state.services = services
+    guarded = Mount("/admin", app=operator_app, middleware=[guard])
     app = Starlette(
         routes=[*routes.ROUTES, guarded, *ui.routes(), routes.CATCH_ALL],
         lifespan=lifespan,
@@ -49,12 +52,7 @@ def create_app(services: Services) -> Starlette:
             Middleware(ui.BrowserRedirect),
             Middleware(ClientGuard, clients=services.clients, quotas=services.quotas, metrics=services.metrics),
         ],
-        exception_handlers={
-            **dict.fromkeys((KvproxyError, CacheStoreError, EmbedderError, RedactionFailed), _on_known_error),
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_disconnect,
-            Exception: _on_unknown_error,
-        },
+        exception_handlers=_HANDLERS,
     )
     app.state.services = services
     return app
@@ -86,3 +84,11 @@ async def _on_unknown_error(request: Request, error: Exception) -> Response:
     # The server closes the connection after an error that it does not know.
     response.headers["connection"] = "close"
     return response
+
+
+_HANDLERS: dict[int | type[Exception], ErrorHandler] = {
+    **dict.fromkeys((KvproxyError, CacheStoreError, EmbedderError, RedactionFailed), _on_known_error),
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_disconnect,
+    Exception: _on_unknown_error,
+}

@@ -1,7 +1,10 @@
 """Responses for errors, in the format of the API to which the path belongs."""
 
 import math
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
@@ -14,6 +17,7 @@ from kvproxy.errors import KvproxyError
 from kvproxy.http.content_encoding import CODINGS
 from kvproxy.http.exchange_middleware import request_id_of
 
+ErrorHandler: TypeAlias = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
 # Headers that RFC 9110 requires with a status.
 _HEADERS = {415: ("accept-encoding", ", ".join(CODINGS)), 426: ("upgrade", "HTTP/1.1")}
 

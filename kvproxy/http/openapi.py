@@ -3,11 +3,14 @@
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Mount
 from starlette.schemas import SchemaGenerator
 
 from kvproxy import __version__
@@ -40,18 +43,26 @@ async def openapi(request: Request) -> Response:
     return JSONResponse(document(request.app.routes))
 
 
-def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    paths: dict[str, dict[str, Any]] = {}
+def document(routes: Sequence[BaseRoute]) -> Schema:
+    paths: dict[str, Schema] = {}
     for name, api in APIS.items():
         summary = f"Answer a request to the API {name}, from the caches or the backend."
         paths[api.path] = {"post": _operation("post", api.path, summary)}
+    declared, schemas = _declared_operations(routes)
     for method, path, summary in operations(routes):
-        paths.setdefault(path, {})[method] = _operation(method, path, summary)
+        written = _operation(method, path, summary)
+        paths.setdefault(path, {})[method] = written
+        if (found := declared.get((method, path))) is not None:
+            written["parameters"] = found.get("parameters", [])
+            written["responses"]["200"]["content"] = found["responses"]["200"].get("content", {})
+            if path in _MEDIA_TYPES:
+                written["responses"]["200"]["content"] = {_MEDIA_TYPES[path]: {}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "kvproxy", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {
+            "schemas": schemas,
             "responses": {"Error": _error_response(_ERROR), "AnthropicError": _error_response(_ANTHROPIC_ERROR)},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
@@ -60,20 +71,35 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     }
 
 
+def _declared_operations(routes: Sequence[BaseRoute]) -> tuple[dict[tuple[str, str], Schema], Schema]:
+    """Return the entries of declared operations by method and path, and the schemas to which they refer."""
+    found: dict[tuple[str, str], Schema] = {}
+    schemas: Schema = {}
+    for mount in (route for route in routes if isinstance(route, Mount)):
+        own = [copy(route) for route in mount.routes or () if isinstance(route, APIRoute)]
+        for route in own:
+            route.methods = {method for method in route.methods or () if method != "HEAD"}
+        written = get_openapi(title="", version="", routes=own)
+        schemas |= written.get("components", {}).get("schemas", {})
+        for path, methods in written["paths"].items():
+            found |= {(method, f"{mount.path}{path}"): entry for method, entry in methods.items()}
+    return found, schemas
+
+
 def operations(routes: Sequence[BaseRoute]) -> list[tuple[str, str, str]]:
     """Return method, path, and summary of each route, except the cached APIs, whose routes have no docstring."""
     found = SchemaGenerator({}).get_endpoints(list(routes))
     return [(each.http_method, each.path, (inspect.getdoc(each.func) or "").partition("\n")[0]) for each in found]
 
 
-def _operation(method: str, path: str, summary: str) -> dict[str, Any]:
+def _operation(method: str, path: str, summary: str) -> Schema:
     key = f"{method} {path}"
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"{(\w+)}", path)
     ]
     for name, schema in QUERIES.get(key, {}).items():
         parameters.append({"name": name, "in": "query", "required": name == "name", "schema": schema})
-    written: dict[str, Any] = {
+    written: Schema = {
         "summary": summary,
         "tags": ["operator" if path.startswith("/admin") or path == "/metrics" else "public"],
         "parameters": parameters,
@@ -95,10 +121,13 @@ def _error_response(schema: Schema) -> Schema:
     return {"description": "The error, and its fix.", "content": {_JSON: {"schema": schema}}}
 
 
+_MEDIA_TYPES = {"/metrics": "text/plain", "/admin/cache/export": _LINES, "/admin/log/live": _EVENTS}
+
+
 def _media_types(path: str) -> tuple[str, ...]:
     if path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         return _JSON, _EVENTS
-    return ({"/metrics": "text/plain", "/admin/cache/export": _LINES, "/admin/log/live": _EVENTS}.get(path, _JSON),)
+    return (_MEDIA_TYPES.get(path, _JSON),)
 
 
 def _one_of(*names: str) -> Schema:
@@ -107,8 +136,6 @@ def _one_of(*names: str) -> Schema:
 
 _PAGE = {"limit": _NUMBER, "offset": _NUMBER}
 _FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search", "tenant", "older_than"), _TEXT)
-_LOG = dict.fromkeys(("layer", "reason", "tenant", "model", "since"), _TEXT)
-_LOG |= {"until": _NUMBER, "after": _NUMBER, "judged": _YES}
 _NAME = {"name": _TEXT}
 QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/blocks/what-if": {"tier": _TEXT, "bytes_per_token": _NUMBER},
@@ -119,18 +146,11 @@ QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/cache/queue": _PAGE,
     "get /admin/cache/usage": {"by": _one_of("tenant", "model", "endpoint", "tag")},
     "delete /admin/cache/{id}": {"soft": _YES},
-    "get /admin/log": _LOG | {"before": _NUMBER, "limit": _NUMBER},
-    "get /admin/log/live": _LOG,
-    "get /admin/log/series": {"since": _TEXT, "until": _NUMBER, "step": _TEXT, "by": _one_of("layer", "reason")},
-    "get /admin/savings/ledger": {"since": _TEXT},
-    "get /admin/sessions": {"since": _TEXT, "turns": _NUMBER} | _PAGE,
-    "get /admin/savings": {"by": _one_of("layer", "tenant", "model", "tag", "day"), "since": _TEXT},
     "post /admin/upstreams/drain": _NAME,
     "post /admin/upstreams/undrain": _NAME,
     "post /admin/explain": {"api": _one_of(*APIS)},
 }
 """Query parameters by method and path."""
-QUERY_PARAMETERS = frozenset(name for query in QUERIES.values() for name in query)
 
 _NULLABLE = {"type": ["string", "null"]}
 _ERROR = _object(

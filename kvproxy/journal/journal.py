@@ -22,8 +22,9 @@ from kvproxy.index.store import is_url
 from kvproxy.journal.cache_history import Event, ResponseRemoved, ResponseStored
 from kvproxy.journal.databases.database import InvalidQuery, JournalDatabase, JournalFailed
 from kvproxy.journal.databases.sqlite import open_or_replace
-from kvproxy.journal.reader import JournalReader, RecordQuery
+from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.record import Record
+from kvproxy.journal.record_query import RecordQuery
 from kvproxy.journal.record_writer import RecordWriter
 from kvproxy.settings.journal import JournalSettings
 

@@ -12,11 +12,10 @@ from kvproxy.apis.json import JsonObject, as_object, loads
 from kvproxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from kvproxy.journal.databases.database import InvalidQuery, JournalFailed, open_to_read
 from kvproxy.journal.record import BackendPrompt, Record, RecordWithQuestions
+from kvproxy.journal.record_query import Group, RecordQuery, SavingsGroup
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds, short_key
 
-Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
-SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
 _MAX_SAMPLED = 5_000
 CACHES = ("exact", "semantic", "shared")
 """Values of `Record.layer` for responses that required no backend request."""
@@ -28,32 +27,7 @@ _PROXY = ("revalidated", "warming")
 """Values of `Record.layer` for requests that no client sent."""
 _SPANS = (1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 86_400, 604_800)
 _MAX_SPANS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class RecordQuery:
-    """Filters of records; None disables a filter.
-
-    Attributes:
-        since, until: seconds since the epoch.
-        reason: beginning of the reason token (see `reasons.py`): `miss` selects all misses.
-        where: SQL condition over the view `requests`.
-        after, before: exclusive bounds of `Record.number`.
-        judged: only requests whose semantic lookup compared a stored question.
-        limit: maximum number of records; the newest are returned.
-    """
-
-    since: float | None = None
-    layer: str | None = None
-    reason: str | None = None
-    tenant: str | None = None
-    model: str | None = None
-    where: str | None = None
-    after: int | None = None
-    before: int | None = None
-    judged: bool = False
-    until: float | None = None
-    limit: int | None = None
+_RECORD_FIELDS = tuple(field.name for field in fields(Record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +128,7 @@ class JournalReader:
         self._database.close()
 
     def records(self, query: RecordQuery) -> list[Record]:
-        condition, values = _where_sql(query)
+        condition, values = query.sql()
         limit = "" if query.limit is None else f" limit {int(query.limit)}"
         return self._select(f"{condition} order by number desc{limit}", values)
 
@@ -177,7 +151,7 @@ class JournalReader:
 
         `limit` is the maximum number of groups; None returns all.
         """
-        condition, values = _where_sql(query)
+        condition, values = query.sql()
         cached = f"(layer in {CACHES} or layer = 'warming' and reason like 'hit-%')"
         backend = f"(layer in {BACKEND} or {_BEGUN} or layer = 'warming' and status < 400 and reason not like 'hit-%')"
         spent = f"sum(case when {backend} then total_ms else 0 end)"
@@ -201,7 +175,7 @@ class JournalReader:
         return [RequestGroup(str(row[0]), *row[1:]) for row in self.rows(sql, values)]
 
     def layer_counts(self, query: RecordQuery) -> LayerCounts:
-        condition, values = _where_sql(query)
+        condition, values = query.sql()
         condition = _without_warming(condition, query)
         first, last = self.rows(f"select min(time), max(time) from requests{condition}", values)[0]
         if first is None:
@@ -338,7 +312,9 @@ class JournalReader:
             own = None if record.layer == "semantic" else questions.get(record.entry or "")
             question = record.text or own or questions.get(entries.get(record.prompt or 0, ""))
             near = record.near or (record.entry if record.layer == "semantic" else None)
-            found.append(RecordWithQuestions(record, question, questions.get(near or "")))
+            values = {name: getattr(record, name) for name in _RECORD_FIELDS}
+            stored_question = questions.get(near or "")
+            found.append(RecordWithQuestions(**values, question=question, stored_question=stored_question))
         return found
 
     def _prompt_values(self, column: str, value: str, wanted: Sequence[object]) -> dict[Any, str]:
@@ -372,26 +348,6 @@ def _median_and_p95(values: list[float]) -> tuple[float, float] | None:
     if not values:
         return None
     return round(median(values), 3), round(sorted(values)[ceil(0.95 * len(values)) - 1], 3)
-
-
-def _where_sql(query: RecordQuery) -> tuple[str, list[object]]:
-    conditions: list[tuple[str, object]] = [
-        ("time >= ?", query.since),
-        ("time < ?", query.until),
-        ("layer = ?", query.layer),
-        ("substr(reason, 1, length(?)) = ?", query.reason),
-        ("(tenant = ? or client = ?)", query.tenant),
-        ("model = ?", query.model),
-        ("number > ?", query.after),
-        ("number < ?", query.before),
-        ("near is not null and ?", query.judged or None),
-    ]
-    given = [(sql, value) for sql, value in conditions if value is not None]
-    parts = [sql for sql, _ in given]
-    values = [value for sql, value in given for _ in range(sql.count("?"))]
-    if query.where is not None:
-        parts.append(f"({query.where})")
-    return (f" where {' and '.join(parts)}" if parts else ""), values
 
 
 def _without_warming(condition: str, query: RecordQuery) -> str:

@@ -54,13 +54,21 @@ class Record:
     prefill_ms: float | None
     first_ms: float | None
     total_ms: float | None
-    tags: str
+    tags: str | None
     key: str | None
     prompt: int | None
     against: int | None
     text: str | None
     not_stored: str | None = None
     proxy: str | None = None
+
+
+@dataclass(slots=True)
+class RecordWithQuestions(Record):
+    """A record with its question, and the stored question that was compared with it; None if unknown."""
+
+    question: str | None = None
+    stored_question: str | None = None
 
 
 def record_of(exchange: Exchange) -> Record:
@@ -196,15 +204,6 @@ def _layer(exchange: Exchange, reason: str) -> Layer:
 
 def _milliseconds(start: float, end: float) -> float | None:
     return (end - start) * 1000 if end else None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordWithQuestions:
-    """A record with its question, and the stored question that was compared with it; None if unknown."""
-
-    record: Record
-    question: str | None
-    stored_question: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from kvproxy.index.evaluation.confidence_intervals import wilson_interval
-from kvproxy.journal.reader import CACHES, JournalReader, SavingsGroup
+from kvproxy.journal.reader import CACHES, JournalReader
+from kvproxy.journal.record_query import SavingsGroup
 from kvproxy.journal.sessions.ledger import REPEATED
 from kvproxy.journal.sessions.session_reader import SessionReader
 from kvproxy.providers.prices import ModelPrices

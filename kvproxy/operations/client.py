@@ -3,16 +3,18 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
 
 from kvproxy.errors import InvalidRequest, KvproxyError, NoPrefixCache, NotFound, ProxyUnreachable, SettingsError
 from kvproxy.installation.checks.servers import ADMIN_TOKEN_HEADER
+from kvproxy.parameters import declared_parameters
 from kvproxy.upstreams.limited_fetch import tls_context
 
 if TYPE_CHECKING:
     from httpx import Response
 
+    from kvproxy.operations.operation import Operation, Parameters, Result
     from kvproxy.settings import Settings
 
 # The paths of `kvproxy.apis`, which is slow to import.
@@ -58,6 +60,28 @@ class ProxyClient:
         """Return the rows of a response, and their number without the query's limit."""
         response = self._send("GET", path, query)
         return self._json(response), int(response.headers["x-total-count"])
+
+    def perform(self, operation: "Operation[Any, Parameters, Result]", parameters: "Parameters") -> "Result":
+        """Perform an operation by its route. Raises InvalidRequest for a parameter that the route does not accept."""
+        from pydantic import TypeAdapter, ValidationError
+
+        given = {each.name: getattr(parameters, each.name) for each in declared_parameters(operation.parameters)}
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
+        if unknown := given.keys() - {each.name for each in operation.remote_parameters}:
+            raise InvalidRequest(
+                f"{', '.join(unknown)} is not available over HTTP: run the command beside the proxy's files"
+            )
+        path = "/admin" + operation.path
+        for name in operation.path_names:
+            path = path.replace("{" + name + "}", quote_path_segment(str(given.pop(name))))
+        response = self._send(operation.method, path, {k: "true" if v is True else v for k, v in given.items()})
+        try:
+            return cast("Result", TypeAdapter(operation.result).validate_python(self._json(response)))
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise KvproxyError(
+                f"the response of {self.url} has an unknown form ({place}): use the same version of kvproxy here and there"
+            ) from None
 
     def get_text(self, path: str) -> str:
         return str(self._send("GET", path, {}).text)

@@ -13,6 +13,17 @@ from kvproxy.http.openapi import QUERIES, document
 from kvproxy.http.services import Services
 
 ROOT = Path(routes.__file__).parent
+# Parameters of routes before FastAPI described them: clients may send each.
+DECLARED = {
+    "get /admin/log": ["layer", "reason", "tenant", "model", "since", "until", "after", "judged", "before", "limit"],
+    "get /admin/log/live": ["layer", "reason", "tenant", "model", "since", "until", "after", "judged"],
+    "get /admin/log/series": ["since", "until", "step", "by"],
+    "get /admin/log/{id}": ["id"],
+    "get /admin/savings": ["by", "since"],
+    "get /admin/savings/ledger": ["since"],
+    "get /admin/sessions": ["since", "turns", "limit", "offset"],
+    "get /admin/sessions/{id}": ["id"],
+}
 WHOLE = document([*routes.ROUTES, Mount("/admin", routes=admin.ROUTES)])
 
 
@@ -30,6 +41,14 @@ def test_every_parameter_of_a_query_is_in_the_document() -> None:
     read = {name for file in ROOT.rglob("*.py") for name in re.findall(reads, file.read_text())}
     assert {"limit", "api"} <= read
     assert {name for query in QUERIES.values() for name in query} == read | set(_TEXT_FILTERS)
+    declared = {(key, name) for key, names in DECLARED.items() for name in names}
+    written = {
+        (f"{method} {path}", each["name"])
+        for path, methods in WHOLE["paths"].items()
+        for method, entry in methods.items()
+        for each in entry["parameters"]
+    }
+    assert declared <= written
 
 
 def test_it_is_served(demo: tuple[str, Services]) -> None:

@@ -8,9 +8,12 @@ import httpx
 import pytest
 
 from kvproxy.errors import InvalidRequest, NotFound
+from kvproxy.journal.record_query import RecordQuery
 from kvproxy.operations import journal
 from kvproxy.operations.client import ProxyClient
-from kvproxy.operations.journal import DirectJournal, RemoteJournal, journal_query, open_journal
+from kvproxy.operations.journal import DirectJournal, RemoteJournal, open_journal
+from kvproxy.operations.journal_operations import explain_record, report_ledger, report_savings, show_session
+from kvproxy.operations.journal_parameters import LedgerQuery, RecordName, SavingsQuery, SessionName, SessionQuery
 from kvproxy.settings import load_settings
 from tests.commands.run import kvproxy, result
 from tests.plain_upstream import run_plain_upstream
@@ -51,7 +54,7 @@ def test_http_and_the_file_give_the_same_records(
 ) -> None:
     url, data = running
     monkeypatch.setattr(journal, "_PAGE", 3)
-    query = journal_query(**options)
+    query = RecordQuery(**options)
     found = RemoteJournal(ProxyClient(url)).records(query)
     assert found == DirectJournal(data).records(query)
     assert len(found) == count
@@ -61,11 +64,13 @@ def test_http_and_the_file_give_the_same_explanation_and_savings(running: Runnin
     url, data = running
     remote, file = RemoteJournal(ProxyClient(url)), DirectJournal(data)
     assert remote.record("1") == file.record("1")
-    local, explained = file.explain("2", str), remote.explain("2", str)
-    assert explained.record == local.record
-    assert explained.document["cause"] == local.document["cause"]
+    local, explained = (each.perform(explain_record, RecordName("2")) for each in (file, remote))
+    assert explained.explained == local.explained
     assert explained.sentences[0] == local.sentences[0]
-    assert remote.savings("model", None) == file.savings("model", None)
+    by_model = SavingsQuery(by="model")
+    assert remote.perform(report_savings, by_model) == file.perform(report_savings, by_model)
+    assert remote.perform(report_ledger, LedgerQuery()) == file.perform(report_ledger, LedgerQuery())
+    assert remote.perform(show_session, SessionName("1")) == file.perform(show_session, SessionName("1"))
     with pytest.raises(NotFound):
         remote.record("99")
 
@@ -76,10 +81,10 @@ def test_http_and_the_file_give_the_same_sessions(
 ) -> None:
     url, data = running
     monkeypatch.setattr(journal, "_PAGE", 1)
-    every = DirectJournal(data).sessions(None, None, 1)
+    every = DirectJournal(data).sessions(SessionQuery())
     assert len(every) > 1
-    found = RemoteJournal(ProxyClient(url)).sessions(limit, None, 1)
-    assert found == DirectJournal(data).sessions(limit, None, 1) == every[:limit]
+    query = SessionQuery(limit=limit)
+    assert RemoteJournal(ProxyClient(url)).sessions(query) == DirectJournal(data).sessions(query) == every[:limit]
 
 
 def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +100,15 @@ def test_a_proxy_on_another_machine_is_read_over_http(running: Running, monkeypa
         assert (done.returncode, "run it on the machine of" in done.stderr) == (2, True)
 
 
-def test_an_unknown_layer_names_the_valid_ones() -> None:
-    with pytest.raises(InvalidRequest, match="use one of exact"):
-        journal_query(layer="none")
+def test_an_unknown_layer_names_the_valid_ones(running: Running) -> None:
+    url, data = running
+    done = kvproxy("log", "--layer", "none", "--data", data)
+    assert (done.returncode, "use one of exact" in done.stderr) == (2, True)
+    answer = httpx.get(f"{url}/admin/log", params={"layer": "none"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "layer")
+    assert "use one of exact" in answer.json()["error"]["message"]
+
+
+def test_a_condition_in_sql_is_not_sent_to_another_machine(running: Running) -> None:
+    with pytest.raises(InvalidRequest, match="where is not available over HTTP"):
+        RemoteJournal(ProxyClient(running[0])).records(RecordQuery(where="status = 200"))

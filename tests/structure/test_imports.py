@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED_IMPORTS = """
 index errors units:
 # The library's names are imported at their first use.
+parameters: units
 kvproxy: analyse blocks commands index library settings
 optional_packages: errors
 settings: errors units
@@ -31,7 +32,7 @@ open_response_cache: errors index optional_packages privacy settings
 library: errors index open_response_cache settings units
 exchange: apis backends clients index settings
 engine: apis backends blocks demo errors optional_packages privacy settings tiers
-journal: apis blocks errors exchange index optional_packages providers settings units
+journal: apis blocks errors exchange index optional_packages parameters providers settings units
 telemetry: apis errors exchange index journal settings
 flow: apis backends clients errors exchange index journal open_response_cache providers settings telemetry
 upstreams: apis backends blocks demo engine errors index optional_packages privacy settings tiers
@@ -39,11 +40,11 @@ installation: blocks demo engine errors index journal privacy providers settings
 # Replays request logs through the flow, with the tokenizer of mirrored upstreams.
 analyse: apis backends blocks demo errors exchange flow index journal open_response_cache providers settings units
     upstreams
-http: apis backends blocks clients engine errors exchange flow index installation journal open_response_cache
-    optional_packages privacy providers settings telemetry tiers units upstreams
+http: apis backends blocks clients engine errors exchange flow index installation journal open_response_cache operations
+    optional_packages parameters privacy providers settings telemetry tiers units upstreams
 # Access to a proxy for its operator: over HTTP, or through its files.
-operations: analyse apis clients errors flow index installation journal privacy providers settings units upstreams
-commands: analyse apis clients errors http index installation journal operations optional_packages settings telemetry
+operations: analyse apis clients errors flow index installation journal parameters privacy providers settings units upstreams
+commands: analyse apis clients errors http index installation journal operations optional_packages parameters settings telemetry
     units upstreams
 """
 

@@ -1,0 +1,92 @@
+"""Declares the filters of the log, each in one place: its help, its form, and its SQL condition."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import time
+from typing import Annotated, Literal, get_args
+
+from kvproxy.errors import InvalidRequest
+from kvproxy.parameters import Parameter, declared_parameters
+from kvproxy.units import parse_seconds
+
+Group = Literal["prompt", "tenant", "model", "tag", "reason", "layer", "api", "upstream"]
+SavingsGroup = Literal["layer", "tenant", "model", "tag", "day"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(Parameter):
+    """A parameter that selects records by an SQL condition over the view `requests`.
+
+    Attributes:
+        sql: the condition; each `?` stands for the value.
+        value: computes the value of the condition; None takes the parameter's own.
+    """
+
+    sql: str = ""
+    value: "Callable[[RecordQuery], object] | None" = None
+
+
+def _parse_layer(text: str) -> str:
+    from kvproxy.journal.record import Layer
+
+    if text not in get_args(Layer):
+        raise InvalidRequest(f"unknown layer {text[:40]!r}: use one of {', '.join(get_args(Layer))}", param="layer")
+    return text
+
+
+def _parse_reason(text: str) -> str:
+    from kvproxy.journal.reasons import check_reason_prefix
+
+    check_reason_prefix(text)
+    return text
+
+
+_SINCE = "Only requests within this duration, such as 90s."
+_REASON = "Only this reason, or reasons that begin so, such as miss."
+_UNTIL = "Only requests before this time, in seconds since 1970."
+_JUDGED = "Only requests whose semantic lookup compared a stored question."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordQuery:
+    """Filters of records; None disables a filter.
+
+    `since` is in seconds before `until`, or before the current time. `after` and `before` are exclusive bounds of
+    `Record.number`. `limit` is the maximum number of records; the newest are returned.
+    """
+
+    since: Annotated[
+        float | None, Filter(_SINCE, parse_seconds, "DURATION", sql="time >= ?", value=lambda q: q.start)
+    ] = None
+    layer: Annotated[str | None, Filter("Only requests answered by this layer.", _parse_layer, sql="layer = ?")] = None
+    reason: Annotated[str | None, Filter(_REASON, _parse_reason, sql="substr(reason, 1, length(?)) = ?")] = None
+    tenant: Annotated[
+        str | None, Filter("Only this tenant, or the client with this name.", sql="(tenant = ? or client = ?)")
+    ] = None
+    model: Annotated[str | None, Filter("Only requests for this model.", sql="model = ?")] = None
+    # A condition reads any column, so only commands with access to the journal have it.
+    where: Annotated[str | None, Parameter('Only this SQL condition, such as "total_ms > 500".', is_remote=False)] = (
+        None
+    )
+    until: Annotated[float | None, Filter(_UNTIL, is_option=False, sql="time < ?")] = None
+    after: Annotated[int | None, Filter("Only records after this number.", is_option=False, sql="number > ?")] = None
+    before: Annotated[int | None, Filter("Only records before this number.", is_option=False, sql="number < ?")] = None
+    judged: Annotated[bool, Filter(_JUDGED, is_option=False, sql="near is not null and ?")] = False
+    limit: Annotated[int | None, Parameter("Maximum number of records.", is_option=False)] = None
+
+    @property
+    def start(self) -> float | None:
+        """The earliest time, in seconds since the epoch."""
+        return None if self.since is None else (time() if self.until is None else self.until) - self.since
+
+    def sql(self) -> tuple[str, list[object]]:
+        """Return the `where` clause, which is empty without a filter, and its values."""
+        conditions, values = [], list[object]()
+        for parameter in declared_parameters(type(self)):
+            filter, value = parameter.metadata, getattr(self, parameter.name)
+            if isinstance(filter, Filter) and value is not None and value is not False:
+                conditions.append(filter.sql)
+                values += [value if filter.value is None else filter.value(self)] * filter.sql.count("?")
+        if self.where is not None:
+            conditions.append(f"({self.where})")
+        return (f" where {' and '.join(conditions)}" if conditions else ""), values

@@ -1,0 +1,46 @@
+"""Declares the parameters of the operations that read the journal."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from kvproxy.journal.record_query import SavingsGroup
+from kvproxy.parameters import Parameter, duration
+
+_SINCE_DAY = "Whole UTC days since this duration ago, such as 7d."
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesQuery:
+    since: Annotated[float, duration("Length of the period.")] = 3_600.0
+    until: Annotated[float | None, Parameter("End of the period in seconds since 1970, by default now.")] = None
+    step: Annotated[float, duration("Length of an interval.")] = 60.0
+    by: Annotated[Literal["layer", "reason"], Parameter("Count requests by this field.")] = "layer"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordName:
+    id: Annotated[str, Parameter("Id of a request, the beginning of its id, or its record number.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SavingsQuery:
+    by: Annotated[SavingsGroup, Parameter("Group requests by this field.")] = "layer"
+    since: Annotated[float | None, duration(_SINCE_DAY)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerQuery:
+    since: Annotated[float | None, duration(_SINCE_DAY)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuery:
+    turns: Annotated[int, Parameter("Only sessions with at least this number of turns.")] = 1
+    since: Annotated[float | None, duration("Only sessions active in this duration, such as 2h.")] = None
+    limit: Annotated[int | None, Parameter("Maximum number of sessions.", is_option=False)] = None
+    offset: Annotated[int, Parameter("Number of sessions to skip.", is_option=False)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName:
+    id: Annotated[str, Parameter("Id or name of a session, or the id of one of its requests.")]

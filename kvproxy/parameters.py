@@ -1,0 +1,96 @@
+"""Declares parameters of operations once: routes, OpenAPI, the client, and options of commands are derived from them.
+
+A parameter is a field of a dataclass: `model: Annotated[str | None, Parameter("Only requests for this model.")] = None`.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from kvproxy.units import parse_seconds
+
+_MAX_NUMBER = 2.0**31
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Describes a field of a dataclass of parameters.
+
+    Attributes:
+        help: one sentence for people.
+        parse: converts text; raises ValueError or InvalidRequest. None converts to the type of the field.
+        metavar: name of the value in the help of a command; None derives it from the type.
+        is_option: commands have an option for it.
+        is_remote: the route accepts it; otherwise only commands with access to the files have it.
+    """
+
+    help: str
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    is_option: bool = True
+    is_remote: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredParameter:
+    """A parameter with the name, the type without None, and the default value of its field."""
+
+    name: str
+    type: Any
+    default: Any
+    metadata: Parameter
+
+    def parse(self, text: str) -> Any:
+        """Convert text from a query or a command line. Raises ValueError or InvalidRequest."""
+        if self.metadata.parse is not None:
+            return self.metadata.parse(text)
+        if get_origin(self.type) is Literal:
+            return _parse_choice(text, get_args(self.type))
+        if self.type is bool:
+            return text == "true"
+        if self.type in (int, float):
+            return self.type(_parse_number(text))
+        return text
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its JSON schema in a query."""
+        if get_origin(self.type) is Literal:
+            return {"type": "string", "enum": list(get_args(self.type))}
+        if self.metadata.parse is None and self.type in (int, float):
+            return {"type": "number", "minimum": 0}
+        return {"type": "boolean" if self.type is bool else "string"}
+
+
+def duration(help: str) -> Parameter:
+    """Describe a duration such as `90s` or `7d`; its value is in seconds."""
+    return Parameter(help, parse_seconds, "DURATION")
+
+
+def declared_parameters(kind: type[Any]) -> Iterator[DeclaredParameter]:
+    """Yield the parameters of a dataclass, and no other fields."""
+    for field in fields(kind):
+        for metadata in getattr(field.type, "__metadata__", ()):
+            if isinstance(metadata, Parameter):
+                declared = get_args(field.type)[0]
+                types = [each for each in get_args(declared) if each is not NoneType]
+                is_optional = get_origin(declared) is not Literal and NoneType in get_args(declared)
+                yield DeclaredParameter(field.name, types[0] if is_optional else declared, field.default, metadata)
+
+
+def _parse_number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _MAX_NUMBER:
+        raise ValueError(f"must be a number of at least 0, not {text[:40]!r}")
+    return value
+
+
+def _parse_choice(text: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        raise ValueError(f"is one of {', '.join(choices)}, not {text[:40]!r}")
+    return text

@@ -1,0 +1,66 @@
+"""A filter of the log is declared once: an added field of `RecordQuery` reaches everything that an operator uses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.commands.run import ROOT
+
+FILE = ROOT / "kvproxy" / "journal" / "record_query.py"
+BEFORE = "    # A condition reads any column"
+EDIT = '    api: Annotated[str | None, Filter("Only requests to this API.", sql="api = ?")] = None\n'
+# Runs with the edited module, and prints where the filter arrived.
+PROGRAM = """
+import importlib.util, json, sys
+import kvproxy.journal
+spec = importlib.util.spec_from_file_location("kvproxy.journal.record_query", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+
+import httpx
+from starlette.routing import Mount
+from typer.testing import CliRunner
+from kvproxy.commands import app
+from kvproxy.http import admin
+from kvproxy.http.openapi import document
+from kvproxy.operations.client import ProxyClient
+from kvproxy.operations.journal_operations import list_records
+
+sent = []
+client = ProxyClient("http://proxy")
+client._client = httpx.Client(
+    base_url="http://proxy",
+    transport=httpx.MockTransport(lambda request: sent.append(str(request.url)) or httpx.Response(200, json=[])),
+)
+query = module.RecordQuery(api="chat")
+client.perform(list_records, query)
+openapi = document([Mount("/admin", routes=admin.ROUTES)])
+route = next(each for each in admin.ROUTES if each.path == "/log")
+print(json.dumps({
+    "sql": query.sql(),
+    "client": sent,
+    "openapi": [each["description"] for each in openapi["paths"]["/admin/log"]["get"]["parameters"] if each["name"] == "api"],
+    "route": [each.name for each in route.parameters if each.name == "api"],
+    "help": CliRunner().invoke(app, ["log", "--help"]).stdout,
+}))
+"""
+
+
+def test_a_new_filter_is_one_edit(tmp_path: Path) -> None:
+    source = FILE.read_text()
+    assert source.count(BEFORE) == 1
+    edited = tmp_path / "record_query.py"
+    edited.write_text(source.replace(BEFORE, EDIT + BEFORE))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(edited)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["sql"] == [" where api = ?", ["chat"]]
+    assert found["client"] == ["http://proxy/admin/log?api=chat"]
+    assert found["openapi"] == ["Only requests to this API."]
+    assert found["route"] == ["api"]
+    assert "--api" in found["help"]
+    assert "Only requests to this API." in found["help"]

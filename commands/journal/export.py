@@ -61,13 +61,13 @@ def export(
 
 
 def _export_requests(journal: "DirectJournal", file: Path, since: float | None) -> Output:
-    from kvproxy.operations.journal import journal_query
+    from kvproxy.journal.record_query import RecordQuery
     from kvproxy.operations.journal_export import request_lines
 
     counts = {"requests": 0, "without_text": 0}
 
     def chunks() -> Iterator[bytes]:
-        for line in request_lines(journal, journal_query(since=since)):
+        for line in request_lines(journal, RecordQuery(since=since)):
             counts["requests" if line is not None else "without_text"] += 1
             if line is not None:
                 yield line

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from kvproxy.apis import APIS
 from kvproxy.apis.json import JsonObject, dumps
-from kvproxy.journal.reader import PromptCount, RecordQuery
+from kvproxy.journal.reader import PromptCount
+from kvproxy.journal.record_query import RecordQuery
 from kvproxy.operations.journal import DirectJournal
 
 _SUCCESS = 200

@@ -167,3 +167,23 @@ def test_rows_of_a_session_have_its_new_blocks(tmp_path: Path) -> None:
     trace = read_workload(file, 512)
     assert [(each.seconds, each.tokens) for each in trace.arrivals] == [(0.5, 2048), (1.5, 2560), (9.0, 2048)]
     assert lru_hits(trace.chains, [None]) == [7]
+
+
+def test_each_row_of_a_session_may_end_in_an_incomplete_block(tmp_path: Path) -> None:
+    """Lengths and numbers of ids of the first rows of AIPerf's trace of Inference Day 2026 (Apache 2.0).
+
+    By hand: the prompts have 42,277, 44,132, and 45,977 tokens, so 82, 86, and 89 whole blocks; of the second and the third,
+    82 and 86 blocks were sent before, and of the other session 63.
+    """
+    ids, rows = list(range(1_000)), []
+    for length, start, end in ((42_277, 0, 83), (1_855, 83, 87), (1_845, 87, 91)):
+        place = {"timestamp": 0.0} if start == 0 else {"delay": 12_219.3}
+        rows.append({"session_id": "a", "input_length": length, "hash_ids": ids[start:end], **place})
+    other = [*ids[:63], *range(2_000, 2_039)]
+    rows.append({"session_id": "b", "input_length": 52_196, "hash_ids": other, "timestamp": 99_000.0})
+    (file := tmp_path / "sessions.jsonl").write_text(lines(*rows))
+    trace = read_workload(file)
+    assert trace.block_tokens == 512
+    assert [each.tokens for each in trace.arrivals] == [42_277, 44_132, 45_977, 52_196]
+    assert [len(each.chain.blocks) for each in trace.arrivals] == [82, 86, 89, 101]
+    assert lru_hits(trace.chains, [None]) == [82 + 86 + 63]

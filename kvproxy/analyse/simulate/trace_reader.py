@@ -182,7 +182,8 @@ def _join_sessions(path: Path, lines: list[_TraceLine]) -> list[_TraceLine]:
     """Give each row of a session (AIPerf, Dynamo) its whole prompt and a time.
 
     A row has only the blocks after those of the session's previous rows, unless it repeats them. `delay` is in
-    milliseconds after the previous row. Answers in the history have no blocks, so they are left out.
+    milliseconds after the previous row. Answers in the history have no blocks, so they are left out. The last block of each
+    row may be incomplete, so that a prompt of several rows has more ids than blocks; the ids at its end are unused.
     """
     sessions: dict[object, list[_TraceLine]] = {}
     for line in lines:
@@ -204,9 +205,9 @@ def _join_sessions(path: Path, lines: list[_TraceLine]) -> list[_TraceLine]:
                     ids, length = fields.get("hash_ids", []), fields["input_length"]
                 else:
                     ids, length = [*ids, *fields.get("hash_ids", [])], length + fields["input_length"]
-                whole = {"timestamp": time, "input_length": length} | (
-                    {"hash_ids": ids} if "hash_ids" in fields else {}
-                )
+                whole: dict[str, Any] = {"timestamp": time, "input_length": length, "is_joined": line is not rows[0]}
+                if "hash_ids" in fields:
+                    whole["hash_ids"] = ids
                 joined.append(_TraceLine(line.position, fields | whole))
     except _FIELD_ERRORS as error:
         raise TraceError(f"{path}, {line.position}: bad request ({error!r})") from None
@@ -286,6 +287,7 @@ def _block_size(path: Path, lines: list[_TraceLine], requested: int | None) -> i
     if len(named) > 1:
         raise TraceError(f"{path}, line 1: names several block sizes: split the file, or give --block-size")
     sizes = (requested,) if requested is not None else tuple(named) or _HASHED_BLOCK_SIZES
+    lines = [line for line in lines if not line.fields.get("is_joined")]
     counts = [
         _convert_line(path, line, lambda fields: (int(fields["input_length"]), len(fields["hash_ids"])))
         for line in lines

@@ -109,4 +109,7 @@ def _reuse_and_prediction_lines(upstream: dict[str, Any]) -> list[str]:
                     f" {reuse['too_low']:,} too low ({reuse['tokens_too_low']:,} tokens)"
                 )
         lines.append(line)
+    if loaded := upstream.get("loaded"):
+        parts = ", ".join(f"{tokens:,} from {medium}" for medium, tokens in loaded.items())
+        lines.append(f"loaded, of the predicted reuse: {parts}")
     return lines

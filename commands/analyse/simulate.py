@@ -15,7 +15,7 @@ from kvproxy.units import parse_bytes, plural
 
 if TYPE_CHECKING:
     from kvproxy.analyse.simulate.capacity_plan import CapacityPlan
-    from kvproxy.analyse.simulate.pool_cost import EngineSpeed, Tier
+    from kvproxy.analyse.simulate.pool_cost import EngineSpeed, EngineTier, Tier
     from kvproxy.analyse.simulate.routing_simulation import RoutingResult
     from kvproxy.analyse.simulate.trace_reader import Workload
 
@@ -81,8 +81,8 @@ def simulate(
     is_fleet = fleet.engines is not None or fleet.ttft is not None
     if is_fleet:
         sweep_only: dict[str, object] = {"--policies": policies, "--exact": exact, "--plot": plot, "--report": report}
-        sweep_only |= {"--tier": engine.tier, "--hour-price": engine.hour_price}
-        if memory is None:
+        sweep_only |= {"--hour-price": engine.hour_price}
+        if memory is None and not engine.tier:
             sweep_only |= {"--model": engine.model, "--bytes-per-token": engine.bytes_per_token}
         _reject_options(sweep_only, "with --engines or --ttft")
         _reject_options({"--engines": fleet.engines if fleet.ttft is not None else None}, "with --ttft")
@@ -99,7 +99,9 @@ def simulate(
         raise typer.BadParameter(f"{names[0]} requires --model or --bytes-per-token")
     sizes = parse_sizes(blocks, 1) or _memory_sizes_in_blocks(memory, speed, workload)
     if is_fleet:
-        return _compare_routing(trace, workload, fleet, sizes or [_DEFAULT_FLEET_BLOCKS], engine.prefill_rate)
+        in_tiers = [] if speed is None else [tier.for_engine(speed, workload.block_tokens) for tier in tiers]
+        sizes = sizes or [_DEFAULT_FLEET_BLOCKS]
+        return _compare_routing(trace, workload, fleet, sizes, engine.prefill_rate, in_tiers)
     if workload.has_only_lengths:
         raise InvalidRequest(f"{trace} has lengths only, so no reuse can be known: give --engines or --ttft")
     sizes = sizes or default_sizes(workload.chains)
@@ -177,11 +179,17 @@ def _memory_sizes_in_blocks(text: str | None, speed: "EngineSpeed | None", workl
 
 
 def _compare_routing(
-    trace: Path, workload: "Workload", fleet: FleetOptions, sizes: list[int], prefill_rate: float
+    trace: Path,
+    workload: "Workload",
+    fleet: FleetOptions,
+    sizes: list[int],
+    prefill_rate: float,
+    tiers: "list[EngineTier]",
 ) -> Output:
     from kvproxy.analyse.simulate.routing_simulation import (
         MAX_ENGINES,
         POLICIES,
+        TIER_POLICY,
         FleetShape,
         RoutingResult,
         simulate_routing,
@@ -194,15 +202,16 @@ def _compare_routing(
     if not workload.has_times:
         raise InvalidRequest(f"{trace}: routing needs a timestamp on every line")
     events = (fleet.event_delay, fleet.event_loss)
-    shape = FleetShape(fleet.engines or 1, sizes[0], workload.block_tokens, prefill_rate, *events)
+    shape = FleetShape(fleet.engines or 1, sizes[0], workload.block_tokens, prefill_rate, *events, tuple(tiers))
+    policies = (*POLICIES, TIER_POLICY) if tiers else POLICIES
     results: dict[str, RoutingResult | None] = {}
     with progress_bar("simulating") as progress:
-        for number, policy in enumerate(POLICIES, 1):
+        for number, policy in enumerate(policies, 1):
             if fleet.ttft is None:
                 results[policy] = simulate_routing(workload.arrivals, shape, policy)
             else:
                 results[policy] = smallest_fleet(workload.arrivals, shape, policy, fleet.ttft)
-            progress(number / len(POLICIES))
+            progress(number / len(policies))
     unknown = dict.fromkeys(field.name for field in fields(RoutingResult))
     document = {
         "shape": asdict(shape) | {"engines": fleet.engines},
@@ -214,6 +223,10 @@ def _compare_routing(
 
     def show() -> None:
         print_table(_routing_row(policy, each) for policy, each in results.items())
+        for tier in tiers:
+            print_text(
+                f"{tier.name}: {tier.blocks:,} blocks per engine, loaded at {tier.load_rate:,.0f} tokens per second"
+            )
         if missed := [policy for policy, each in results.items() if each is None]:
             print_text(f"not reached with up to {MAX_ENGINES} engines: a p99 of {fleet.ttft:g} s ({', '.join(missed)})")
 
@@ -227,6 +240,7 @@ def _routing_row(policy: str, result: "RoutingResult | None") -> Row:
         "Hit tokens#": result and result.hit_tokens,
         "Hit rate#": result and f"{result.hit_rate:.1%}",
         "Imbalance#": result and f"{result.imbalance:.2f}",
+        "Wait mean#": result and f"{result.wait_mean:.2f} s",
         "Wait p50#": result and f"{result.wait_p50:.2f} s",
         "Wait p99#": result and f"{result.wait_p99:.2f} s",
         "Refused#": result and result.refused,

@@ -90,6 +90,9 @@ def _print_ledger(report: "LedgerReport", since: float | None, layout: Layout) -
     sentence += f", {written:,} written to a provider's cache" if written else ""
     sentence += f", {report.storage:,.4f} {report.currency} for storage" if report.storage else ""
     print_text(sentence)
+    if report.loaded:
+        parts = ", ".join(f"{tokens:,} from {medium}" for medium, tokens in report.loaded.items())
+        print_text(f"loaded by engines, of the reused tokens that kvproxy predicted: {parts}")
     if all(row.cost is None for row in report.rows):
         print_text(_NO_PRICE)
 

@@ -53,6 +53,7 @@ class ServingUpstream:
         is_engine: whether it is a self-hosted engine, not a provider's API.
         has_generated_tokens: whether the prompt has the tokens that vLLM generated for earlier answers (`TokenRestorer`).
         block_size: tokens in a block of its prefix cache; 0 if unknown.
+        loaded: those of the `predicted_tokens` that it loads from other media than the GPU, by medium.
     """
 
     url: str
@@ -61,6 +62,18 @@ class ServingUpstream:
     is_engine: bool = False
     has_generated_tokens: bool = False
     block_size: int = 0
+    loaded: Mapping[str, int] = field(default_factory=dict)
+
+    def loaded_tokens(self, reused_tokens: int | None) -> dict[str, int]:
+        """Return the reported `reused_tokens` that the engine loaded from media besides its GPU, as predicted."""
+        if reused_tokens is None or self.predicted_tokens is None:
+            return {}
+        rest = max(0, reused_tokens - (self.predicted_tokens - sum(self.loaded.values())))
+        found: dict[str, int] = {}
+        for medium, tokens in self.loaded.items():
+            found[medium] = min(tokens, rest)
+            rest -= found[medium]
+        return {medium: tokens for medium, tokens in found.items() if tokens}
 
 
 @dataclass(slots=True)

@@ -189,7 +189,8 @@ class Fleet:
         if reply.served_by is None:
             restored = sent is not routed
             predicted = None if restored else destination.predicted_tokens
-            reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored)
+            loaded = destination.prediction.loaded
+            reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored, loaded=loaded)
         return reply
 
     def find_engine(self, name: str) -> FleetEngine:

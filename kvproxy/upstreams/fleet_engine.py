@@ -1,5 +1,6 @@
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class EngineStatus:
     advice: tuple[str, ...]
     slots: SlotsStatus | None
     offloaded: dict[str, int] = field(default_factory=dict)  # Mirrored blocks in each medium besides the GPU.
+    loaded: dict[str, int] = field(default_factory=dict)  # Reused tokens that it loaded from these media, if predicted.
     load_costs: dict[str, float] = field(default_factory=dict)  # Measured; see `LoadTimes.cost`.
 
 
@@ -122,6 +124,7 @@ class FleetEngine:
         self.health = Health(self.client, routing.eject_after, routing.health_timeout)
         self.load = EngineLoad()
         self.sent = 0
+        self.loaded: Counter[str] = Counter()
         self.pending = PendingPrefixes()
         self.load_times = LoadTimes()
         self._recent_predictions = RecentPredictions()
@@ -285,6 +288,7 @@ class FleetEngine:
             advice=self._advice(),
             slots=self.llama.status() if self.llama else None,
             offloaded={} if mirror is None else mirror.report().offloaded,
+            loaded=dict(self.loaded),
             load_costs=self.load_times.measured(),
         )
 
@@ -300,17 +304,24 @@ class FleetEngine:
         return None if self.mirror is None else self.mirror.reuse_limits(metrics.hit_unit if metrics else None)
 
     def serving_upstream(
-        self, predicted_tokens: int | None, uncached_tokens: int, *, has_generated_tokens: bool = False
+        self,
+        predicted_tokens: int | None,
+        uncached_tokens: int,
+        *,
+        has_generated_tokens: bool = False,
+        loaded: Mapping[str, int] | None = None,
     ) -> ServingUpstream:
         """Return this engine as the upstream of a request.
 
-        The engine should reuse `predicted_tokens` prompt tokens (None: unknown), and compute `uncached_tokens`.
+        The engine should reuse `predicted_tokens` prompt tokens (None: unknown), of which it loads those in `loaded` from
+        other media than the GPU, and compute `uncached_tokens`.
         """
 
         def report_reuse(model: str, prompt_tokens: int, cached_tokens: int) -> None:
             # Invented model names must not fill the memory.
             name = model if model in self.reuse or len(self.reuse) < _MAX_MODELS else _OTHER_MODELS
             self.reuse.setdefault(name, ReuseStats()).add(prompt_tokens, cached_tokens, predicted_tokens)
+            self.loaded.update(upstream.loaded_tokens(cached_tokens))
             if predicted_tokens is not None:
                 self._recent_predictions.add(predicted_tokens > cached_tokens)
             if self._monitor is not None:
@@ -320,9 +331,10 @@ class FleetEngine:
             self._monitor.count_computed_tokens(uncached_tokens, reported=False)
         is_engine = self.mirror is not None or self._metrics is not None or predicted_tokens is not None
         block_size = self._metrics[1].block_size if self._metrics is not None else None
-        return ServingUpstream(
-            self.url, predicted_tokens, report_reuse, is_engine, has_generated_tokens, block_size or 0
+        upstream = ServingUpstream(
+            self.url, predicted_tokens, report_reuse, is_engine, has_generated_tokens, block_size or 0, loaded or {}
         )
+        return upstream
 
 
 def _make_mirror(server: UpstreamServer) -> "Mirror | None":

@@ -50,9 +50,7 @@ def test_options_without_effect_on_a_fleet_are_an_error(
     fleet: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = (
-        "--policies lru --exact --plot a.svg --report a.html --tier host=1 --hour-price 2 --model m --bytes-per-token 9"
-    )
+    options = "--policies lru --exact --plot a.svg --report a.html --hour-price 2 --model m --bytes-per-token 9"
     done = kvproxy("simulate", DATA / "mooncake-300.jsonl", *fleet, *options.split())
     assert done.returncode == 2
     assert [name for name in options.split() if name.startswith("--") and name not in done.stderr] == []

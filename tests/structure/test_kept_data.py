@@ -33,7 +33,7 @@ flow/tenants: _digests
 upstreams/mirror/apply_events: blocks _children _by_content pools unknown_names
 upstreams/mirror/sequencer: _fingerprints _held
 upstreams/mirror/replay_backlog: _messages
-upstreams/fleet_engine: reuse _rank_loads _loads
+upstreams/fleet_engine: reuse _rank_loads _loads loaded
 upstreams/mirror_monitor: _too_high
 upstreams/pending_prefixes: _by_hash _prompts
 upstreams/load_times: _loads _prefill

@@ -86,12 +86,31 @@ def _layer_kinds(config: dict[str, Any], layers: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTier:
+    """A tier of one engine, which has its most recently used blocks, also those on the GPU.
+
+    Attributes:
+        blocks: its size in blocks.
+        load_rate: tokens that the engine loads from it per second.
+    """
+
+    name: str
+    blocks: int
+    load_rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
     """Slower memory that has the most recently used blocks. The bandwidth is in GiB per second."""
 
     name: str
     gib: float
     bandwidth: float
+
+    def for_engine(self, speed: "EngineSpeed", block_tokens: int) -> "EngineTier":
+        """Return this tier in blocks of one engine, and with its speed in tokens."""
+        blocks = int(self.gib * GIB / (speed.token_bytes * block_tokens))
+        return EngineTier(self.name, max(1, blocks), self.bandwidth * GIB / speed.token_bytes)
 
 
 def parse_tier(text: str) -> Tier:

@@ -19,6 +19,8 @@ REPEATED = "repeated_"
 """Start of the names `repeated_LAYER` of ledger rows: prompt tokens of hits whose text an earlier prompt began with."""
 STORED_TOKEN_HOURS = "stored"
 """Name of the ledger's row for storage in the provider's cache: reused tokens times hours."""
+LOADED = "loaded_"
+"""Start of the names `loaded_MEDIUM` of ledger rows: reused tokens that an engine loaded from a medium besides its GPU."""
 BLOCK = 16  # Tokens in a block, if the backend does not report it. Incomplete blocks are not cached.
 _ESTIMATE_ERROR = 0.125  # Assumed maximum error of an estimated prefix length, as a fraction of the length.
 

@@ -1,13 +1,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 from kvproxy.errors import NotFound
 from kvproxy.journal.reader import JournalReader
-from kvproxy.journal.sessions.ledger import CAUSES, STORED_TOKEN_HOURS
+from kvproxy.journal.sessions.ledger import CAUSES, LOADED, STORED_TOKEN_HOURS
 from kvproxy.providers.prices import price_at
 from kvproxy.settings.journal import MILLION, PriceSettings, input_price, price_lost_per_token, price_of, storage_price
 
@@ -140,7 +140,12 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
-    """Prompt tokens by result. `storage` is the price of storing reused tokens in the provider's cache."""
+    """Prompt tokens by result.
+
+    Attributes:
+        storage: price of storing reused tokens in the provider's cache.
+        loaded: reused tokens that engines loaded from media besides their GPU, by medium, where the reuse was predicted.
+    """
 
     prompt_tokens: int
     written_5m: int
@@ -148,6 +153,7 @@ class LedgerReport:
     rows: list[LedgerRow]
     currency: str
     storage: float = 0.0
+    loaded: dict[str, int] = field(default_factory=dict)
 
 
 class SessionReader:
@@ -266,7 +272,7 @@ def ledger_of(
 ) -> LedgerReport:
     """Return a ledger from numbers of tokens by model and by result.
 
-    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, or `STORED_TOKEN_HOURS`.
+    A result is `reused`, one of `CAUSES`, `written_5m`, `written_1h`, `loaded_MEDIUM`, or `STORED_TOKEN_HOURS`.
     """
     storage = 0.0
     tokens: Counter[str] = Counter()
@@ -289,7 +295,10 @@ def ledger_of(
         for result in ("reused", *CAUSES)
         if tokens[result]
     ]
-    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage)
+    loaded = {
+        result.removeprefix(LOADED): count for result, count in tokens.items() if result.startswith(LOADED) and count
+    }
+    return LedgerReport(total, tokens["written_5m"], tokens["written_1h"], rows, currency, storage, loaded)
 
 
 def summarize_session(turns: Sequence[Turn]) -> Session:

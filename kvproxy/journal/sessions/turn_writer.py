@@ -22,7 +22,15 @@ from kvproxy.journal.reader import CACHES
 from kvproxy.journal.record import Record
 from kvproxy.journal.request_regions import Regions
 from kvproxy.journal.schema import StringIds
-from kvproxy.journal.sessions.ledger import BLOCK, CAUSES, REPEATED, STORED_TOKEN_HOURS, ExpectedReuse, lost_tokens
+from kvproxy.journal.sessions.ledger import (
+    BLOCK,
+    CAUSES,
+    LOADED,
+    REPEATED,
+    STORED_TOKEN_HOURS,
+    ExpectedReuse,
+    lost_tokens,
+)
 from kvproxy.journal.sessions.session_matching import (
     CommonPrefix,
     KnownTurn,
@@ -155,7 +163,11 @@ class TurnWriter:
         self._insert_turn(turn, (name, pause, use.written_5m, use.written_1h, *where), lost)
         written = {"written_5m": use.written_5m, "written_1h": use.written_1h}
         stored = round((record.reused_tokens or 0) * (pause or 0.0) / _HOUR)
-        self._add_tokens(record, {"reused": record.reused_tokens, **written, STORED_TOKEN_HOURS: stored, **lost})
+        upstream = exchange.facts.served_by
+        media = {} if upstream is None else upstream.loaded_tokens(record.reused_tokens)
+        loaded = {LOADED + medium: tokens for medium, tokens in media.items()}
+        counts = {"reused": record.reused_tokens, **written, STORED_TOKEN_HOURS: stored, **loaded, **lost}
+        self._add_tokens(record, counts)
         if record.tags == KEEP_WARM_TAG and known is not None:
             # The next request continues the turn that it repeats.
             known.turn.time = record.time

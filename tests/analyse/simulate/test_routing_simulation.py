@@ -1,12 +1,20 @@
 """Routing simulated: what is known beforehand of small traces, and the orders of the policies on a real one."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvproxy.analyse.simulate import routing_simulation
+from kvproxy.analyse.simulate.pool_cost import EngineTier
 from kvproxy.analyse.simulate.pool_simulation import ChainRequest, TraceRequest
-from kvproxy.analyse.simulate.routing_simulation import POLICIES, FleetShape, simulate_routing, smallest_fleet
+from kvproxy.analyse.simulate.routing_simulation import (
+    POLICIES,
+    TIER_POLICY,
+    FleetShape,
+    simulate_routing,
+    smallest_fleet,
+)
 from kvproxy.analyse.simulate.trace_reader import read_trace
 
 DATA = Path(__file__).parent / "data"
@@ -50,6 +58,27 @@ def test_following_prefixes_beats_ignoring_them_on_a_real_trace() -> None:
     for other in ("round-robin", "random"):
         assert ours.hit_tokens > results[other].hit_tokens
         assert ours.wait_p50 <= results[other].wait_p50
+
+
+def test_tiers_are_loaded_and_routing_by_them_lowers_the_mean_wait() -> None:
+    trace = read_trace(DATA / "mooncake-300.jsonl")
+    tier = EngineTier("host", 4000, 150_000.0)
+    shape = FleetShape(4, 200, trace.block_tokens, 10_000, tiers=(tier,))
+    without = simulate_routing(trace.arrivals, FleetShape(4, 200, trace.block_tokens, 10_000), "prefix and load")
+    by_gpu, by_tier = (simulate_routing(trace.arrivals, shape, policy) for policy in ("prefix and load", TIER_POLICY))
+    assert without.loaded_tokens == 0 < by_gpu.loaded_tokens < by_tier.loaded_tokens
+    assert without.hit_tokens < by_gpu.hit_tokens < by_tier.hit_tokens
+    assert by_tier.wait_mean < by_gpu.wait_mean < without.wait_mean
+
+
+def test_a_conversation_in_a_tier_waits_for_the_load() -> None:
+    first, *_, last = turns(1, 2)
+    other = TraceRequest(0.5, ChainRequest((7, 8, 9), 3, partial=False), 300, 1)
+    shape = FleetShape(1, 4, 100, 1000.0, tiers=(EngineTier("host", 100, 2000.0),))
+    result = simulate_routing([first, other, replace(last, seconds=5.0)], shape, TIER_POLICY)
+    # The last prompt of 301 tokens has a block on the GPU, one in host memory, and one block and one token to compute.
+    assert (result.hit_tokens, result.loaded_tokens) == (200, 100)
+    assert result.wait_mean == pytest.approx((0.201 + 0.3 + 100 / 2000 + 0.101) / 3)
 
 
 def test_late_and_lost_events_cost_hits() -> None:

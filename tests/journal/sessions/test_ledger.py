@@ -14,6 +14,7 @@ from kvproxy.exchange import Exchange
 from kvproxy.journal.reader import JournalReader
 from kvproxy.journal.savings import savings
 from kvproxy.journal.sessions.ledger import CAUSES, ExpectedReuse, lost_tokens, main_cause
+from kvproxy.journal.sessions.session_reader import ledger_of
 from kvproxy.settings.journal import PriceSettings
 from tests.commands.run import kvproxy
 from tests.journal.sessions.injected_losses import Result, run_engine, run_provider
@@ -255,3 +256,23 @@ def test_the_ledger_finds_injected_losses(run: Callable[[int, int], Result], cou
     assert result.unbalanced == 0
     assert result.wrong == []
     assert result.trials.total() == count
+
+
+def test_reuse_is_counted_by_medium() -> None:
+    upstream = ServingUpstream("http://e", predicted_tokens=1000, loaded={"CPU": 600, "DISK": 100})
+    # The GPU has the first 300 tokens.
+    reports = (None, 200, 300, 500, 950, 1000, 1200)
+    assert [upstream.loaded_tokens(reused) for reused in reports] == [
+        {},
+        {},
+        {},
+        {"CPU": 200},
+        {"CPU": 600, "DISK": 50},
+        {"CPU": 600, "DISK": 100},
+        {"CPU": 600, "DISK": 100},
+    ]
+    assert ServingUpstream("http://e").loaded_tokens(10) == {}
+    report = ledger_of(
+        {"a": {"reused": 900, "new": 100, "loaded_CPU": 200}, "b": {"reused": 5, "loaded_CPU": 5}}, {}, ""
+    )
+    assert (report.prompt_tokens, report.loaded) == (1005, {"CPU": 205})

@@ -19,7 +19,7 @@ export function upstreams(root, params, { api, signal }) {
     // A slot has a number, and a file lies on disk; a mirrored block has neither.
     const slots = stats?.slots ? (await api.get("blocks", {}, signal)).filter((block) => block.id !== null || block.medium === "disk") : [];
     const chains = stats?.slots ? await api.get("blocks/chains", {}, signal) : [];
-    fill(body, serversOf(engines), notesOf(engines), adviceOf(engines), reuseOf(engines), mirrorsOf(engines), slotsOf(slots, chains));
+    fill(body, serversOf(engines), notesOf(engines), adviceOf(engines), reuseOf(engines), mediaOf(engines), mirrorsOf(engines), slotsOf(slots, chains));
   };
   api.poll(load, LOOK, signal);
 }
@@ -35,6 +35,15 @@ function serversOf(engines) {
     ["upstream", ""], ["state", ""], ["running", "number"], ["tokens to do", "number"], ["sent", "number"], ["ejected", "number"],
     ["pool used", "number"], ["waiting", "number"], ["reused", "number"],
   ], rows)));
+}
+
+function mediaOf(engines) {
+  const rows = engines.flatMap((each) => Object.entries(each.offloaded ?? {}).map(([medium, blocks]) => [
+    each.url, medium, count(blocks), count(each.loaded?.[medium] ?? 0), each.load_costs?.[medium]?.toFixed(2) ?? "–",
+  ]));
+  return rows.length ? section("Blocks outside of the GPU", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Media" }, table("Media", [
+    ["upstream", ""], ["medium", ""], ["blocks", "number"], ["tokens loaded", "number"], ["load time / prefill time", "number"],
+  ], rows))) : null;
 }
 
 function notesOf(engines) {

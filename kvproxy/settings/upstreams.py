@@ -67,6 +67,9 @@ class UpstreamServer(Section):
         return values | parsed
 
 
+EngineHint = Literal["session_id", "cache_salt"]
+
+
 class RoutingSettings(Section):
     """Health checks and routing."""
 
@@ -76,6 +79,9 @@ class RoutingSettings(Section):
     eject_after: int = Field(3, ge=1, description="Consecutive failures until an upstream is ejected.")
     prediction_sample_rate: float = Field(
         0.0625, ge=0, le=1, description="Share of requests to a single mirrored upstream whose reuse is predicted."
+    )
+    hints: list[EngineHint] = Field(
+        [], description="Hints to engines: session_id, and cache_salt (tenants share no prefix). For vLLM and SGLang."
     )
     name: str | None = Field(None, description="Name of the group of upstreams in cache keys; by default their URLs.")
 

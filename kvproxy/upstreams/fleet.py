@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import random
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from kvproxy.apis.json import JsonObject, dumps, field
 from kvproxy.backends.protocol import Body, Forwarder, RelayedResponse
 from kvproxy.errors import KvproxyError, NotFound, Overloaded, UpstreamError
 from kvproxy.settings import RoutingSettings
+from kvproxy.upstreams.engine_hints import ResponseLocations, with_hints
 from kvproxy.upstreams.fleet_engine import EnginePrediction, FleetEngine
 from kvproxy.upstreams.mirror.prefix_match import HashedPrompt, compute_hashes
 from kvproxy.upstreams.prompt_tokenizer import PromptTokenizer
@@ -25,6 +27,8 @@ TOKENIZE_SECONDS = 0.5  # After this timeout, routing ignores cached prefixes.
 _CONTEXT_FIELDS = ("system", "instructions", "tools")
 _TURN_FIELDS = ("messages", "input")
 _PREFIX_BYTES = 2048  # Of a prompt without messages.
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[\w-]{1,128})"')
+_MAX_START = 65_536
 _RANK_HEADER = "x-data-parallel-rank"
 _log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class Fleet:
         self.name = settings.name or f"upstream:{' '.join(sorted(self.engines))}"
         self.forwarder: Forwarder | None = self
         self._settings = settings
+        self._stored = ResponseLocations()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -96,6 +101,7 @@ class Fleet:
 
         Raises Overloaded or UpstreamError.
         """
+        request = self.with_hints(request)
         *others, last = await self._route(request)
         for destination in others:
             try:
@@ -110,6 +116,9 @@ class Fleet:
                 return reply
             await reply.close()
         return await self._send(last, request, is_last=True)
+
+    def with_hints(self, request: ApiRequest) -> ApiRequest:
+        return with_hints(request, self._settings.hints) if self._settings.hints else request
 
     def available_engines(self) -> list[FleetEngine]:
         """Return the available engines; without an available engine, return the ejected engines.
@@ -149,7 +158,9 @@ class Fleet:
                 predictions[candidate.name],
                 is_predictable,
             )
-            for candidate in rank_engines(candidates, length)
+            for candidate in sorted(
+                rank_engines(candidates, length), key=lambda each: each.name != self._stored.find(request)
+            )
         ]
 
     async def _tokenize(self, request: ApiRequest, engines: Sequence[FleetEngine]) -> HashedPrompt | None:
@@ -186,12 +197,27 @@ class Fleet:
             raise
         if reply.status < 500:
             engine.health.record_success()
+        if request.api.name == "responses" and reply.status == 200:
+            reply.chunks = self._remember_response(reply.chunks, request.tenant, engine.url)
         if reply.served_by is None:
             restored = sent is not routed
             predicted = None if restored else destination.predicted_tokens
             loaded = destination.prediction.loaded
             reply.served_by = engine.serving_upstream(predicted, uncached, has_generated_tokens=restored, loaded=loaded)
         return reply
+
+    async def _remember_response(self, chunks: AsyncIterator[bytes], tenant: str, url: str) -> AsyncIterator[bytes]:
+        """Pass on a response, and remember the engine that stores it by the id at its beginning."""
+        start: bytes | None = b""
+        async for chunk in chunks:
+            if start is not None:
+                start += chunk
+                found = _RESPONSE_ID.search(start)
+                if found is not None:
+                    self._stored.add(tenant, found[1].decode(), url)
+                if found is not None or len(start) > _MAX_START:
+                    start = None
+            yield chunk
 
     def find_engine(self, name: str) -> FleetEngine:
         """Find an engine by its URL, or by its number from 1. Raises NotFound."""

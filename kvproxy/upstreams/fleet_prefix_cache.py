@@ -167,6 +167,7 @@ class FleetPrefixCache(PrefixCache):
         return ResetReport(all(each.reset for each in engines), engines=engines)
 
     async def explain(self, request: ApiRequest) -> PrefixReport | None:
+        request = self._fleet.with_hints(request)
         views: list[MirrorView | SlotView] = [*self._mirror_views(), *self._slot_views()]
         reports = await asyncio.gather(*(view.explain(request) for view in views))
         known = [report for report in reports if report.engine is not None]

@@ -35,6 +35,7 @@ upstreams/mirror/sequencer: _fingerprints _held
 upstreams/mirror/replay_backlog: _messages
 upstreams/fleet_engine: reuse _rank_loads _loads loaded
 upstreams/mirror_monitor: _too_high
+upstreams/engine_hints: _urls
 upstreams/pending_prefixes: _by_hash _prompts
 upstreams/load_times: _loads _prefill
 upstreams/generated_tokens: _prefixes
@@ -160,6 +161,8 @@ upstreams.mirror.apply_events:MAX_BLOCKS
 upstreams.mirror.apply_events:MAX_POOLS upstreams/mirror/test_bounds.py::test_a_publisher_fills_its_pools_to_the_bound
 upstreams.mirror.apply_events:MAX_UNKNOWN_NAMES upstreams/mirror/test_media.py::test_the_names_of_unknown_events_are_bounded
 upstreams.pending_prefixes:MAX_BLOCKS upstreams/test_pending_prefixes.py::test_prompts_are_bounded
+upstreams.engine_hints:MAX_RESPONSES
+    upstreams/test_engine_hints.py::test_the_engines_of_stored_responses_are_bounded_and_separate_by_tenant
 upstreams.mirror.event_decoder:MAX_BLOCKS_OF_BATCH upstreams/mirror/test_bounds.py::test_oversized_fields_are_refused
 upstreams.mirror.mirror:MAX_MESSAGE_BYTES
     upstreams/mirror/test_bounds.py::test_a_message_beyond_the_limit_is_not_received_and_the_next_ones_are

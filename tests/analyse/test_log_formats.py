@@ -462,6 +462,12 @@ def test_rows_are_found_in_other_layouts(format: str, text: str) -> None:
     assert log.errors == []
 
 
+def test_a_model_of_embeddings_names_the_api() -> None:
+    """Rows of example_requests_to_parallel_process.jsonl of OpenAI's cookbook."""
+    row = {"model": "text-embedding-ada-002", "input": "0\n", "metadata": {"row_id": 1}}
+    assert [each.api.name for each in read(json.dumps(row)).requests] == ["embeddings"]
+
+
 def test_long_fields_of_a_table_are_read() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 40_000}]})
     assert len(read('time,request\n1,"' + body.replace('"', '""') + '"\n', "a.csv").requests) == 1

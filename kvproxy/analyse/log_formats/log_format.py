@@ -144,7 +144,7 @@ def detect_api(body: JsonMap) -> ApiName | None:
         return "completions"
     if "input" not in body:
         return None
-    if {"dimensions", "encoding_format"} & set(body):
+    if {"dimensions", "encoding_format"} & set(body) or "embed" in str(body.get("model")).lower():
         return "embeddings"
     return "responses" if objects(body["input"]) or _RESPONSES_FIELDS & set(body) else None
 

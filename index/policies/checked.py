@@ -4,6 +4,7 @@ import numpy as np
 
 from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
+from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
 
 _STOP_SHARE = 0.55
@@ -34,8 +35,7 @@ class CheckedPolicy:
             if refusal is not None:
                 decisions[place] = refusal
                 continue
-            cosine = np.array([neighbour.similarity])
-            score = float(self._verifier.score([(question, neighbour.prompt)], cosine)[0])
+            score = self.probability(question, neighbour.prompt, neighbour.similarity)
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
                 return PolicyResult(decisions, place)
@@ -43,3 +43,9 @@ class CheckedPolicy:
             if score < _STOP_SHARE * level:
                 break  # Farther neighbours would be rejected, too.
         return PolicyResult(decisions, None)
+
+    def probability(self, question: str, other: str, cosine: float) -> float:
+        """Return the verifier's probability that one answer fits both questions; 1 if only case and punctuation differ."""
+        if text_digest(question) == text_digest(other):
+            return 1.0
+        return float(self._verifier.score([(question, other)], np.array([cosine]))[0])

@@ -1,17 +1,38 @@
-"""Prompts of conversations: all user turns, joined into one text, so that rewordings of earlier turns match, too."""
+"""Prompts of conversations: all turns, joined into one text, so that a conversation that was held independently matches, too."""
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kvproxy.index.entry import Entry
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.guards.fillers import without_fillers
 from kvproxy.index.policies.policy import Limits, Neighbour, Policy
+from kvproxy.index.search.conversation_context import (
+    MAX_TURNS_OF_FREE_WORDING,
+    Context,
+    have_equal_facts,
+    is_standalone,
+    need_no_context,
+    neutral_references,
+    share_sentences,
+    shared_wording,
+    uses_words,
+    words_only_in,
+)
 
 SEPARATOR = "⏎"  # A conversation whose text contains this character has exact hits only.
 _JOIN = f" {SEPARATOR} "
 _MAX_REWORDED_TURNS = 5
+_MAX_TURN_BYTES = 800
+_MAX_CONTEXTS = 3
+_MAX_TOPIC_BYTES = 300
+_MIN_CONTEXT_COSINE, _MIN_CONTEXT_PROBABILITY = 0.7, 0.1
 
 
 def join_turns(turns: Sequence[str]) -> str:
+    """Join the turns of the user and of the assistant, alternately; the last one is the question."""
     return _JOIN.join(turns)
 
 
@@ -19,8 +40,23 @@ def last_turn(question: str) -> str:
     return question.rpartition(_JOIN)[2]
 
 
+def compared_turn(question: str) -> str:
+    """Return the last turn for a comparison with the last turn of a conversation whose earlier turns match."""
+    last = last_turn(question)
+    return last if last == question else neutral_references(last)
+
+
 def earlier_turns(question: str) -> list[str]:
     return question.split(_JOIN)[:-1]
+
+
+def searched_text(question: str) -> str:
+    """Return the text whose vector finds a conversation: the last turn, after the first one if it refers to earlier turns."""
+    *earlier, last = question.split(_JOIN)[::2]
+    if not earlier or is_standalone(last):
+        return last
+    topic = without_fillers(earlier[0])
+    return f"{topic} {last}" if len(topic.encode()) <= _MAX_TOPIC_BYTES else last
 
 
 class EarlierTurns:
@@ -34,16 +70,32 @@ class EarlierTurns:
     def __init__(
         self, question: str, policy: Policy | None, limits: Limits, embed: Callable[[str], np.ndarray | None]
     ) -> None:
-        self._turns = earlier_turns(question)
+        self._context = Context(tuple(question.split(_JOIN)))
         self._policy = policy
         self._limits = limits
         self._embed = embed
         self._known: dict[tuple[str, str], bool] = {}
+        self._num_contexts = 0
 
     def matches(self, question: str) -> bool:
-        """Return whether the earlier turns of a stored `question` are equal, or the policy accepts each difference."""
-        stored = earlier_turns(question)
-        return len(stored) == len(self._turns) and all(map(self._are_alike, self._turns, stored))
+        """Return whether the earlier turns of a stored `question` call for the same answer.
+
+        They are equal, or have equal answers and questions of the same meaning, or neither last turn needs them, or they state
+        the same facts (see `conversation_context`).
+        """
+        stored = Context(tuple(question.split(_JOIN)))
+        ours, theirs = self._context.turns[:-1], stored.turns[:-1]
+        if ours == theirs:
+            return True
+        if self._policy is None:
+            return False
+        if (
+            len(ours) == len(theirs)
+            and ours[1::2] == theirs[1::2]
+            and all(map(self._are_alike, ours[::2], theirs[::2]))
+        ):
+            return True
+        return need_no_context(self._context, stored) or self._has_equal_context(stored)
 
     def _are_alike(self, turn: str, stored: str) -> bool:
         if turn == stored:
@@ -53,9 +105,53 @@ class EarlierTurns:
         return self._known[turn, stored]
 
     def _decide(self, turn: str, stored: str) -> bool:
-        if self._policy is None:
+        assert self._policy is not None
+        if any(len(text.encode("utf-8", "replace")) > _MAX_TURN_BYTES for text in (turn, stored)):
             return False
-        one, other = self._embed(turn), self._embed(stored)
-        if one is None or other is None:
+        cosine = self._cosine(turn, stored)
+        if cosine is None:
             return False
-        return self._policy.decide(turn, [Neighbour(stored, float(one @ other))], self._limits).chosen is not None
+        return self._policy.decide(turn, [Neighbour(stored, cosine)], self._limits).chosen is not None
+
+    def _cosine(self, text: str, other: str) -> float | None:
+        one, two = self._embed(text), self._embed(other)
+        return None if one is None or two is None else float(one @ two)
+
+    def _has_equal_context(self, stored: Context) -> bool:
+        if len(stored.turns) == 1 or len(self._context.turns) == 1 or not isinstance(self._policy, CheckedPolicy):
+            return False
+        if self._num_contexts >= _MAX_CONTEXTS or not have_equal_facts(self._context, stored):
+            return False
+        self._num_contexts += 1
+        if max(len(self._context.turns), len(stored.turns)) > MAX_TURNS_OF_FREE_WORDING:
+            return share_sentences(self._context, stored)
+        wording, stored_wording = shared_wording(self._context, stored)
+        cosine = self._cosine(wording, stored_wording) if wording and stored_wording else None
+        if cosine is None or cosine < _MIN_CONTEXT_COSINE:
+            return False
+        return self._policy.probability(wording, stored_wording, cosine) >= _MIN_CONTEXT_PROBABILITY
+
+
+def uses_own_context(entry: Entry, question: str) -> bool:
+    """Whether an entry's response has words of its own conversation that are not in the conversation with `question`.
+
+    Then its earlier turns may have changed the response, although its question seems to need none.
+    """
+    stored, asked = (Context(tuple(text.split(_JOIN))) for text in (entry.prompt, question))
+    if stored.turns[:-1] == asked.turns[:-1] or len(stored.turns) == 1:
+        return False
+    return uses_words(_response_text(entry.response), words_only_in(stored, asked))
+
+
+def _response_text(response: bytes) -> str:
+    """Return the texts of a response: its strings with spaces, because ids and names of models have none."""
+    found, values = list[str](), [json.loads(response)]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+        elif isinstance(value, str) and " " in value:
+            found.append(value)
+    return " ".join(found)

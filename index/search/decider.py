@@ -11,7 +11,7 @@ import numpy as np
 from kvproxy.index.policies.guards.hidden_text import has_hidden_text
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Decision, LearningRecord, Neighbour, Policy, PolicyName, PolicyResult, Verdict
-from kvproxy.index.search.conversations import EarlierTurns, last_turn
+from kvproxy.index.search.conversations import EarlierTurns, compared_turn, uses_own_context
 from kvproxy.index.search.lookup_result import Candidate, Lookup, LookupRequest, PendingObservation
 from kvproxy.index.search.vector_search import VectorSearch
 from kvproxy.index.store import Store, StoredQuestion
@@ -152,10 +152,10 @@ class Decider:
             if cosine >= policy.floor and not earlier.matches(head.prompt):
                 decisions[place] = Decision("vetoed", "context")
             else:
-                neighbours[place] = Neighbour(last_turn(head.prompt), cosine, head.answer)
+                neighbours[place] = Neighbour(compared_turn(head.prompt), cosine, head.answer)
         eligible, result = list(neighbours), PolicyResult([], None)
         if neighbours:
-            question = last_turn(request.question)
+            question = compared_turn(request.question)
             result = policy.decide(question, list(neighbours.values()), request.limits, request.namespace)
         chosen_place = None if result.chosen is None else eligible[result.chosen]
         explored = chosen_place is not None and request.explore and self.random_number() < result.exploration_share
@@ -173,6 +173,9 @@ class Decider:
         observation = _pending_observation(result, [candidates[place] for place in eligible])
         chosen = None if chosen_place is None else candidates[chosen_place]
         entry = self._store.get(chosen.id) if chosen is not None and not explored else None
+        if entry is not None and chosen_place is not None and uses_own_context(entry, request.question):
+            candidates[chosen_place] = replace(candidates[chosen_place], verdict="vetoed", guard="context")
+            return Lookup(None, tuple(candidates), None, request.namespace, request.question)
         return Lookup(entry, tuple(candidates), chosen, request.namespace, request.question, observation)
 
 

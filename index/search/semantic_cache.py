@@ -18,7 +18,7 @@ from kvproxy.index.pending_writes import PendingWrite, PendingWrites
 from kvproxy.index.policies.learned.feedback import FeedbackRecorder
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import Limits, Policy, PolicyName
-from kvproxy.index.search.conversations import last_turn
+from kvproxy.index.search.conversations import last_turn, searched_text
 from kvproxy.index.search.decider import Decider
 from kvproxy.index.search.lookup_queue import LookupQueue, LookupResult, QueueFull, model_threads
 from kvproxy.index.search.lookup_result import FRESH, Lookup, LookupRequest
@@ -177,13 +177,13 @@ class SemanticCache:
     def _look_up(self, request: LookupRequest) -> LookupResult:
         if not self.can_read(request.question):
             return request.empty_result()
-        vector = self._embeddings.vector(last_turn(request.question))
+        vector = self._embeddings.vector(searched_text(request.question))
         floor = self.decider.policy_by_name(request.policy).floor
         awaited = [write for write in request.pending if not write.task.done() and self._is_near(write, vector, floor)]
         return awaited or self.decider.decide(request, vector)
 
     def _is_near(self, write: PendingWrite, vector: np.ndarray, floor: float) -> bool:
-        other = None if write.question is None else self._embeddings.get_cached(last_turn(write.question))
+        other = None if write.question is None else self._embeddings.get_cached(searched_text(write.question))
         return other is None or float(vector @ other) >= floor
 
     async def embed(self, text: str) -> np.ndarray:
@@ -212,14 +212,14 @@ class SemanticCache:
     async def insert(self, entry: Entry) -> bool:
         if entry.semantic and self.can_read(entry.prompt):
             try:
-                vector = await self.embed(last_turn(entry.prompt))
+                vector = await self.embed(searched_text(entry.prompt))
                 return await self._writes.put(NewEntry(entry, vector, self._embedder.name))
             except EmbedderError as error:
                 _log.warning("an entry is stored without a vector, and has exact hits only: %s", error)
         return await self._writes.put(NewEntry(replace(entry, semantic=False)))
 
     async def insert_deferred(self, entry: Entry) -> bool:
-        if not entry.semantic or self._embeddings.get_cached(last_turn(entry.prompt)) is not None:
+        if not entry.semantic or self._embeddings.get_cached(searched_text(entry.prompt)) is not None:
             return await self.insert(entry)
         stored = await self._writes.put(NewEntry(entry))
         self.deferred_embeddings.start()
@@ -240,7 +240,7 @@ class SemanticCache:
         if not entries:
             return {}
         try:
-            vectors = self._embeddings.vectors([last_turn(entry.prompt) for entry in entries])
+            vectors = self._embeddings.vectors([searched_text(entry.prompt) for entry in entries])
         except EmbedderError:
             self._embeddings.check_embedder()
             vectors = [self._vector_of(entry) for entry in entries]
@@ -248,7 +248,7 @@ class SemanticCache:
 
     def _vector_of(self, entry: Entry) -> np.ndarray | None:
         try:
-            return self._embeddings.vectors([last_turn(entry.prompt)])[0]
+            return self._embeddings.vectors([searched_text(entry.prompt)])[0]
         except EmbedderError as error:
             _log.warning("entry %s has exact hits only: %s", entry.id[:12], error)
             return None

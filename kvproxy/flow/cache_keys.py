@@ -16,6 +16,9 @@ from kvproxy.settings.rules import NO_RULE
 
 # The embedder reads 256 tokens, and could miss a difference between longer texts.
 _MAX_SEMANTIC_BYTES = 800
+_MAX_EARLIER_BYTES = 12_288  # Lookups read the conversations of all neighbours.
+_ROLES = ("user", "assistant")
+_PLAIN_TURN = frozenset({"role", "content", "type"})
 # The same body may mean something else in another version.
 _VERSIONS = ("anthropic-version", "anthropic-beta", "openai-beta")
 # Their items and contents may have markers for prefix caching.
@@ -33,7 +36,7 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     Args:
         backend: see `Backend.name`.
         shared: tenants share responses.
-        conversations: earlier user turns may differ in a semantic hit; see `CacheSettings.conversations`.
+        conversations: earlier turns may differ in a semantic hit; see `CacheSettings.conversations`.
     """
     api, body = request.api, _relevant_fields(request)
     parts: JsonObject = {
@@ -59,8 +62,8 @@ def cache_key(request: ApiRequest, backend: str, *, shared: bool = False, conver
     if question is None:
         return CacheKey(exact, exact, None, api.display_text(body), parts, names)
     similar = question.allows_semantic and _can_have_semantic_hits(question.text)
-    splits = similar and conversations and question.earlier_texts
-    rest, earlier = _split_earlier_turns(question) if splits else (question.rest, [])
+    earlier = _comparable_turns(question) if similar and conversations else []
+    rest = _without_turns(question, len(earlier)) if earlier else question.rest
     space = _digest({**parts, "body": rest})
     text = join_turns([*earlier, question.text]) if similar else None
     return CacheKey(exact, space, text, question.text, parts, names)
@@ -70,16 +73,27 @@ def _can_have_semantic_hits(text: str) -> bool:
     return len(text.encode("utf-8", "replace")) <= _MAX_SEMANTIC_BYTES and SEPARATOR not in text
 
 
-def _split_earlier_turns(question: Question) -> tuple[JsonObject, list[str]]:
-    # Answers stay in the body, so that a follow-up such as `continue` matches only after the same answers.
-    turns, texts = objects(question.rest[question.turns_field]), list[str]()
-    for place, text in enumerate(question.earlier_texts[:-1]):
-        turn, following = turns[place : place + 2]
-        is_answered = turn.get("role") == "user" and following.get("role") == "assistant"
-        if is_answered and text and _can_have_semantic_hits(text) and not has_hidden_text(text):
-            texts.append(text)
-            turns[place] = {**turn, "content": None}
-    return {**question.rest, question.turns_field: list[Json](turns)}, texts
+def _comparable_turns(question: Question) -> list[str]:
+    """Return the earlier turns of the user and the assistant; empty if they must be equal, because they cannot be compared."""
+    roles = [turn.get("role") for turn in objects(question.rest[question.turns_field])] if question.turns_field else []
+    count = next((place for place, role in enumerate(reversed(roles)) if role not in _ROLES), len(roles))
+    turns = objects(question.rest[question.turns_field])[len(roles) - count :] if count else []
+    texts = [text or "" for text in question.earlier_texts[len(roles) - count :]]
+    is_plain = all(turn.keys() <= _PLAIN_TURN and turn.get("type", "message") == "message" for turn in turns)
+    alternates = [turn.get("role") for turn in turns] == [*_ROLES] * (count // 2)
+    if (
+        not (is_plain and alternates)
+        or sum(len(text.encode("utf-8", "replace")) for text in texts) > _MAX_EARLIER_BYTES
+    ):
+        return []
+    if any(not text.strip() or SEPARATOR in text or has_hidden_text(text) for text in texts):
+        return []
+    return texts
+
+
+def _without_turns(question: Question, count: int) -> JsonObject:
+    turns = objects(question.rest[question.turns_field])
+    return {**question.rest, question.turns_field: list[Json](turns[: len(turns) - count])}
 
 
 def _relevant_fields(request: ApiRequest) -> JsonObject:

@@ -42,7 +42,9 @@ class CacheSettings(Section):
         le=1.0,
         description="Minimum verifier probability for the policy checked, and for learned until it is trained.",
     )
-    conversations: bool = Field(True, description="Match conversations with reworded earlier questions.")
+    conversations: bool = Field(
+        True, description="Match conversations with other earlier turns that call for the same response."
+    )
     max_error: float = Field(0.02, gt=0.0, lt=1.0, description="Maximum share of wrong semantic hits for learned.")
     lookup_timeout: Seconds = Field(
         0.1,

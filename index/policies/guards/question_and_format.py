@@ -37,7 +37,7 @@ def _question_kinds(text: str) -> set[str]:
 
 def time_differs(question: str, cached_question: str) -> bool:
     """Whether the questions name different times (`open on monday`, `open on sunday`), or only one names a day."""
-    ours, theirs = _times(question), _times(cached_question)
+    ours, theirs = named_times(question), named_times(cached_question)
     return ours != theirs and bool((ours and theirs) or (ours | theirs) & DAYS)
 
 
@@ -48,10 +48,10 @@ _WEEKENDS = re.compile(r"\bsaturdays? (?:and|or) sundays?\b|\bweekends\b", re.IG
 
 
 @cached_by_text
-def _times(text: str) -> set[str]:
+def named_times(text: str) -> frozenset[str]:
     tokens = words(_WEEKENDS.sub("weekend", _WORKING_DAYS.sub("weekday", text)))
     shifts = {f"{shift} {word}" for shift, word in pairwise(tokens) if word in TIMES and shift in TIME_SHIFTS}
-    return shifts | (TIMES & set(tokens))
+    return frozenset(shifts | (TIMES & set(tokens)))
 
 
 def language_differs(question: str, cached_question: str) -> bool:

@@ -11,7 +11,7 @@ from kvproxy.index.policies.learned.answer_classes import (
 )
 from kvproxy.index.policies.learned.learned_policy import LearnedPolicy
 from kvproxy.index.policies.policy import LearningStatus, LearningSummary, Neighbour
-from kvproxy.index.search.conversations import last_turn
+from kvproxy.index.search.conversations import compared_turn, earlier_turns
 from kvproxy.index.search.lookup_result import Lookup, PendingObservation
 from kvproxy.index.store import Store
 from kvproxy.index.store.observations import Audit, Observation, Observations
@@ -162,16 +162,20 @@ class FeedbackRecorder:
         if self._policy is None:
             return bool(pending.record.checked)
         candidate = pending.candidate
-        neighbour = Neighbour(last_turn(candidate.prompt), candidate.similarity, candidate.answer)
-        return self._policy.is_accepted_by_checked(last_turn(question), neighbour, pending.record)
+        neighbour = Neighbour(compared_turn(candidate.prompt), candidate.similarity, candidate.answer)
+        return self._policy.is_accepted_by_checked(compared_turn(question), neighbour, pending.record)
 
     def _questions_are_surely_equal(self, question: str, pending: PendingObservation) -> bool:
         candidate = pending.candidate
-        neighbour = Neighbour(last_turn(candidate.prompt), candidate.similarity, candidate.answer)
-        return self._policy is not None and self._policy.are_surely_equal(last_turn(question), neighbour)
+        if earlier_turns(question) != earlier_turns(candidate.prompt):
+            return False
+        neighbour = Neighbour(compared_turn(candidate.prompt), candidate.similarity, candidate.answer)
+        return self._policy is not None and self._policy.are_surely_equal(compared_turn(question), neighbour)
 
     def _vetoes(self, question: str, cached_question: str) -> tuple[str, ...]:
-        return () if self._policy is None else self._policy.vetoes(last_turn(question), last_turn(cached_question))
+        return (
+            () if self._policy is None else self._policy.vetoes(compared_turn(question), compared_turn(cached_question))
+        )
 
     def _add(self, observation: Observation) -> None:
         (self._observations.add if self._policy is None else self._policy.learn)([observation])

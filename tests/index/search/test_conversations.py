@@ -30,9 +30,13 @@ EVERYTHING = ThresholdPolicy(-1.0, GUARDS)
 """Serves every neighbour that no guard vetoes."""
 
 
+def conversation(questions: Sequence[str], last: str = "continue") -> str:
+    return join_turns([*(turn for question in questions for turn in (question, "Sure.")), last])
+
+
 def earlier(turns: Sequence[str], policy: Policy | None = EVERYTHING) -> EarlierTurns:
     embedder = HashEmbedder()
-    return EarlierTurns(join_turns([*turns, "continue"]), policy, Limits(), lambda text: embedder.embed([text])[0])
+    return EarlierTurns(conversation(turns), policy, Limits(), lambda text: embedder.embed([text])[0])
 
 
 @given(
@@ -47,28 +51,28 @@ def test_a_vetoed_earlier_turn_prevents_a_match(
     asked, stored = zip(*before, other, *after, strict=True)
     if turned:
         asked, stored = stored, asked
-    assert not earlier(asked).matches(join_turns([*stored, "continue"]))
+    assert not earlier(asked).matches(conversation(stored))
 
 
 @given(st.lists(st.sampled_from(SAME), min_size=1, max_size=4))
 def test_reworded_questions_match_in_order_only(turns: list[tuple[str, str]]) -> None:
     asked, stored = zip(*turns, strict=True)
     found = earlier(asked)
-    assert found.matches(join_turns([*stored, "continue"]))
-    assert not found.matches(join_turns([*stored[1:], "continue"]))
-    assert not found.matches(join_turns([*stored, stored[0], "continue"]))
+    assert found.matches(conversation(stored))
+    assert not found.matches(conversation(stored[1:]))
+    assert not found.matches(conversation([*stored, stored[0]]))
 
 
 def test_without_a_policy_or_a_vector_only_equal_turns_match() -> None:
     one, other = SAME[0]
-    assert earlier([one], None).matches(join_turns([one, "continue"]))
-    assert not earlier([one], None).matches(join_turns([other, "continue"]))
-    unreadable = EarlierTurns(join_turns([one, "continue"]), EVERYTHING, Limits(), lambda text: None)
-    assert not unreadable.matches(join_turns([other, "continue"]))
+    assert earlier([one], None).matches(conversation([one]))
+    assert not earlier([one], None).matches(conversation([other]))
+    unreadable = EarlierTurns(conversation([one]), EVERYTHING, Limits(), lambda text: None)
+    assert not unreadable.matches(conversation([other]))
 
 
 def test_a_lookup_compares_few_pairs() -> None:
     found = earlier(["Is it open?"])
-    stored = [join_turns([f"Is it{' ' * number}open?", "continue"]) for number in range(2, 9)]
+    stored = [conversation([f"Is it{' ' * number}open?"]) for number in range(2, 9)]
     assert [found.matches(each) for each in stored] == [True] * 5 + [False] * 2
     assert found.matches(stored[0])

@@ -1,0 +1,274 @@
+"""Decides whether the earlier turns of two conversations, which were held independently, call for the same answer.
+
+Turns alternate between the user and the assistant, and begin with the user. All functions compare two conversations in both
+directions, because one may state a fact that the other lacks.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import lru_cache
+
+from kvproxy.index.policies.guards import GUARDS
+from kvproxy.index.policies.guards.fillers import without_fillers
+from kvproxy.index.policies.guards.question_and_format import named_times
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, WORD, cached_by_text, roots, words
+from kvproxy.index.policies.learned.answer_classes import text_digest
+from kvproxy.index.policies.learned.answer_facts import answer_facts
+
+MAX_TURNS_OF_FREE_WORDING = 15
+_MAX_TURN_BYTES = 800
+_REFERENCES = frozenset(
+    "it its it's this these those they them their they're he him his she her hers there then else another again ones former"
+    " latter both either neither so here other others such that's".split()
+)
+_OWN = frozenset("my mine our ours i'm i've i'd i'll am myself".split())
+_CONTINUATION = re.compile(
+    r"^\W*(?:and|but|so|then|or|ok|okay|also|what about|how about|no|yes|yeah|yep|sure|right|cool|great|thanks|because|well|now"
+    r"|actually|wait)\b",
+    re.IGNORECASE,
+)
+_ASKS = (
+    r"(?:how|what|what's|where|when|which|who|why|(?:is|are|does|did|can|could|may|should|will|would|has|have)"
+    r"|do(?= (?:i|you|we|they|the|a|an|my|your|our|people|all|any)\b)|explain|describe|tell|list|give|show|name|define)\b"
+)
+_QUESTION = re.compile(rf"^\W*{_ASKS}", re.IGNORECASE)
+_LATER_QUESTION = re.compile(
+    rf"^\W*(?:(?:and|but|so|ok|okay|well|also|right|done|yes|no)[,. ]+)*{_ASKS}", re.IGNORECASE
+)
+_DEMONSTRATIVE = re.compile(
+    r"\bthat\b(?! (?:i|you|we|they|he|she|it|is|are|can|was|were|has|have|do|does)\b)", re.IGNORECASE
+)
+_OWN_STATE = re.compile(
+    r"\b(?:(?:have|did|was|am|will) i|i (?:have|was|did|need|get)|do i (?:still|now))\b", re.IGNORECASE
+)
+_COMPARATIVE = re.compile(r"\binstead of\b|\bat the same time\b", re.IGNORECASE)
+_TOKEN = re.compile(r"[\w'’-]+|[^\w\s]")
+_COMPLEMENTS = frozenset("of for to in at from between on with about than".split())
+_MAX_COMPLEMENT_DISTANCE = 5
+_MIN_WORDS, _MIN_WORDS_WITH_NAME = 5, 2
+_INSTRUCTION = re.compile(
+    r"\b(?:from now on|pretend|act (?:as|like)|imagine|role ?play|you are (?:an?|my|the)|call me|suppose|assume"
+    r"|we are in|(?:answer|reply|respond|speak|talk|write)(?: to me)? (?:in|like|as|only|with)"
+    r"|(?:always|never) \w+|let's (?:play|say|pretend|talk))\b",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.?!;])\s+|\n+")
+_SMALL_TALK = frozenset(
+    "hi hello hey hiya thanks thank cheers great ok okay yes no yep yeah sure lol haha nice cool perfect brilliant sorry please"
+    " good morning afternoon evening hope day well done".split()
+)
+_JOKING = re.compile(r"\b(?:lol|haha|hope|unrelated|random)\b", re.IGNORECASE)
+_OWN_FACT = re.compile(
+    r"\b(?:(?:i|we)(?:'ve| have)? (?:already |only |also )?(?:have|need|use|live|work|own|rent|pay|paid|sign|signed|bought"
+    r"|ordered|booked|got|can't|cannot|don't|didn't|do not|did not|never)"
+    r"|(?:i'm|i am|we're|we are) (?!more|so\b|just|really|sure|afraid|wondering|curious|sorry|glad|happy|nervous|excited|trying"
+    r"|thinking|looking)|my \w+(?:'s| is| are| has) )",
+    re.IGNORECASE,
+)
+_PRONOUN = re.compile(
+    r"\b(?:that|this|these|those|them|they)\b(?=\W*$|\s*[?.,!]|\s+(?:up|on|off|out|in|down|back|now|for|to|at|by|with|again)\b)",
+    re.IGNORECASE,
+)
+_COVERED, _EQUAL_SHARE = 0.5, 0.8
+_COPY_RATIO = 0.62
+_MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
+
+
+def is_standalone(question: str) -> bool:
+    """Whether a question needs no earlier turns: it refers to nothing, is a whole sentence, and names what it is about."""
+    text = _COMPARATIVE.sub(" ", question)
+    tokens = set(words(text))
+    if _CONTINUATION.search(text) or not _QUESTION.search(text) or not tokens.isdisjoint(_REFERENCES | _OWN):
+        return False
+    if _DEMONSTRATIVE.search(text) or _OWN_STATE.search(text) or not _all_definite_nouns_are_explained(text):
+        return False
+    content = {word for word in tokens if word not in FUNCTION_WORDS and len(word) > 2}
+    return len(content) >= (_MIN_WORDS_WITH_NAME if _names(text) else _MIN_WORDS)
+
+
+def _all_definite_nouns_are_explained(text: str) -> bool:
+    tokens = _TOKEN.findall(text)
+    for place, token in enumerate(tokens):
+        if token.lower() != "the":
+            continue
+        for following in tokens[place + 1 : place + 1 + _MAX_COMPLEMENT_DISTANCE]:
+            if following[0].isupper() or following.lower() in _COMPLEMENTS:
+                break
+            if not following[0].isalnum():
+                return False
+        else:
+            return False
+    return True
+
+
+@cached_by_text
+def _names(text: str) -> frozenset[str]:
+    """Return words with a capital letter that do not begin a sentence, in lower case."""
+    found = set[str]()
+    for match in WORD.finditer(text):
+        before = text[: match.start()].rstrip()
+        if match.group()[0].isupper() and before and before[-1] not in ".?!:" and not match.group().startswith("I'"):
+            found.add(match.group().lower().removesuffix("'s"))
+    return frozenset(found - {"i"})
+
+
+@lru_cache(maxsize=4096)
+def _content(text: str) -> frozenset[str]:
+    found = (word.removesuffix("'s") for word in words(text) if word.partition("'")[0] not in FUNCTION_WORDS)
+    return frozenset(found) - FUNCTION_WORDS - _SMALL_TALK
+
+
+@lru_cache(maxsize=1024)
+def _roots(text: str) -> frozenset[str]:
+    return frozenset(root for word in words(text) for root in roots(word.removesuffix("'s")))
+
+
+def _unknown(found: frozenset[str], known: frozenset[str]) -> set[str]:
+    return {word for word in found if known.isdisjoint(roots(word))}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The turns of a conversation, the last of which is a question."""
+
+    turns: tuple[str, ...]
+
+    @property
+    def last(self) -> str:
+        return self.turns[-1]
+
+    @property
+    def user_turns(self) -> Sequence[str]:
+        return self.turns[::2]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.turns)
+
+    @property
+    def earlier_text(self) -> str:
+        return " ".join(self.turns[:-1])
+
+
+def need_no_context(ours: Context, theirs: Context) -> bool:
+    """Whether both last turns are standalone, and no earlier turn that only one of them has tells how to answer."""
+    if not (is_standalone(ours.last) and is_standalone(theirs.last)):
+        return False
+    changed = set(ours.user_turns) ^ set(theirs.user_turns)
+    return not any(_INSTRUCTION.search(turn) for turn in changed - {ours.last, theirs.last})
+
+
+def have_equal_facts(ours: Context, theirs: Context) -> bool:
+    """Whether the facts of two conversations agree.
+
+    One of them may have additional numbers, times, or names, but not both of them. A last turn that only reacts (*yes please*,
+    *the second one*) requires equal answers before it. Turns with nearly equal words must not differ in a fact, and a statement
+    of the users about themselves must occur in both conversations.
+    """
+    if _disagree(_quantities(ours.text), _quantities(theirs.text)):
+        return False
+    if _lacked_names(ours, theirs) and _lacked_names(theirs, ours):
+        return False
+    is_reaction = not (_asks(ours.last) and _asks(theirs.last))
+    if is_reaction and text_digest(ours.turns[-2]) != text_digest(theirs.turns[-2]):
+        return False
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if any(_states_own_fact(sentence) for sentence in _sentences(one, other, covered=False)):
+            return False
+    return not any(
+        _copies_differ(turn, copy, is_strict=is_strict or is_reaction)
+        for turn, copy, is_strict in _near_copies(ours, theirs)
+    )
+
+
+def shared_wording(ours: Context, theirs: Context) -> tuple[str, str]:
+    """Return the sentences of the users, without those that have little in common with the other conversation."""
+    return " ".join(_sentences(ours, theirs)), " ".join(_sentences(theirs, ours))
+
+
+def share_sentences(ours: Context, theirs: Context) -> bool:
+    """Whether nearly all sentences of the users that have much in common with the other conversation are equal."""
+    one, other = ({*map(text_digest, _sentences(*pair))} for pair in ((ours, theirs), (theirs, ours)))
+    return len(one & other) >= _EQUAL_SHARE * len(one | other) > 0
+
+
+def words_only_in(stored: Context, asked: Context) -> frozenset[str]:
+    """Return names, numbers, and the user's content words in a stored conversation that the other conversation lacks."""
+    numbers = answer_facts(stored.earlier_text).numbers - answer_facts(asked.text).numbers
+    content = _content(" ".join(stored.user_turns[:-1]))
+    known = _roots(asked.text) | _roots(stored.last)
+    words_of_user = {word for word in _unknown(content, known) if len(word) > _MIN_LENGTH_OF_WORD}
+    names = _unknown(frozenset(_lacked_names(stored, asked)), known)
+    return frozenset(names | words_of_user | {number for number in numbers if len(number) > 1})
+
+
+def uses_words(answer: str, found: frozenset[str]) -> bool:
+    return bool(found) and not found.isdisjoint({*words(answer), *answer_facts(answer).numbers})
+
+
+def _disagree(ours: frozenset[str], theirs: frozenset[str]) -> bool:
+    return bool(ours - theirs and theirs - ours)
+
+
+@lru_cache(maxsize=256)
+def _quantities(text: str) -> frozenset[str]:
+    return answer_facts(text).numbers | named_times(text)
+
+
+def _lacked_names(ours: Context, theirs: Context) -> set[str]:
+    known, others = _roots(theirs.text), set(words(theirs.text))
+    names = {name for turn in ours.turns for name in _names(turn)}
+    return {
+        name
+        for name in _unknown(frozenset(names), known)
+        if len(name) <= _MIN_LENGTH_OF_PREFIX
+        or not any(word.startswith(name[:_MIN_LENGTH_OF_PREFIX]) for word in others)
+    }
+
+
+def _asks(turn: str) -> bool:
+    return "?" in turn or _LATER_QUESTION.search(turn) is not None
+
+
+def _sentences(context: Context, other: Context, *, covered: bool = True) -> list[str]:
+    known = _roots(other.text)
+    return [
+        sentence
+        for turn in context.user_turns
+        for sentence in _SENTENCE_END.split(without_fillers(turn))
+        if (content := _content(sentence)) and (1 - len(_unknown(content, known)) / len(content) >= _COVERED) is covered
+    ]
+
+
+def neutral_references(question: str) -> str:
+    """Return a last turn with `it` instead of other pronouns for things: `How do I set it up?` for `How do I set that up?`."""
+    return _PRONOUN.sub("it", question)
+
+
+def _states_own_fact(sentence: str) -> bool:
+    return "?" not in sentence and _OWN_FACT.search(sentence) is not None and _JOKING.search(sentence) is None
+
+
+def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, bool]]:
+    """Yield turns of one role with nearly equal words, and whether the user wrote them."""
+    for first in (0, 1):
+        others = [(turn, words(turn)) for turn in theirs.turns[first:-1:2]]
+        for turn in ours.turns[first:-1:2]:
+            tokens = words(turn)
+            best, copy = _COPY_RATIO, None
+            for other, other_tokens in others:
+                matcher = SequenceMatcher(None, tokens, other_tokens, autojunk=False)
+                if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
+                    best, copy = matcher.ratio(), other
+            if copy is not None and text_digest(turn) != text_digest(copy):
+                yield turn, copy, first == 0
+
+
+def _copies_differ(turn: str, copy: str, *, is_strict: bool) -> bool:
+    if len(turn.encode()) > _MAX_TURN_BYTES or any(guard.vetoes(turn, copy) for guard in GUARDS):
+        return True
+    if not is_strict:
+        return False
+    return bool(_unknown(_content(turn), _roots(copy)) and _unknown(_content(copy), _roots(turn)))

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvproxy.index.models.verifier import Verifier
 from kvproxy.index.policies.guards import ADDITIONS, GUARDS, Guard
-from kvproxy.index.policies.learned.answer_classes import text_digest
 from kvproxy.index.policies.policy import Decision, Limits, Neighbour, PolicyResult, find_rejection
+from kvproxy.index.policies.wording import correct_spelling, normal_wording
 
 _STOP_SHARE = 0.55
 
@@ -31,11 +32,13 @@ class CheckedPolicy:
         level = max(self.level, limits.min_probability or 0.0)
         decisions = [Decision("not compared") for _ in neighbours]
         for place, neighbour in enumerate(neighbours):
-            refusal = find_rejection(question, neighbour, floor, self._guards)
+            asked = correct_spelling(question, neighbour.prompt)
+            stored = correct_spelling(neighbour.prompt, asked)
+            refusal = find_rejection(asked, replace(neighbour, prompt=stored), floor, self._guards)
             if refusal is not None:
                 decisions[place] = refusal
                 continue
-            score = self.probability(question, neighbour.prompt, neighbour.similarity)
+            score = self.probability(asked, stored, neighbour.similarity)
             if score >= level:
                 decisions[place] = Decision("accepted", score=score)
                 return PolicyResult(decisions, place)
@@ -45,7 +48,7 @@ class CheckedPolicy:
         return PolicyResult(decisions, None)
 
     def probability(self, question: str, other: str, cosine: float) -> float:
-        """Return the verifier's probability that one answer fits both questions; 1 if only case and punctuation differ."""
-        if text_digest(question) == text_digest(other):
+        """Return the verifier's probability that one answer fits both questions; 1 if their normal wordings are equal."""
+        if normal_wording(question) == normal_wording(other) != "":
             return 1.0
         return float(self._verifier.score([(question, other)], np.array([cosine]))[0])

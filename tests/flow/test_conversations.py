@@ -52,7 +52,7 @@ def test_a_reworded_conversation_is_served_also_as_a_stream(served: tuple[str, M
     assert "".join(deltas) == "Then B."
     assert model.asked == []
     explained = httpx.post(f"{url}/admin/explain", json=asked).json()["semantic"]["neighbours"][0]
-    assert explained["prompt"] == f"{OPENING} ⏎ continue"
+    assert explained["prompt"] == f"{OPENING} ⏎ Press A. ⏎ continue"
     assert explained["why"] == "one answer fits both, and the earlier questions mean the same"
 
 

@@ -146,14 +146,20 @@ def test_namespaces_of_conversations_omit_earlier_questions_alone() -> None:
         return cache_key(call(body, tenant), "x", conversations=on)
 
     first = key(conversation("one", "1", "two", "2", "three"))
-    assert first.text == "one \u23ce two \u23ce three"
+    assert first.text == "one \u23ce 1 \u23ce two \u23ce 2 \u23ce three"
     assert first.namespace == key(conversation("eins", "1", "zwei", "2", "drei")).namespace
     for body in (
         conversation("one", "1", "two", "2.", "three"),
         conversation("one", "1", "three"),
+        conversation("three"),
+        conversation("one", "1", "two " * 300, "2", "three"),
+    ):
+        assert key(body).namespace == first.namespace
+        assert key(body).text != first.text
+    for body in (
         conversation("one", "1", "two", "2", "three", system="t"),
         conversation("one", "1", "two", "2", "three", temperature=0.5),
-        conversation("one", "1", "two " * 300, "2", "three"),
+        conversation("one", "1", "two " * 4000, "2", "three"),
         conversation("one", "1", "two \u23ce two", "2", "three"),
         conversation("one", "1", "two \u2764\ufe0f", "2", "three"),
     ):
@@ -174,7 +180,7 @@ def test_other_apis_have_conversations_too(name: ApiName, field: str) -> None:
         body = {"model": "m", field: [{"role": role, "content": text} for role, text in turns]}
         return cache_key(api_request(body, name), "x", conversations=True)
 
-    assert key("one").text == "one \u23ce two"
+    assert key("one").text == "one \u23ce 1 \u23ce two"
     assert key("one").namespace == key("uno").namespace
     assert key("one").exact != key("uno").exact
 

@@ -67,6 +67,11 @@ def is_surely_english(text: str) -> bool:
     return language_of(text) == ENGLISH and is_english(text, _english_vocabulary())
 
 
+def is_english_word(word: str) -> bool:
+    """Whether a word in lower case is in an English vocabulary of common words."""
+    return word in _english_vocabulary()
+
+
 @cache
 def _english_vocabulary() -> frozenset[str]:
     return frozenset(load_tokenizer(packaged_model(), MAX_TOKENS).get_vocab())

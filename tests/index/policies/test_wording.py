@@ -1,0 +1,42 @@
+"""Questions that are equal apart from spelling mistakes and the form of asking are served."""
+
+import pytest
+
+from kvproxy.index.policies.checked import CheckedPolicy
+from kvproxy.index.policies.policy import Neighbour
+from kvproxy.index.policies.wording import correct_spelling, normal_wording
+from tests.index.doubles import OverlapVerifier
+
+
+@pytest.mark.parametrize(
+    ("question", "stored"),
+    [
+        ("When do I recieve the money?", "When do I receive the money?"),
+        ("Do you charge for emergancy plumbing?", "Do you charge for emergency plumbing?"),
+        ("Is there step-free acess to the platfrom?", "Is there step-free access to the platform?"),
+        ("How can I merge two files?", "How do I merge two files?"),
+        ("Could you tell me how to water a cactus?", "How should I water a cactus?"),
+        ("I was wondering whether you ship to Norway.", "Do you ship to Norway?"),
+        ("I am new to this. What is a hash map?", "What's a hash map?"),
+        ("yeah can I um order food?", "Can I order food?"),
+    ],
+)
+def test_an_equal_question_is_served(question: str, stored: str) -> None:
+    policy = CheckedPolicy(OverlapVerifier(), 0.999, 0.6)
+    assert policy.decide(question, [Neighbour(stored, 0.7)]).chosen == 0
+    assert policy.decide(stored, [Neighbour(question, 0.7)]).chosen == 0
+
+
+@pytest.mark.parametrize(
+    ("question", "stored"),
+    [
+        ("What is the dose of hydroxyzine?", "What is the dose of hydralazine?"),  # No common words, so both may be names.
+        ("Who is Jonh Smyth?", "Who is John Smith?"),
+        ("Does it form a salt?", "Does it from a salt?"),  # Both are words.
+        ("How do I pay?", "What do I pay?"),
+        ("Can you pay me?", "Can I pay you?"),
+    ],
+)
+def test_another_word_is_no_spelling_mistake(question: str, stored: str) -> None:
+    assert correct_spelling(question, stored) == question
+    assert normal_wording(question) != normal_wording(stored)

@@ -2,7 +2,8 @@
 
 Sends questions of eight intents through `kvproxy serve` with default settings. The upstream answers each intent with one fixed
 text, or with one of five wordings of the same facts, as a sampled model does. A hit is wrong if its answer is that of another
-intent. `--model URL` uses a real server as the upstream instead: the intents then are its questions.
+intent. `--model URL` uses a real server as the upstream instead, with `--temperature` and `--max_tokens`. A hit is then wrong if
+its answer was generated for a question of another intent.
 """
 
 import itertools
@@ -152,7 +153,14 @@ class LiveResult:
         )
 
 
-def run_live(asked: list[tuple[int, str]], url: str, model: str, settings: list[str], interval: float) -> LiveResult:
+def run_live(
+    asked: list[tuple[int, str]],
+    url: str,
+    model: str,
+    settings: list[str],
+    interval: float,
+    fields: dict[str, float] | None = None,
+) -> LiveResult:
     """Send the questions through a proxy in front of `url`, and judge each hit by the intent of the question that it answers."""
     with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=120.0) as client:
         port = free_port()
@@ -178,6 +186,7 @@ def run_live(asked: list[tuple[int, str]], url: str, model: str, settings: list[
                 body = {
                     "model": model,
                     "messages": [{"role": "user", "content": question}],
+                    **(fields or {}),
                 }
                 response = client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
                 response.raise_for_status()
@@ -202,7 +211,9 @@ def scripted(asked: list[tuple[int, str]], wordings: int, settings: list[str], i
 
 
 def main() -> None:
-    options = read_options(__doc__, requests=700, seed=0, per_second=20.0, model=str, name="m", settings="")
+    options = read_options(
+        __doc__, requests=700, seed=0, per_second=20.0, model=str, name="m", settings="", temperature=0.7, max_tokens=48
+    )
     asked, extra = questions(options.requests, options.seed), options.settings.split()
     for label, result in _results(asked, options, extra):
         print(f"{label}: {result}", flush=True)
@@ -211,7 +222,17 @@ def main() -> None:
 def _results(asked: list[tuple[int, str]], options, extra: list[str]) -> Iterator[tuple[str, LiveResult]]:  # type: ignore[no-untyped-def]
     interval = 1 / options.per_second
     if options.model is not None:
-        yield f"model {options.name}", run_live(asked, options.model, options.name, extra, interval)
+        yield (
+            f"model {options.name}",
+            run_live(
+                asked,
+                options.model,
+                options.name,
+                extra,
+                interval,
+                {"temperature": options.temperature, "max_tokens": options.max_tokens},
+            ),
+        )
         return
     for wordings in (1, 5):
         yield f"{wordings} wordings", scripted(asked, wordings, extra, interval)

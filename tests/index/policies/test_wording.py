@@ -30,7 +30,10 @@ def test_an_equal_question_is_served(question: str, stored: str) -> None:
 @pytest.mark.parametrize(
     ("question", "stored"),
     [
-        ("What is the dose of hydroxyzine?", "What is the dose of hydralazine?"),  # No common words, so both may be names.
+        (
+            "What is the dose of hydroxyzine?",
+            "What is the dose of hydralazine?",
+        ),  # No common words, so both may be names.
         ("Who is Jonh Smyth?", "Who is John Smith?"),
         ("Does it form a salt?", "Does it from a salt?"),  # Both are words.
         ("How do I pay?", "What do I pay?"),

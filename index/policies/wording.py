@@ -60,7 +60,7 @@ _FORMS = (
     ),
     (
         re.compile(
-            r"\b(how|where|when|what|who|which \w+)((?: \w+){0,2}?) (?:can|could|should|may|must|might|would|do)"
+            r"\b(how|where)((?: \w+){0,2}?) (?:can|could|should|might|would|do)"
             r" (?=i |we |you |one )"
         ),
         r"\1\2 do ",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from kvproxy.index.policies.guards.words import FUNCTION_WORDS, cached_by_text, roots, words
+from kvproxy.index.policies.guards.words import FUNCTION_WORDS, IRREGULAR_VERBS, cached_by_text, roots, words
 
 
 def _groups(*lines: str) -> Mapping[str, str]:
@@ -11,20 +11,21 @@ def _groups(*lines: str) -> Mapping[str, str]:
 
 
 _QUANTIFIERS = _groups(
-    "all every each everyone everybody everything",
-    "some several any someone somebody anyone anybody",
+    "all every each everyone everybody everything everywhere",
+    "some several any someone somebody something somewhere anyone anybody anything anywhere",
     "only just",
-    *"both one most few either neither".split(),
+    *"both one most few half either neither".split(),
 )
 _TENSES = _groups(
     "is are am do does has have isn't aren't", "was were did had wasn't weren't didn't", "will shall won't"
 )
 _ASPECTS = _groups("being", "been")
+_CERTAINTY = _groups("will shall 'll", "may might")
 _MODALS = _groups("must mustn't", "can could may might cannot can't couldn't", "should ought shouldn't")
 _RELATIONS = _groups("before", "after", "until till", "during while", "since")
 _SUBJECTS = _groups("1 i me we us myself", "2 you yourself", "3 he him she they them himself herself themselves")
 _OWNERS = _groups("1 my mine our ours", "2 your yours", "3 his her hers their theirs")
-_TABLES = (_QUANTIFIERS, _TENSES, _ASPECTS, _RELATIONS)
+_TABLES = (_QUANTIFIERS, _TENSES, _ASPECTS, _RELATIONS, _CERTAINTY)
 _RELATION_WORDS = frozenset("prior following once before after until till during while since".split())
 _PHRASES = (
     (re.compile(r"\bprior to\b"), "before"),
@@ -44,6 +45,8 @@ def grammar_differs(question: str, cached_question: str) -> bool:
     if ours == theirs or _other_words(ours, theirs) > _MAX_OTHER_WORDS or _other_words(theirs, ours) > _MAX_OTHER_WORDS:
         return False
     if any(_exclude_each_other(_found(table, ours), _found(table, theirs)) for table in _TABLES):
+        return True
+    if _verb_tenses_differ(ours, theirs):
         return True
     return _modals_differ(ours, theirs, is_choice=_is_choice(question, cached_question)) or _persons_differ(
         ours, theirs
@@ -73,6 +76,16 @@ def _found(table: Mapping[str, str], tokens: tuple[str, ...]) -> set[str]:
 
 def _exclude_each_other(ours: set[str], theirs: set[str]) -> bool:
     return bool(ours - theirs and theirs - ours)
+
+
+def _verb_tenses_differ(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
+    """Whether the main verb has another tense: `who owns it`, `who owned it`. After an auxiliary verb, it has none."""
+    if not (_TENSES.keys() | _MODALS.keys()).isdisjoint((*ours, *theirs)):
+        return False
+    one, other = set(ours) - set(theirs), set(theirs) - set(ours)
+    present = {word for word in one | other if word.endswith("s")}
+    past = {word for word in one | other if word.endswith("ed") or word in IRREGULAR_VERBS}
+    return any(not roots(verb).isdisjoint(roots(each)) for verb in present for each in past)
 
 
 def _is_choice(question: str, cached_question: str) -> bool:

@@ -14,11 +14,16 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.lower().replace("’", "'") for word in WORD.findall(text))
 
 
-_IRREGULAR_VERBS = {
+IRREGULAR_VERBS = {
     form: line.split()[0]
     for line in (
         "forget forgot forgotten|lose lost|find found|buy bought|sell sold|send sent|lend lent|give gave given|take took taken"
         "|begin began begun|win won|rise rose risen|fall fell fallen|come came|go went gone|leave left|keep kept"
+        "|lead led|hold held|run ran|make made|say said|pay paid|tell told|think thought|bring brought|teach taught|build built"
+        "|spend spent|meet met|know knew known|grow grew grown|write wrote written|drive drove driven|speak spoke spoken"
+        "|choose chose chosen|break broke broken|eat ate eaten|get got gotten|fly flew flown|become became|stand stood|hear heard"
+        "|drink drank drunk|sing sang sung|swim swam swum|wear wore worn|throw threw thrown|draw drew drawn|steal stole stolen"
+        "|ride rode ridden|hide hid hidden|freeze froze frozen"
     ).split("|")
     for form in line.split()[1:]
 }
@@ -29,7 +34,7 @@ def base_forms(word: str) -> frozenset[str]:
     """Return possible base forms of a word: `accept` for `accepted`, `stop` for `stopped`, `heavy` for `heavier`."""
     found = {
         word,
-        *_IRREGULAR_VERBS.get(word, "").split(),
+        *IRREGULAR_VERBS.get(word, "").split(),
         *(word.removesuffix(ending) for ending in ("s", "es") if len(word) > len(ending) + 2),
     }
     for ending in ("ed", "ing", "er", "est"):

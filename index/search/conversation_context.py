@@ -73,6 +73,7 @@ _PRONOUN = re.compile(
 )
 _COVERED, _EQUAL_SHARE = 0.5, 0.8
 _COPY_RATIO = 0.62
+_FEW_WORDS = 4
 _MIN_LENGTH_OF_PREFIX, _MIN_LENGTH_OF_WORD = 4, 3
 
 
@@ -252,7 +253,7 @@ def _states_own_fact(sentence: str) -> bool:
 
 
 def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, bool]]:
-    """Yield turns of one role with nearly equal words, and whether the user wrote them."""
+    """Yield turns of one role with nearly equal words or much common content, and whether any other word is a difference."""
     for first in (0, 1):
         others = [(turn, words(turn)) for turn in theirs.turns[first:-1:2]]
         for turn in ours.turns[first:-1:2]:
@@ -262,8 +263,24 @@ def _near_copies(ours: Context, theirs: Context) -> Iterator[tuple[str, str, boo
                 matcher = SequenceMatcher(None, tokens, other_tokens, autojunk=False)
                 if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
                     best, copy = matcher.ratio(), other
-            if copy is not None and text_digest(turn) != text_digest(copy):
-                yield turn, copy, first == 0
+            if copy is not None:
+                if turn != copy:
+                    yield turn, copy, first == 0
+            elif first == 0:
+                related = [other for other, _ in others if _have_common_content(turn, other)]
+                yield from ((turn, other, True) for other in related if len(_content(turn)) <= _FEW_WORDS)
+                yield from ((turn, other, False) for other in related if _are_rearranged(turn, other))
+
+
+def _are_rearranged(turn: str, other: str) -> bool:
+    """Whether nearly all content words are common, so that only their order or a small word makes a difference."""
+    alone, also_alone = _unknown(_content(turn), _roots(other)), _unknown(_content(other), _roots(turn))
+    return len(alone) + len(also_alone) <= 2
+
+
+def _have_common_content(turn: str, other: str) -> bool:
+    pairs = ((_content(turn), _roots(other)), (_content(other), _roots(turn)))
+    return all(content and len(_unknown(content, known)) <= _COVERED * len(content) for content, known in pairs)
 
 
 def _copies_differ(turn: str, copy: str, *, is_strict: bool) -> bool:

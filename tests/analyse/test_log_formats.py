@@ -520,3 +520,31 @@ def test_conversations_are_requests_that_continue_no_earlier_one() -> None:
     turns = [{"from": "human", "value": "p"}, {"from": "gpt", "value": "b"}] * 3
     log = read(json.dumps([{"conversations": turns}, {"conversations": turns}]))
     assert (log.rows, len(log.requests), log.num_conversations, log.num_responses) == (2, 6, 2, 6)
+
+
+@pytest.mark.parametrize(
+    "odd", [10**400, -(10**400), "9" * 5_000, "²", "1e400", "nan", True, "0001-01-01T00:00:00+23:59", [], {"a": 1}]
+)
+def test_odd_numbers_of_a_row_are_unknown(odd: Any) -> None:
+    row = {"time": odd, "status": "200", "path": "/v1/chat/completions", "body": CHAT, "response": ANSWER}
+    helicone = {"request_created_at": TIME, "request_body": CHAT, "response_status": 200, "delay_ms": odd}
+    for each, name in ((row, "requests"), (helicone, "helicone")):
+        log = read_log(Path("log"), json.dumps(each), "m", format=name)
+        assert len(log.requests) == 1
+        assert log.requests[0].seconds == 0.0
+    failed = json.dumps(row | {"time": 1, "status": odd})
+    try:
+        read_log(Path("log"), f"{failed}\n{json.dumps(CHAT)}", "m", format="requests")
+    except InvalidRequest as error:
+        pytest.fail(error.message)
+
+
+@pytest.mark.parametrize("prompt", [r"'\x'", r"'\ud800'", r"'\N{no such name}'", "'a\x00'"])
+def test_a_damaged_line_of_an_engine_is_skipped(prompt: str) -> None:
+    lines = [
+        f"INFO Received request {number}: prompt: {each}, params: SamplingParams(max_tokens={'9' * 5_000})"
+        for number, each in enumerate((prompt, "'good'"))
+    ]
+    log = read_log(Path("vllm.log"), "\n".join(lines), "m")
+    assert [each.body["prompt"] for each in log.requests] == ["good"]
+    assert log.skipped["damaged"] == [1]

@@ -1,6 +1,6 @@
 """Finds the part of a prompt that an engine can load from the media behind its GPU, by the rules of each source of events.
 
-The rules are those of the engines' own lookups:
+Each engine's own lookup follows one of these rules:
 
 - SGLang's HiCache, and vLLM's simple CPU offloading, continue the GPU's prefix block by block.
 - vLLM's offloading connector continues it in chunks of blocks, and may load the last token of a prompt.

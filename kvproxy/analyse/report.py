@@ -21,7 +21,7 @@ _FIRST_DATE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was analysed, and how.
+    """The input of an analysis, and its command.
 
     Attributes:
         command: command line.

@@ -1,4 +1,4 @@
-"""Reports name what was analysed, and their axes start at zero."""
+"""Reports name their command, file, and period, and their axes start at zero."""
 
 import re
 from pathlib import Path

@@ -22,7 +22,7 @@ GROUP = "kvproxy.log_formats"
 
 
 def log_formats() -> tuple[LogFormat, ...]:
-    """Return the formats of installed plugins, then those of kvproxy. Raises SettingsError for an invalid plugin.
+    """Return the formats of installed plugins, then the built-in formats. Raises SettingsError for an invalid plugin.
 
     If a row matches several formats, the first one reads it, so that a plugin can replace a format.
     """

@@ -100,7 +100,7 @@ def _rows_of_documents(text: str) -> FileRows | None:
 
 
 def _documents(text: str) -> Iterator[Json]:
-    """Yield the JSON documents of a text, and None for a rest that is none."""
+    """Yield the JSON documents of a text, and at last None if the rest of the text is invalid."""
     decoder, at = json.JSONDecoder(parse_constant=_refuse_constant), 0
     gap = re.compile(r"[\x1e\s]*")
     while (at := gap.match(text, at).end()) < len(text):  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Recognises files that are no text, and names the command that converts each."""
+"""Recognises binary files, and names the command that converts each kind."""
 
 _KINDS = (
     (b"\x28\xb5\x2f\xfd", "is compressed with Zstandard: unpack it with zstd -d"),
@@ -13,7 +13,7 @@ _KINDS = (
 
 
 def describe_binary(content: bytes) -> str | None:
-    """Return what a file is that has no UTF-8 text, and how to convert it; None for a text.
+    """Return the kind of a binary file, and how to convert it; None for UTF-8 text.
 
     `content` is the file, or its beginning, cut at any byte.
     """

@@ -16,7 +16,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from tests.programs import required
 
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions")
 T = TypeVar("T")
 

@@ -1,9 +1,8 @@
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -11,12 +10,13 @@ from typer import Argument, Option
 from kvproxy.commands.command import CommandGroup
 from kvproxy.commands.files import read_bytes, write_chunks
 from kvproxy.commands.formatting import format_age, json_text, local_time
-from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, duration_option, load_settings
+from kvproxy.commands.options import Data, Limit, LimitOrAll, Store, StoreOptions, load_settings
 from kvproxy.commands.output import Output, print_facts, print_text, text_output
 from kvproxy.commands.statistics_text import label_statistics
 from kvproxy.commands.tables import Layout, Row, digest_column, print_table, table_output, text_column
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.operations.cache import FilterValues, Rows
+from kvproxy.operations.cache import Rows
+from kvproxy.operations.cache_parameters import EntryQuery, UsageQuery
 from kvproxy.units import format_bytes, format_seconds, plural, tenant_name
 
 app = CommandGroup("cache", help="List, show, remove and export stored responses.")
@@ -36,31 +36,15 @@ _LABELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EntryOptions:
-    namespace: Annotated[str | None, Option(help="Only this namespace; its first digits suffice.")] = None
-    model: Annotated[str | None, Option(help="Only responses of this model.")] = None
-    search: Annotated[str | None, Option(help="Only prompts that contain this text.")] = None
-    key: Annotated[str | None, Option(help="Only this exact key; its first digits suffice.")] = None
-    prompt: Annotated[str | None, Option(help="Only prompts that begin with this text.")] = None
-    tag: Annotated[str | None, Option(help="Only responses with this tag.")] = None
-    older_than: Annotated[float | None, duration_option(help="Only responses older than this, such as 7d.")] = None
-    tenant: Annotated[str | None, Option(help="Only responses of this tenant, or of the client with this name.")] = None
-
-    @property
-    def filter_values(self) -> FilterValues:
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
 @app.subcommand
-def ls(*, limit: LimitOrAll = 100, where: EntryOptions, layout: Layout, responses: StoreOptions) -> Output:
+def ls(*, limit: LimitOrAll = 100, where: EntryQuery, layout: Layout, responses: StoreOptions) -> Output:
     """List stored responses, newest first.
 
     Example: kvproxy cache ls --search block
     """
     with responses.open() as cache:
-        entries, total = cache.entries(where.filter_values, limit=limit)
-    empty = "no stored response matches these options" if where.filter_values else _EMPTY
+        entries, total = cache.entries(where, limit=limit)
+    empty = "no stored response matches these options" if where.filters else _EMPTY
     return table_output(entries, _entry_rows(entries), empty=empty, layout=layout, total=total)
 
 
@@ -118,7 +102,7 @@ def rm(
     *,
     ids: Annotated[list[str] | None, Argument(help="Ids, or their first digits.")] = None,
     everything: Annotated[bool, Option("--all", help="Remove all responses.")] = False,
-    where: EntryOptions,
+    where: EntryQuery,
     soft: Annotated[bool, Option("--soft", help="Expire the responses instead; stale serving still applies.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="List the responses, and change nothing.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Remove without confirmation.")] = False,
@@ -130,7 +114,7 @@ def rm(
 
     Example: kvproxy cache rm --model demo --soft --dry-run
     """
-    is_bulk = everything or bool(where.filter_values)
+    is_bulk = everything or bool(where.filters)
     if bool(ids) == is_bulk:
         raise typer.BadParameter(
             "give ids, or some of --all, --namespace, --key, --model, --tag, --prompt, --search, --older-than, --tenant"
@@ -144,10 +128,8 @@ def rm(
             found = list({entry["id"]: entry for entry in map(cache.entry, ids)}.values())
             return _preview(found[:_LISTED], len(found))
         if dry_run:
-            return _preview(*cache.entries(where.filter_values, limit=_LISTED))
-        count = (
-            sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where.filter_values, soft=soft)
-        )
+            return _preview(*cache.entries(where, limit=_LISTED))
+        count = sum(cache.remove(id, soft=soft) for id in ids) if ids else cache.remove_many(where, soft=soft)
     action = "expired" if soft else "removed"
     return text_output({action: count}, f"{action} {plural(count, 'response')}")
 
@@ -178,7 +160,7 @@ def stats(responses: StoreOptions) -> Output:
 @app.subcommand
 def usage(
     *,
-    by: Annotated[Literal["tenant", "model", "endpoint", "tag"], Option(help="Group by this field.")] = "tenant",
+    query: UsageQuery,
     responses: StoreOptions,
 ) -> Output:
     """Sum the stored responses by tenant, model, endpoint or tag.
@@ -186,7 +168,8 @@ def usage(
     Example: kvproxy cache usage --by model
     """
     with responses.open() as cache:
-        rows = cache.usage(by)
+        rows = cache.usage(query.by)
+    by = query.by
     shown: list[Row] = [
         {
             "Responses#": row["entries"],

@@ -135,17 +135,11 @@ def _one_of(*names: str) -> Schema:
 
 
 _PAGE = {"limit": _NUMBER, "offset": _NUMBER}
-_FILTERS = dict.fromkeys(("namespace", "key", "model", "tag", "prompt", "search", "tenant", "older_than"), _TEXT)
 _NAME = {"name": _TEXT}
 QUERIES: Mapping[str, Mapping[str, Schema]] = {
     "get /admin/blocks/what-if": {"tier": _TEXT, "bytes_per_token": _NUMBER},
     "get /admin/blocks/tree": {"parent": _TEXT} | _PAGE,
     "post /admin/blocks/pins": _NAME | {"ttl": _TEXT, "api": _one_of(*APIS)},
-    "get /admin/cache": _PAGE | _FILTERS,
-    "delete /admin/cache": {"all": _YES, "soft": _YES} | _FILTERS,
-    "get /admin/cache/queue": _PAGE,
-    "get /admin/cache/usage": {"by": _one_of("tenant", "model", "endpoint", "tag")},
-    "delete /admin/cache/{id}": {"soft": _YES},
     "post /admin/upstreams/drain": _NAME,
     "post /admin/upstreams/undrain": _NAME,
     "post /admin/explain": {"api": _one_of(*APIS)},

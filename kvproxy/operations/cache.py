@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kvproxy.errors import NotFound
+from kvproxy.operations.cache_parameters import EntryQuery
 from kvproxy.operations.client import ProxyClient, client_of_running_proxy, quote_path_segment
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 Rows = list[Document]
-# Values of fields of `index.store.EntryFilter`, by name.
-FilterValues = Mapping[str, str | float]
 CacheClient: TypeAlias = "RemoteCache | DirectCache"
 
 
@@ -23,9 +22,9 @@ class RemoteCache:
     def __init__(self, client: ProxyClient) -> None:
         self._client = client
 
-    def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
+    def entries(self, where: EntryQuery, *, limit: int) -> tuple[Rows, int]:
         """Return matching entries, newest first, and the number of all matching entries. A limit of 0 returns all."""
-        return self._client.rows("/admin/cache", limit=limit, **where)
+        return self._client.rows("/admin/cache", limit=limit, **where.filters)
 
     def eviction_queue(self, limit: int) -> Rows:
         return cast("Rows", self._client.get("/admin/cache/queue", limit=limit))
@@ -45,11 +44,11 @@ class RemoteCache:
         """Remove an entry, or expire it if `soft`; return 0 if nothing changed."""
         return self._delete(f"/admin/cache/{quote_path_segment(id)}", soft, {})
 
-    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
+    def remove_many(self, where: EntryQuery, *, soft: bool = False) -> int:
         """Remove all matching entries, or expire them if `soft`. Return the number of changed entries."""
-        return self._delete("/admin/cache", soft, where or {"all": "true"})
+        return self._delete("/admin/cache", soft, where.filters or {"all": "true"})
 
-    def _delete(self, path: str, soft: bool, where: FilterValues) -> int:
+    def _delete(self, path: str, soft: bool, where: Mapping[str, Any]) -> int:
         reply = self._client.delete(path, **where, soft="true" if soft else None)
         return int(reply["expired" if soft else "removed"])
 

@@ -10,7 +10,8 @@ from kvproxy.index.errors import ImportFailed
 from kvproxy.index.store import EntryFilter, Store, UsageKey
 from kvproxy.index.store.export import export_lines, import_into, read_lines
 from kvproxy.index.store.observations import Observation
-from kvproxy.operations.cache import FilterValues, Rows
+from kvproxy.operations.cache import Rows
+from kvproxy.operations.cache_parameters import EntryQuery
 
 
 class DirectCache:
@@ -20,7 +21,7 @@ class DirectCache:
         self._store = store
         self._redact = redact
 
-    def entries(self, where: FilterValues, *, limit: int) -> tuple[Rows, int]:
+    def entries(self, where: EntryQuery, *, limit: int) -> tuple[Rows, int]:
         chosen = _filter(where)
         pinned = set(self._store.pinned_ids())
         rows = [
@@ -56,7 +57,7 @@ class DirectCache:
         full = self._full_id(id)
         return self._remove([full], soft, full)
 
-    def remove_many(self, where: FilterValues, *, soft: bool = False) -> int:
+    def remove_many(self, where: EntryQuery, *, soft: bool = False) -> int:
         chosen = _filter(where)
         return self._remove(self._store.ids(chosen), soft, str(chosen))
 
@@ -99,5 +100,5 @@ class DirectCache:
         return {"imported": imported, "skipped": len(entries) - imported}
 
 
-def _filter(where: FilterValues) -> EntryFilter:
-    return EntryFilter(**where)  # type: ignore[arg-type]
+def _filter(where: EntryQuery) -> EntryFilter:
+    return EntryFilter(**where.filters)

@@ -19,6 +19,7 @@ from kvproxy.apis.json import JsonMap, field, loads
 from kvproxy.apis.reported_usage import reported_reuse
 from kvproxy.errors import KvproxyError, NotFound, ProxyUnreachable
 from kvproxy.operations.cache import RemoteCache
+from kvproxy.operations.cache_parameters import EntryQuery
 from kvproxy.operations.client import API_NAMES, PATHS, ApiName, ProxyClient, credential_headers, response_error
 from kvproxy.operations.journal import open_direct_journal
 from kvproxy.units import plural
@@ -104,7 +105,7 @@ def stored_requests(client: ProxyClient, limit: int | None, api_key: str | None,
         same_proxy: `client` is also the proxy to warm, so requests of other tenants are omitted.
     """
     cache = RemoteCache(client)
-    entries, _ = cache.entries({}, limit=0)
+    entries, _ = cache.entries(EntryQuery(), limit=0)
     served = [entry for entry in entries if entry["hits"] and entry["endpoint"] in PATHS]
     own = served
     if same_proxy:

@@ -8,11 +8,11 @@ from starlette.routing import Mount
 
 from kvproxy.apis import APIS
 from kvproxy.http import admin, routes
-from kvproxy.http.admin.cache import _TEXT_FILTERS
 from kvproxy.http.openapi import QUERIES, document
 from kvproxy.http.services import Services
 
 ROOT = Path(routes.__file__).parent
+FILTERS = ["namespace", "key", "model", "tag", "prompt", "search", "tenant", "older_than"]
 # Parameters of routes before FastAPI described them: clients may send each.
 DECLARED = {
     "get /admin/log": ["layer", "reason", "tenant", "model", "since", "until", "after", "judged", "before", "limit"],
@@ -20,6 +20,12 @@ DECLARED = {
     "get /admin/log/series": ["since", "until", "step", "by"],
     "get /admin/log/{id}": ["id"],
     "get /admin/savings": ["by", "since"],
+    "get /admin/cache": [*FILTERS, "limit", "offset"],
+    "delete /admin/cache": [*FILTERS, "all", "soft"],
+    "get /admin/cache/queue": ["limit", "offset"],
+    "get /admin/cache/usage": ["by"],
+    "get /admin/cache/{id}": ["id"],
+    "delete /admin/cache/{id}": ["id", "soft"],
     "get /admin/savings/ledger": ["since"],
     "get /admin/sessions": ["since", "turns", "limit", "offset"],
     "get /admin/sessions/{id}": ["id"],
@@ -40,7 +46,7 @@ def test_every_parameter_of_a_query_is_in_the_document() -> None:
     reads = r'(?:query(?:_params)?\.get\(|parse_choice\([\w.]+, )"(\w+)"'
     read = {name for file in ROOT.rglob("*.py") for name in re.findall(reads, file.read_text())}
     assert {"limit", "api"} <= read
-    assert {name for query in QUERIES.values() for name in query} == read | set(_TEXT_FILTERS)
+    assert {name for query in QUERIES.values() for name in query} == read
     declared = {(key, name) for key, names in DECLARED.items() for name in names}
     written = {
         (f"{method} {path}", each["name"])

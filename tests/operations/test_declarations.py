@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+from kvproxy.index.store import EntryFilter
+from kvproxy.operations.cache_parameters import EntryQuery
+from kvproxy.parameters import declared_parameters
 from tests.commands.run import ROOT
 
 FILE = ROOT / "kvproxy" / "journal" / "record_query.py"
@@ -64,3 +68,8 @@ def test_a_new_filter_is_one_edit(tmp_path: Path) -> None:
     assert found["route"] == ["api"]
     assert "--api" in found["help"]
     assert "Only requests to this API." in found["help"]
+
+
+def test_each_filter_of_the_store_is_declared() -> None:
+    declared = {each.name for each in declared_parameters(EntryQuery)}
+    assert declared == {each.name for each in fields(EntryFilter)}

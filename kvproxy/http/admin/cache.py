@@ -1,40 +1,39 @@
 import asyncio
-from typing import get_args
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from kvproxy.apis.api_request import parse_body
 from kvproxy.apis.imported_entry import is_servable
 from kvproxy.errors import InvalidRequest, NotFound
-from kvproxy.http.admin.replies import parse_choice, parse_duration, parse_limit_and_offset, reply
+from kvproxy.http.admin.operation_routes import declared_route
+from kvproxy.http.admin.replies import reply
 from kvproxy.http.request_bodies import read_body
 from kvproxy.http.services import Services, services
 from kvproxy.index.entry import Entry
 from kvproxy.index.errors import ImportFailed
-from kvproxy.index.store import ALL_ENTRIES, EntryFilter, UsageKey
+from kvproxy.index.store import ALL_ENTRIES, EntryFilter
 from kvproxy.index.store.export import IMPORT_BATCH, export_parts, new_entries, read_lines
+from kvproxy.operations.cache_parameters import (
+    EntryName,
+    EntryPage,
+    EntryQuery,
+    EntryRemoval,
+    NamedRemoval,
+    QueuePage,
+    UsageQuery,
+)
+from kvproxy.parameters import declared_parameters
 
-_USAGE_KEYS: tuple[UsageKey, ...] = get_args(UsageKey)
-_TEXT_FILTERS = ("namespace", "key", "model", "tag", "prompt", "search", "tenant")
 
-
-def _parse_filter(query: QueryParams) -> EntryFilter:
-    texts = {name: query.get(name) or None for name in _TEXT_FILTERS}
-    oldest = query.get("older_than")
-    return EntryFilter(**texts, older_than=parse_duration(oldest, "older_than") if oldest else None)
-
-
-async def list_entries(request: Request) -> Response:
+async def list_entries(request: Request, page: EntryPage) -> Response:
     """List the responses that match the filters, newest first; a `limit` of 0 lists all.
 
     The header `x-total-count` has the number of matches.
     """
-    query, store = request.query_params, services(request).cache.store
-    limit, offset = parse_limit_and_offset(query, "100")
-    where = _parse_filter(query)
+    store, limit, offset = services(request).cache.store, page.limit, page.offset
+    where = EntryFilter(**page.filters)
     entries = await asyncio.to_thread(store.list_entries, where, limit=limit or None, offset=offset)
     total = len(entries)
     if offset or (limit and total == limit):
@@ -65,25 +64,23 @@ def _semantic_stats(app: Services) -> dict[str, object]:
     }
 
 
-async def queue(request: Request) -> Response:
+async def queue(request: Request, page: QueuePage) -> Response:
     """List the responses in eviction order. The header `x-total-count` has the number of all responses."""
     store = services(request).cache.store
-    limit, offset = parse_limit_and_offset(request.query_params, "20")
-    queued = await asyncio.to_thread(store.eviction_order, limit, offset=offset)
+    queued = await asyncio.to_thread(store.eviction_order, page.limit, offset=page.offset)
     total = await asyncio.to_thread(store.count)
     return reply([each.summary() for each in queued], {"x-total-count": str(total)})
 
 
-async def usage(request: Request) -> Response:
+async def usage(request: Request, query: UsageQuery) -> Response:
     """Sum the stored bytes by tenant, model, endpoint, or tag."""
-    by = parse_choice(request.query_params, "by", _USAGE_KEYS, "tenant")
-    return reply(await asyncio.to_thread(services(request).cache.store.usage, by))
+    return reply(await asyncio.to_thread(services(request).cache.store.usage, query.by))
 
 
-async def show(request: Request) -> Response:
+async def show(request: Request, name: EntryName) -> Response:
     """Show a response, given its id or the beginning of its id."""
     app = services(request)
-    entry = await find_entry(app, request.path_params["id"])
+    entry = await find_entry(app, name.id)
     pinned = await asyncio.to_thread(app.cache.store.pinned_ids)
     return reply(entry.document() | {"pinned": entry.id in pinned})
 
@@ -101,30 +98,30 @@ async def find_entry(app: Services, prefix: str) -> Entry:
     return entry
 
 
-async def delete(request: Request) -> Response:
+async def delete(request: Request, removal: NamedRemoval) -> Response:
     """Remove a response, given its id or the beginning of its id; `soft=true` expires it instead."""
-    entry = await find_entry(services(request), request.path_params["id"])
-    return await _remove_entries(request, [entry.id], f"id={entry.id}")
+    entry = await find_entry(services(request), removal.id)
+    return await _remove_entries(request, [entry.id], f"id={entry.id}", soft=removal.soft)
 
 
-async def _remove_entries(request: Request, ids: list[str], selection: str) -> Response:
+async def _remove_entries(request: Request, ids: list[str], selection: str, *, soft: bool) -> Response:
     app = services(request)
-    cache, soft = app.cache, request.query_params.get("soft") == "true"
+    cache = app.cache
     action, count = ("expired", await cache.expire_now(ids)) if soft else ("removed", await cache.remove(ids))
     await app.record_change(request, f"{action} {count} stored responses: {selection}")
     return reply({action: count})
 
 
-async def delete_many(request: Request) -> Response:
+async def delete_many(request: Request, removal: EntryRemoval) -> Response:
     """Remove all responses that match the filters; `soft=true` expires them instead."""
-    app, query = services(request), request.query_params
-    where = _parse_filter(query)
-    if where == ALL_ENTRIES and query.get("all") != "true":
-        raise InvalidRequest(f"say what to remove: all=true, or one of older_than, {', '.join(_TEXT_FILTERS)}")
+    app, where = services(request), EntryFilter(**removal.filters)
+    if where == ALL_ENTRIES and not removal.all:
+        names = ", ".join(each.name for each in declared_parameters(EntryQuery))
+        raise InvalidRequest(f"say what to remove: all=true, or one of {names}")
     # A purged response must not appear afterwards.
     await app.cache.pending_writes.wait_for_all()
     ids = await asyncio.to_thread(app.cache.store.ids, where)
-    return await _remove_entries(request, ids, str(where))
+    return await _remove_entries(request, ids, str(where), soft=removal.soft)
 
 
 async def export(request: Request) -> Response:
@@ -182,17 +179,17 @@ async def _set_pinned(request: Request, pinned: bool) -> Response:
     return reply({"id": entry.id, "pinned": pinned})
 
 
-ROUTES = [
+ROUTES: list[BaseRoute] = [
     Route("/cache/{id}/feedback", feedback, methods=["POST"]),
     Route("/cache/{id}/pin", pin, methods=["POST"]),
     Route("/cache/{id}/pin", unpin, methods=["DELETE"]),
-    Route("/cache", list_entries, methods=["GET"]),
-    Route("/cache", delete_many, methods=["DELETE"]),
+    declared_route("GET", "/cache", EntryPage, list_entries),
+    declared_route("DELETE", "/cache", EntryRemoval, delete_many),
     Route("/cache/stats", stats, methods=["GET"]),
-    Route("/cache/queue", queue, methods=["GET"]),
-    Route("/cache/usage", usage, methods=["GET"]),
+    declared_route("GET", "/cache/queue", QueuePage, queue),
+    declared_route("GET", "/cache/usage", UsageQuery, usage),
     Route("/cache/export", export, methods=["GET"]),
     Route("/cache/import", import_, methods=["POST"]),
-    Route("/cache/{id}", show, methods=["GET"]),
-    Route("/cache/{id}", delete, methods=["DELETE"]),
+    declared_route("GET", "/cache/{id}", EntryName, show),
+    declared_route("DELETE", "/cache/{id}", NamedRemoval, delete),
 ]

@@ -1,0 +1,62 @@
+"""Declares the parameters of the operations on stored responses."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from kvproxy.parameters import Parameter, declared_parameters, duration
+
+UsageGroup = Literal["tenant", "model", "endpoint", "tag"]
+_TENANT = "Only responses of this tenant, or of the client with this name."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryQuery:
+    """Filters of stored responses, as `index.store.EntryFilter`; None disables a filter. `older_than` is in seconds."""
+
+    namespace: Annotated[str | None, Parameter("Only this namespace; its first digits suffice.")] = None
+    model: Annotated[str | None, Parameter("Only responses of this model.")] = None
+    search: Annotated[str | None, Parameter("Only prompts that contain this text.")] = None
+    key: Annotated[str | None, Parameter("Only this exact key; its first digits suffice.")] = None
+    prompt: Annotated[str | None, Parameter("Only prompts that begin with this text.")] = None
+    tag: Annotated[str | None, Parameter("Only responses with this tag.")] = None
+    older_than: Annotated[float | None, duration("Only responses older than this, such as 7d.")] = None
+    tenant: Annotated[str | None, Parameter(_TENANT)] = None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The enabled filters by name."""
+        values = {each.name: getattr(self, each.name) for each in declared_parameters(EntryQuery)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryPage(EntryQuery):
+    limit: Annotated[int, Parameter("Maximum number of rows; 0 lists all.", is_option=False)] = 100
+    offset: Annotated[int, Parameter("Number of rows to skip.", is_option=False)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRemoval(EntryQuery):
+    all: Annotated[bool, Parameter("Remove all responses.", is_option=False)] = False
+    soft: Annotated[bool, Parameter("Expire the responses instead.", is_option=False)] = False
+
+
+@dataclass(frozen=True, slots=True)
+class EntryName:
+    id: Annotated[str, Parameter("Id of the response, or its first digits.")]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRemoval(EntryName):
+    soft: Annotated[bool, Parameter("Expire the response instead.", is_option=False)] = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePage:
+    limit: Annotated[int, Parameter("Maximum number of rows.", is_option=False)] = 20
+    offset: Annotated[int, Parameter("Number of rows to skip.", is_option=False)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuery:
+    by: Annotated[UsageGroup, Parameter("Group by this field.")] = "tenant"
